@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass as checked
 
 from foundation.settings import NonNegativeTime, PositiveTime, Share
-from policy.fleet import NodeView, Signals
+from policy.fleet import Fact, NodeView, Signals
 
 RISK = "a high risk"
 """What a node reports whose risk reached ``high``; seen when its episode began."""
@@ -37,14 +37,6 @@ class CommonCauseConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a node shows that asks for ``high``: the name of a fact, or :data:`RISK`, and since when."""
-
-    fact: str
-    seen_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class Burst:
     """Evidence with one cause; ``nodes``: those that have no other evidence, by name."""
 
@@ -53,10 +45,10 @@ class Burst:
     nodes: tuple[str, ...]
 
 
-_Seen = tuple[datetime, str, Report]
+_Seen = tuple[datetime, str, Fact]
 
 
-def bursts(nodes: Sequence[tuple[NodeView, Sequence[Report]]], config: CommonCauseConfig) -> tuple[Burst, ...]:
+def bursts(nodes: Sequence[tuple[NodeView, Sequence[Fact]]], config: CommonCauseConfig) -> tuple[Burst, ...]:
     """Find the bursts among the reports of nodes; a node with a report that is in none of them has its own evidence.
 
     Risks rise together in a sick model, too, which the breaker sees by itself: they only make a burst where most nodes
@@ -77,7 +69,7 @@ def bursts(nodes: Sequence[tuple[NodeView, Sequence[Report]]], config: CommonCau
     for scope, seen in places.items():
         anywhere = scope[0] == "fleet"
         for risks in (False, True):
-            mine = [one for one in seen if (one[2].fact == RISK) is risks and not (anywhere and one[2].fact in _NEAR)]
+            mine = [one for one in seen if (one[2].name == RISK) is risks and not (anywhere and one[2].name in _NEAR)]
             least = max(config.min_nodes, sizes[scope] // 2 + 1 if risks else 0)
             gap = config.anywhere if anywhere else config.nearby
             found += [(scope, chain) for chain in _chains(mine, gap) if len({name for _, name, _ in chain}) >= least]
@@ -97,12 +89,12 @@ _SCOPES = ("fleet", "rack", "domain", "job")
 _NEAR = (RISK, TEST)
 
 
-def _onsets(reports: Sequence[Report], gap: timedelta) -> list[Report]:
+def _onsets(reports: Sequence[Fact], gap: timedelta) -> list[Fact]:
     """Leave out what follows a report: a node that continues reporting must not tie others' reports together."""
-    reports_left: list[Report] = []
+    reports_left: list[Fact] = []
     last: dict[bool, datetime] = {}
     for report in sorted(reports, key=lambda report: report.seen_at):
-        of_risk = report.fact == RISK
+        of_risk = report.name == RISK
         if of_risk not in last or report.seen_at - last[of_risk] > gap:
             reports_left.append(report)
         last[of_risk] = report.seen_at
@@ -121,7 +113,7 @@ def _chains(seen: Iterable[_Seen], gap: timedelta) -> Iterator[list[_Seen]]:
 
 
 def _burst(scope: tuple[str, str], chain: Sequence[_Seen], held: tuple[str, ...]) -> Burst:
-    kinds: Mapping[str, None] = dict.fromkeys(report.fact for _, _, report in chain)
+    kinds: Mapping[str, None] = dict.fromkeys(report.name for _, _, report in chain)
     facts = ", ".join(sorted(kinds)[:_NAMED])
     where = "of the fleet" if scope[0] == "fleet" else f"of {scope[0]} {scope[1]}"
     first, count = chain[0][0], len({name for _, name, _ in chain})
@@ -233,7 +225,7 @@ class ObservedNode:
 
     ``risky``: tier ``elevated`` or above now, by risk or rule, before any hysteresis.
     ``by_rule``: that only by rules.
-    ``reports``: what asks for ``high``.
+    ``reports``: what asks for ``high``: facts, and :data:`RISK`.
     ``known``: units with a valid score.
     ``changed``: driver or exporter changed within ``settle``.
     """
@@ -243,7 +235,7 @@ class ObservedNode:
     known: int
     changed: bool
     by_rule: bool = False
-    reports: tuple[Report, ...] = ()
+    reports: tuple[Fact, ...] = ()
 
 
 Causes = dict[str, tuple[str | None, str]]
@@ -254,13 +246,9 @@ _MOMENTARY = frozenset({"listing", "clock"})
 
 
 def watch(
-    state: BreakerState,
-    nodes: Sequence[ObservedNode],
-    signals: Signals,
-    decided_at: datetime | None,
-    config: BreakerConfig,
-    now: datetime,
-) -> tuple[BreakerState, tuple[str, ...]]:
+    state: BreakerState, nodes: Sequence[ObservedNode], signals: Signals, decided_at: datetime | None,
+    config: BreakerConfig, now: datetime,
+) -> tuple[BreakerState, tuple[str, ...]]:  # fmt: skip
     """Look at the fleet as a whole.
 
     ``nodes``: with units only: nodes without GPUs would water every share down. Those at rest have no current scores,

@@ -7,11 +7,11 @@ from datetime import datetime
 from itertools import pairwise
 from operator import attrgetter
 
-from policy.breaker import RISK, BreakerState, ObservedNode, Report, watch
+from policy.breaker import RISK, BreakerState, ObservedNode, watch
 from policy.budget import Ask, grant, known_starts
 from policy.config import PolicyConfig
 from policy.episodes import Alert, AlertOutcome
-from policy.fleet import Level, NodeView, Signals, notices_of
+from policy.fleet import Fact, Level, NodeView, Signals, notices_of
 from policy.ladder.cost_benefit import hours_of
 from policy.ladder.requests import after_probes, candidates_of, mean_risk, requests_of
 from policy.ladder.rungs import Rung, pooled_break_even
@@ -161,13 +161,13 @@ def _breaker(
     return watch(state.breaker, observed, signals, newest, config.breaker, now)
 
 
-def _reports(case: Case, config: PolicyConfig, now: datetime) -> Iterator[Report]:
+def _reports(case: Case, config: PolicyConfig, now: datetime) -> Iterator[Fact]:
     """Give what speaks for ``high`` on a node: each fact, for an older one may be evidence of its own."""
     for hit in hits_of(case.node, config.rules, now) if case.assessment.rules else ():
         if hit.rule.tier == "high":
-            yield Report(hit.rule.fact, hit.seen_at)
+            yield Fact(hit.rule.fact, hit.seen_at)
     if case.assessment.by_risk == "high":
-        yield Report(RISK, case.assessment.state.episode or now)
+        yield Fact(RISK, case.assessment.state.episode or now)
 
 
 def _stages(
@@ -222,18 +222,11 @@ def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
     tier: Tier = "unknown" if assessment.tier == "clear" and not assessment.reading.known else assessment.tier
     return [
         Action(
-            verb=verb,
-            node=node.name,
-            tier=tier,
-            to=to,
-            risk=assessment.risk,
-            expires_at=None if verb == "release" else assessment.expires_at,
-            reasons=case.ordered_reasons,
-            worth=case.worth,
-            units=() if verb == "release" else assessment.units,
+            verb, node.name, tier, to, assessment.risk, None if verb == "release" else assessment.expires_at,
+            case.ordered_reasons, case.worth, () if verb == "release" else assessment.units,
         )
         for verb, to in verbs
-    ]
+    ]  # fmt: skip
 
 
 def _republish(case: Case, config: PolicyConfig, now: datetime) -> bool:
@@ -285,17 +278,8 @@ def _remember(
 def _decision(case: Case, request: RungRequest | None) -> NodeDecision:
     assessment = case.assessment
     return NodeDecision(
-        node=case.node.name,
-        group=case.node.group_key,
-        tier=assessment.tier,
-        risk=assessment.risk,
-        rules=tuple(hit.reason for hit in assessment.rules),
-        wanted=case.wanted,
-        target=case.target,
-        reasons=case.ordered_reasons,
-        worth=case.worth,
-        held_out=case.held_out,
-        expires_at=assessment.expires_at,
-        remedy=assessment.remedy,
-        request=request,
-    )
+        node=case.node.name, group=case.node.group_key, tier=assessment.tier, risk=assessment.risk,
+        rules=tuple(hit.reason for hit in assessment.rules), wanted=case.wanted, target=case.target,
+        reasons=case.ordered_reasons, worth=case.worth, held_out=case.held_out, expires_at=assessment.expires_at,
+        remedy=assessment.remedy, request=request,
+    )  # fmt: skip

@@ -79,14 +79,9 @@ class Case:
 
 
 def limit(
-    case: Case,
-    stages: Mapping[str, StageState],
-    breaker: BreakerState,
-    signals: Signals,
-    config: PolicyConfig,
-    now: datetime,
-    removed: str = "",
-) -> None:
+    case: Case, stages: Mapping[str, StageState], breaker: BreakerState, signals: Signals, config: PolicyConfig,
+    now: datetime, removed: str = "",
+) -> None:  # fmt: skip
     """Lower a node's target by all but the budget and what a drain is worth.
 
     ``removed``: how a mark of predrain went that somebody else removed.

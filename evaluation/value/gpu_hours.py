@@ -19,9 +19,9 @@ from evaluation.value.probing import NO_CHECKPOINTS, NO_PROBES, Checkpoints, Pro
 from foundation.times import NEVER, duration_ms
 from policy.bounds import bound_of_sizes
 from policy.episodes import Floats, Ints
-from policy.ladder.cost_benefit import CostBenefitConfig, JobHours
+from policy.ladder.cost_benefit import CostBenefitConfig, JobHours, Price
 from policy.ladder.probes import ProbeConfig
-from policy.ladder.rungs import Price, Rung, prices
+from policy.ladder.rungs import Rung, prices
 from policy.tiers import may_use_risk
 
 _CONFIDENCE: Final = 0.9
@@ -200,6 +200,12 @@ def net_interval(net: Floats, *, replicates: int, seed: int) -> tuple[float, Int
     weights = resample(net.shape[1], replicates, seed)
     load = np.arange(replicates) % len(net)
     return float(net.sum(axis=1).mean()), interval(np.einsum("rn,rn->r", weights, net[load]))
+
+
+def net_row(no_action: ReplayOutcome, acted: ReplayOutcome, *, replicates: int, seed: int) -> dict[str, float]:
+    """Return the net GPU-hours of a policy with their interval, as reports have them."""
+    net, bounds = net_interval(net_of(no_action, acted), replicates=replicates, seed=seed)
+    return {"net": net, "net_low": bounds.low, "net_high": bounds.high}
 
 
 def mean_prices(

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from evaluation.value.controller_replay import Controlled
-from evaluation.value.gpu_hours import Extras, ReplayOutcome, count_outcome, mean_prices, net_interval, net_of
+from evaluation.value.gpu_hours import Extras, ReplayOutcome, count_outcome, mean_prices, net_interval, net_of, net_row
 from evaluation.value.load import Placements, ReplayedFleet
 from evaluation.value.marks import NO_ACTION, ReplayMarks
 from evaluation.value.probing import (
@@ -41,9 +41,9 @@ from policy.budget import BudgetConfig, DisruptionBudget
 from policy.config import PolicyConfig
 from policy.episodes import Bools, Floats
 from policy.fleet import Level
-from policy.ladder.cost_benefit import CostBenefitConfig
+from policy.ladder.cost_benefit import CostBenefitConfig, Price
 from policy.ladder.probes import ProbeConfig
-from policy.ladder.rungs import RUNGS, Price, Rung
+from policy.ladder.rungs import RUNGS, Rung
 from policy.tiers import TierThresholds
 
 Ladder = tuple[Rung, ...]
@@ -241,21 +241,14 @@ class LadderReplay:
 
     def _row(self, rung: Rung, outcome: ReplayOutcome, acted: ReplayOutcome) -> dict[str, Any]:
         """Return the row of a rung; ``acted``: whose actions are counted."""
-        net, bounds = net_interval(net_of(self.no_action, outcome), replicates=self.replicates, seed=self.seed)
+        net = net_row(self.no_action, outcome, replicates=self.replicates, seed=self.seed)
         spent = float((outcome.spent + outcome.idle).sum(axis=1).mean())
         return {
-            "rung": rung,
-            "actions": acted.drains,
-            "known": acted.known,
-            "right": acted.right,
+            "rung": rung, "actions": acted.drains, "known": acted.known, "right": acted.right,
             "precision_low": acted.precision_low if rung in ("publish", *_OUT) else None,
-            "break_even": self.prices[rung].break_even,
-            "gpu_hours_saved": net + spent,
-            "gpu_hours_spent": spent,
-            "net": net,
-            "net_low": bounds.low,
-            "net_high": bounds.high,
-        }
+            "break_even": self.prices[rung].break_even, "gpu_hours_saved": net["net"] + spent,
+            "gpu_hours_spent": spent, **net,
+        }  # fmt: skip
 
     def probing(self) -> list[dict[str, Any]]:
         """Replay probes alone: guided by risk from several lifts on, unguided, and for several shares found."""
@@ -274,10 +267,9 @@ class LadderReplay:
             for jobs in self.loads
         ]
         outcome = count_outcome(self.fleet, self.loads, NO_ACTION, self.costs, reach=self.reach, extras=extras)
-        net, bounds = net_interval(net_of(self.no_action, outcome), replicates=self.replicates, seed=self.seed)
         return {
-            "guided": guided, "min_lift": lift, "share_found": share, "probes": outcome.drains,
-            "found": outcome.right, "net": net, "net_low": bounds.low, "net_high": bounds.high,
+            "guided": guided, "min_lift": lift, "share_found": share, "probes": outcome.drains, "found": outcome.right,
+            **net_row(self.no_action, outcome, replicates=self.replicates, seed=self.seed),
         }  # fmt: skip
 
 

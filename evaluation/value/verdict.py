@@ -90,16 +90,11 @@ def predictability(
         answer = few
     unseen, unlucky = 1 - float(unforeseen["seen"].mean()), 1 - float(unforeseen["chance"].mean())
     return Predictability(
-        answer,
-        failures,
-        0 if answer != few else ENOUGH - failures if failures < ENOUGH else failures,
-        _bounded(row, "episode_precision"),
-        chance,
-        _bounded(row, "recall"),
-        more,
+        answer, failures, 0 if answer != few else ENOUGH - failures if failures < ENOUGH else failures,
+        _bounded(row, "episode_precision"), chance, _bounded(row, "recall"), more,
         (row["lead_time_q25_hours"], row["lead_time_median_hours"], row["lead_time_q75_hours"]),
         min(unseen / unlucky, 1.0) if unlucky else math.nan,
-    )
+    )  # fmt: skip
 
 
 def _bounded(row: pd.Series, name: str) -> Bounded:

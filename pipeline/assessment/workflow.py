@@ -20,7 +20,7 @@ from joblib import Parallel, delayed
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.oracle import oracle_predictions, read_truth
 from evaluation.value.controller_replay import Controlled, Diagnostic, rule_events
-from evaluation.value.gpu_hours import ReplayOutcome, count_outcome, net_interval, net_of
+from evaluation.value.gpu_hours import ReplayOutcome, count_outcome, net_row
 from evaluation.value.ladder import Assumptions, LadderReplay
 from evaluation.value.load import Placements, ReplayedFleet, generated_load, jobs_of_table
 from evaluation.value.marks import NO_ACTION
@@ -376,7 +376,6 @@ class _Acting:
 
 
 def _policy_row(name: str, outcome: ReplayOutcome, no_action: ReplayOutcome, seed: int) -> dict[str, Any]:
-    net, bounds = net_interval(net_of(no_action, outcome), replicates=REPLICATES, seed=seed)
     lost = float(outcome.hit.sum(axis=1).mean())
     return {
         "policy": name,
@@ -388,9 +387,7 @@ def _policy_row(name: str, outcome: ReplayOutcome, no_action: ReplayOutcome, see
         "saved": float(no_action.hit.sum(axis=1).mean()) - lost,
         "repairs": float(outcome.repaired.sum(axis=1).mean()),
         "spent": float((outcome.spent + outcome.idle).sum(axis=1).mean()),
-        "net": net,
-        "net_low": bounds.low,
-        "net_high": bounds.high,
+        **net_row(no_action, outcome, replicates=REPLICATES, seed=seed),
     }
 
 

@@ -43,6 +43,25 @@ class CostBenefitConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Price:
+    """Cost and benefit of one action on one node, in GPU-hours.
+
+    ``unneeded``: cost where no failure follows.
+    ``saved``: what is saved, net of the action's own cost, where one does; 0 or less: never worth it.
+    """
+
+    unneeded: float
+    saved: float
+
+    @property
+    def break_even(self) -> float | None:
+        """The risk from which the action pays; 0: it is free; None: it never pays."""
+        if self.unneeded <= 0:
+            return 0.0
+        return None if self.saved <= 0 else self.unneeded / (self.unneeded + self.saved)
+
+
+@dataclass(frozen=True, slots=True)
 class Worth:
     """What a drain now is expected to save and to lose.
 
@@ -83,20 +102,14 @@ def worth_of(
     then, are together below what stopping them now costs.
     """
     hours = hours_of(jobs, config, now)
-    stop, fail = hours.stop, hours.fail
-    verify, planned, unplanned = (
-        gpus * _hours(duration) for duration in (config.verify, config.planned_repair, config.unplanned_repair)
-    )
-    averted = found * (unplanned + fail - planned)
-    unneeded, gain = stop + verify, averted - (1 - found) * verify - stop
-    saved, lost = risk * gain, (1 - risk) * unneeded
-    break_even = unneeded / (unneeded + gain) if gain > 0 else None
+    price, averted = drain_price(gpus, hours.fail, hours.stop, config, found)
+    saved, lost, break_even = risk * price.saved, (1 - risk) * price.unneeded, price.break_even
     waits: list[tuple[float, datetime, str]] = []
     for until, what in _turns(jobs, config):
         if now < until < now + horizon:
             meets = 1 - (1 - risk) ** ((until - now) / horizon)
             later = (1 - meets) * _stop(jobs, config, now, until)
-            waits.append((stop - later - meets * averted, until, what))
+            waits.append((hours.stop - later - meets * averted, until, what))
     wait, wait_until, what = max(waits, key=lambda waited: waited[0], default=(None, None, ""))
     worthy = config.always or (saved - lost > 0)
     choice: Literal["drain", "wait", "leave"] = "drain" if worthy else "leave"
@@ -108,6 +121,18 @@ def worth_of(
         side = "better" if wait > 0 else "worse"
         summary += f"; waiting for {what} at {wait_until:%Y-%m-%d %H:%M} UTC is {abs(wait):.1f} {side}"
     return Worth(risk, saved, lost, break_even, wait, wait_until, choice, summary)
+
+
+def drain_price(gpus: float, fail: float, stop: float, config: CostBenefitConfig, found: float) -> tuple[Price, float]:
+    """Return the price of a drain, and what it averts where a failure follows; ``stop`` 0: the jobs end by themselves.
+
+    ``fail``, ``stop``: of :class:`JobHours`. What the diagnostic does not find comes back into service, and fails.
+    """
+    verify, planned, unplanned = (
+        gpus * _hours(duration) for duration in (config.verify, config.planned_repair, config.unplanned_repair)
+    )
+    averted = found * (unplanned + fail - planned)
+    return Price(stop + verify, averted - (1 - found) * verify - stop), averted
 
 
 @dataclass(frozen=True, slots=True)

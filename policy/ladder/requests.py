@@ -15,9 +15,9 @@ from policy.breaker import BreakerState
 from policy.config import PolicyConfig
 from policy.episodes import NEW_EVIDENCE, Floats
 from policy.fleet import JobView, Level, NodeView, Signals, UnitView
-from policy.ladder.cost_benefit import CostBenefitConfig, hours_of
+from policy.ladder.cost_benefit import CostBenefitConfig, Price, hours_of
 from policy.ladder.probes import IdleNode, ProbeConfig, choose_probes
-from policy.ladder.rungs import Price, prices
+from policy.ladder.rungs import prices
 from policy.limits import Case, is_blind
 from policy.plan import LastRequest, PolicyState, RungRequest
 from policy.stages import StageState

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal
 
-from policy.ladder.cost_benefit import CostBenefitConfig, JobHours
+from policy.ladder.cost_benefit import CostBenefitConfig, JobHours, Price, drain_price
 from policy.ladder.probes import ProbeConfig
 
 Rung = Literal["publish", "avoid", "probe", "checkpoint", "swap", "drain"]
@@ -17,45 +16,23 @@ for a checkpoint; take it out when its jobs stop by themselves; take its jobs of
 _HOUR = timedelta(hours=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Cost and benefit of one action on one node, in GPU-hours.
-
-    ``unneeded``: cost where no failure follows.
-    ``saved``: what is saved, net of the action's own cost, where one does; 0 or less: never worth it.
-    """
-
-    unneeded: float
-    saved: float
-
-    @property
-    def break_even(self) -> float | None:
-        """The risk from which the action pays; 0: it is free; None: it never pays."""
-        if self.unneeded <= 0:
-            return 0.0
-        return None if self.saved <= 0 else self.unneeded / (self.unneeded + self.saved)
-
-
 def prices(gpus: float, jobs: JobHours, costs: CostBenefitConfig, probes: ProbeConfig) -> dict[Rung, Price]:
     """Return the price of each rung on a node with these jobs.
 
     A checkpoint is worth it when the work since the last one exceeds C/p, C being what a checkpoint costs and p the
     risk that the node fails before the job's own next one (Aupy, Robert and Vivien, "Checkpointing algorithms and fault
-    prediction", 2014). What a diagnostic does not find comes back into service, and fails.
+    prediction", 2014).
     """
-    verify, planned, unplanned, probe = (
-        gpus * (duration / _HOUR)
-        for duration in (costs.verify, costs.planned_repair, costs.unplanned_repair, probes.duration)
-    )
-    failure, found = unplanned + jobs.fail, probes.mean_found
-    energy = probe * probes.idle_cost
+    energy = gpus * (probes.duration / _HOUR) * probes.idle_cost
+    swap, averted = drain_price(gpus, jobs.fail, 0.0, costs, probes.mean_found)
+    drain, _ = drain_price(gpus, jobs.fail, jobs.stop, costs, probes.mean_found)
     return {
         "publish": Price(0.0, 0.0),
         "avoid": Price(0.0, jobs.fail),
-        "probe": Price(energy, found * (failure - planned) - energy),
+        "probe": Price(energy, averted - energy),
         "checkpoint": Price(jobs.checkpoint, jobs.unsaved - jobs.checkpoint),
-        "swap": Price(verify, found * (failure - planned) - (1 - found) * verify),
-        "drain": Price(jobs.stop + verify, found * (failure - planned) - (1 - found) * verify - jobs.stop),
+        "swap": swap,
+        "drain": drain,
     }
 
 

@@ -235,12 +235,9 @@ def _why_ended(prediction: "ValidRisk", reading: "RiskReading", now: datetime) -
 
 
 def _support(
-    state: TierState,
-    reading: "RiskReading",
-    alive: "Iterable[ValidRisk]",
-    thresholds: Thresholds,
+    state: TierState, reading: "RiskReading", alive: "Iterable[ValidRisk]", thresholds: Thresholds,
     risks: "NodeRiskConfig",
-) -> "tuple[ValidRisk, ...]":
+) -> "tuple[ValidRisk, ...]":  # fmt: skip
     if state.tier == "clear":
         return ()
     needed = thresholds.lower(state.tier)

@@ -93,14 +93,9 @@ class Assessment:
 
 
 def assess(
-    node: NodeView,
-    reading: RiskReading,
-    remembered: NodeState | None,
-    thresholds: Thresholds,
-    risks: NodeRiskConfig,
-    rules: HardRulesConfig,
-    now: datetime,
-) -> Assessment:
+    node: NodeView, reading: RiskReading, remembered: NodeState | None, thresholds: Thresholds, risks: NodeRiskConfig,
+    rules: HardRulesConfig, now: datetime,
+) -> Assessment:  # fmt: skip
     """Assess one node; nothing may be remembered of it."""
     fresh = reading.risk
     before = remembered or _NOTHING
@@ -124,20 +119,13 @@ def assess(
         ends.append(end)
     explained = tier != "clear" or bool(node.marks.level)
     return Assessment(
-        tier=tier,
-        instant=max(by_risk, by_rule, key=TIERS.index),
-        by_risk=by_risk,
-        reading=reading,
-        rules=hits,
-        risk=risk,
-        state=state,
-        undone=undone,
-        calm=not hits and (fresh is None or tiered.calm > 0),
+        tier=tier, instant=max(by_risk, by_rule, key=TIERS.index), by_risk=by_risk, reading=reading, rules=hits,
+        risk=risk, state=state, undone=undone, calm=not hits and (fresh is None or tiered.calm > 0),
         expires_at=max(ends) if ends and tier != "clear" else None,
         reasons=explain_tier(tiered, fresh, thresholds) if explained else (),
         explanations=_explain(node, reading, hits, state, risk) if explained else (),
         repeated=_is_repeated(node, hits, rules.repeat),
-    )
+    )  # fmt: skip
 
 
 def _is_repeated(node: NodeView, hits: tuple[RuleHit, ...], within: timedelta) -> bool:

@@ -197,14 +197,10 @@ class _Decision:
         first = next(iter(self.records.values()), None)
         return Risks(
             {name: tuple(sorted(units, key=lambda unit: unit.name)) for name, units in sorted(nodes.items())},
-            None if first is None else first.decision_time,
-            None if first is None else first.model,
-            _fitted(summary),
-            _missing_channels(summary),
-            ChosenThresholds.of_summary(summary),
-            None if first is None else first.horizon,
+            None if first is None else first.decision_time, None if first is None else first.model, _fitted(summary),
+            _missing_channels(summary), ChosenThresholds.of_summary(summary), None if first is None else first.horizon,
             tuple(self.refused.values()),
-        )
+        )  # fmt: skip
 
 
 def _fitted(summary: dict[str, Any]) -> datetime | None:

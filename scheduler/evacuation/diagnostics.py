@@ -82,14 +82,9 @@ class Diagnostics:
             again = entry.attempt + 1
             reported = tuple(what for what in entry.reported if what != "stuck")
             case.change(
-                phase="evacuating",
-                attempt=again,
-                first_attempt=again,
-                started_at=None,
-                empty_at=None,
-                waiting_since=now,
-                reported=reported,
-            )
+                phase="evacuating", attempt=again, first_attempt=again, started_at=None, empty_at=None,
+                waiting_since=now, reported=reported,
+            )  # fmt: skip
 
     def _start(self, verification: Verification, case: DrainCase, log: RoundLog) -> Result | None:
         now, entry = log.clock.now(), case.entry
@@ -224,15 +219,9 @@ class HookVerification:
     hook: Hook
 
     def start(
-        self,
-        node: str,
-        units: Sequence[str],
-        key: str,
-        fence: Fence,
-        remedy: Remedy | None = None,
-        *,
+        self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None = None, *,
         probe: bool = False,
-    ) -> WriteResult:
+    ) -> WriteResult:  # fmt: skip
         """Start it."""
         reply = self.hook.tell({**_payload("start", node, key, units), "remedy": remedy, "probe": probe}, key)
         return WriteResult(_ANSWERS[reply.kind], reply.message)

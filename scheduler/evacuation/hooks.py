@@ -51,14 +51,10 @@ class Webhook:
             return HookReply("refused", f"the token cannot be read: {error}")
         try:
             answer = ask(
-                Connection(settings.url),
-                "POST",
-                timeout_s=settings.timeout.total_seconds(),
-                max_bytes=_LONGEST_ANSWER,
-                use_proxies=False,
-                headers=headers,
+                Connection(settings.url), "POST", timeout_s=settings.timeout.total_seconds(), max_bytes=_LONGEST_ANSWER,
+                use_proxies=False, headers=headers,
                 content=json.dumps(payload, ensure_ascii=False, allow_nan=False).encode(),
-            )
+            )  # fmt: skip
         except BodyTooLarge as error:
             answer = error.answer  # the status alone counts
         except (HttpError, InputError, ValueError) as error:
@@ -103,13 +99,9 @@ class CommandHook:
             try:
                 # files, not pipes: a child of its own that continues must not hold us
                 process = subprocess.Popen(
-                    argv,
-                    stdin=given,
-                    stdout=answer_body,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
+                    argv, stdin=given, stdout=answer_body, stderr=subprocess.DEVNULL, start_new_session=True,
                     close_fds=True,
-                )
+                )  # fmt: skip
             except OSError as error:
                 return HookReply("refused", f"{argv[0]} cannot be run: {error.strerror or error}")
             try:

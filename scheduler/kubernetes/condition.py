@@ -108,10 +108,6 @@ def event_of(action: Action, before: Published | None, now: datetime) -> Object 
 def _condition(status: str, reason: str, message: str, current: Object | None, now: datetime) -> Object:
     since = current.get("lastTransitionTime") if current is not None and current.get("status") == status else None
     return {
-        "type": CONDITION,
-        "status": status,
-        "reason": reason,
-        "message": message[:_MAX_MESSAGE],
-        "lastHeartbeatTime": format_utc(now),
-        "lastTransitionTime": since or format_utc(now),
-    }
+        "type": CONDITION, "status": status, "reason": reason, "message": message[:_MAX_MESSAGE],
+        "lastHeartbeatTime": format_utc(now), "lastTransitionTime": since or format_utc(now),
+    }  # fmt: skip

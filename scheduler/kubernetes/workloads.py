@@ -51,17 +51,12 @@ _SLURM_GROUPS: Final = ("slinky.slurm.net/", "sunk.coreweave.com/")
 _SLURM_WORKER: Final = "slurm.nebius.ai/nodeset"
 
 OPT_OUTS: Final[Mapping[str, bool]] = {
-    "karpenter.sh/do-not-disrupt": False,
-    "karpenter.sh/do-not-evict": False,
-    "cluster-autoscaler.kubernetes.io/safe-to-evict": True,
-    "descheduler.alpha.kubernetes.io/prefer-no-eviction": False,
-    "nodeset.slinky.slurm.net/pod-protect": False,
-    "cluster.x-k8s.io/drain": False,
-    "autoscaling.cast.ai/removal-disabled": False,
-    "spotinst.io/restrict-scale-down": False,
-    "nvidia.com/gpu-driver-upgrade-drain.skip": False,
-    "nvidia.com/ofed-driver-upgrade-drain.skip": False,
-}
+    "karpenter.sh/do-not-disrupt": False, "karpenter.sh/do-not-evict": False,
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": True, "descheduler.alpha.kubernetes.io/prefer-no-eviction": False,
+    "nodeset.slinky.slurm.net/pod-protect": False, "cluster.x-k8s.io/drain": False,
+    "autoscaling.cast.ai/removal-disabled": False, "spotinst.io/restrict-scale-down": False,
+    "nvidia.com/gpu-driver-upgrade-drain.skip": False, "nvidia.com/ofed-driver-upgrade-drain.skip": False,
+}  # fmt: skip
 """Annotations and labels of other tools by which a pod asks not to be moved, and the value that lets it go."""
 
 _SYSTEM_PATHS: Final = ("/dev", "/sys", "/proc", "/run", "/var/run", "/etc", "/usr", "/lib", "/lib64", "/boot")

@@ -260,16 +260,12 @@ def fleet_of(nodes: Any, units: Any) -> tuple[NodeView, ...]:
 
 def _summary(plan: Plan, nodes: int, notes: Iterable[str]) -> dict[str, Any]:
     return {
-        "nodes": nodes,
-        "tiers": dict(Counter(node.tier for node in plan.nodes.values())),
-        "actions": [f"{action.verb} {action.node}" for action in plan.actions],
-        "over_budget": dict(plan.over_budget),
-        "uses": plain_of(plan.uses),
-        "breaker": {key: cause.message for key, cause in plan.open_causes.items()},
-        "stages": {group: state.stage for group, state in plan.stages.items()},
-        "reasons": list(plan.reasons),
+        "nodes": nodes, "tiers": dict(Counter(node.tier for node in plan.nodes.values())),
+        "actions": [f"{action.verb} {action.node}" for action in plan.actions], "over_budget": dict(plan.over_budget),
+        "uses": plain_of(plan.uses), "breaker": {key: cause.message for key, cause in plan.open_causes.items()},
+        "stages": {group: state.stage for group, state in plan.stages.items()}, "reasons": list(plan.reasons),
         "notes": list(notes),
-    }
+    }  # fmt: skip
 
 
 def _text(value: Any) -> str:

@@ -156,13 +156,9 @@ class SlurmJob:
     def view(self) -> JobView:
         """Return it as the policy sees it; the components of a heterogeneous job are one job."""
         return JobView(
-            self.requeue_name,
-            max(1, self.gpus),
-            self.started_at,
-            self.checkpointed_at,
-            self.ends_at,
+            self.requeue_name, max(1, self.gpus), self.started_at, self.checkpointed_at, self.ends_at,
             self.signal is not None,
-        )
+        )  # fmt: skip
 
     def _tokens(self) -> dict[str, str]:
         return {match["name"].lower(): match["value"] or "" for match in _TOKEN.finditer(self.comment)}

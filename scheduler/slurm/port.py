@@ -20,16 +20,11 @@ NEWEST: Final = 45
 """Versions of Slurm's data parser (``v0.0.38``: Slurm 22.05) whose reports we know well enough to write after."""
 
 _ERRORS: Final[tuple[tuple[str, AnswerKind], ...]] = (
-    ("invalid node name", "gone"),
-    ("invalid job id", "gone"),
-    ("already completing or completed", "gone"),
-    ("job is pending execution", "already"),
-    ("unable to contact slurm controller", "timeout"),
-    ("socket timed out", "timeout"),
-    ("zero bytes were transmitted", "timeout"),
-    ("connection refused", "timeout"),
+    ("invalid node name", "gone"), ("invalid job id", "gone"), ("already completing or completed", "gone"),
+    ("job is pending execution", "already"), ("unable to contact slurm controller", "timeout"),
+    ("socket timed out", "timeout"), ("zero bytes were transmitted", "timeout"), ("connection refused", "timeout"),
     ("connection reset", "timeout"),
-)
+)  # fmt: skip
 # What Slurm writes for ESLURM_INVALID_NODE_NAME, ESLURM_INVALID_JOB_ID, ESLURM_ALREADY_DONE, ESLURM_JOB_PENDING and
 # for a controller that does not answer (slurm_errno.c).
 

@@ -145,16 +145,10 @@ class SlurmRest(SlurmPort):
         is_unix = self._where.startswith("unix:")
         try:
             answer = ask(
-                Connection("http://localhost" if is_unix else self._where.rstrip("/")),
-                method,
-                path,
-                timeout_s=timeout_s,
-                max_bytes=self._settings.max_response_bytes,
-                use_proxies=False,
-                unix_socket=self._where.removeprefix("unix:") if is_unix else None,
-                headers=headers,
-                json=body,
-            )
+                Connection("http://localhost" if is_unix else self._where.rstrip("/")), method, path,
+                timeout_s=timeout_s, max_bytes=self._settings.max_response_bytes, use_proxies=False,
+                unix_socket=self._where.removeprefix("unix:") if is_unix else None, headers=headers, json=body,
+            )  # fmt: skip
         except (HttpError, InputError, BodyTooLarge) as error:
             late = isinstance(error, NoAnswerInTime)
             reason = f"no complete response within {timeout_s:g} s" if late else error

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from policy.breaker import BreakerConfig, BreakerState, CommonCauseConfig, ObservedNode, Report, bursts, watch
+from policy.breaker import BreakerConfig, BreakerState, CommonCauseConfig, ObservedNode, bursts, watch
 from policy.decide import carried_out
 from policy.fleet import Fact, JobView, NodeView, UnitView
 from policy.node_tier.hard_rules import reported
@@ -294,8 +294,8 @@ def test_a_person_who_closes_the_breaker_lets_the_budget_take_the_nodes():
 
 
 def test_two_nodes_are_chance_and_failed_tests_are_no_burst_beyond_a_rack():
-    two = [(NodeView(f"n{i}", "c", "g"), (Report("xid 79", T0),)) for i in range(2)]
+    two = [(NodeView(f"n{i}", "c", "g"), (Fact("xid 79", T0),)) for i in range(2)]
     assert bursts(two, CommonCauseConfig()) == ()
-    tests = [(NodeView(f"n{i}", "c", "g", f"r{i // 3}"), (Report("diagnostic_failed", T0),)) for i in range(6)]
+    tests = [(NodeView(f"n{i}", "c", "g", f"r{i // 3}"), (Fact("diagnostic_failed", T0),)) for i in range(6)]
     assert [burst.nodes for burst in bursts(tests, CommonCauseConfig())] == [("n0", "n1", "n2"), ("n3", "n4", "n5")]
     assert bursts([(replace(one, rack=None), seen) for one, seen in tests], CommonCauseConfig()) == ()

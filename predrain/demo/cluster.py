@@ -248,10 +248,15 @@ class ReplayedCluster:
         for uid, workload in self.workloads.running.items():
             if workload.ending:
                 self.left[int(uid)] = min(self.left[int(uid)], instant_ms(at + LEAVE))
+        levels = self._levels()
+        for uid, ask in self.workloads.asked.items():
+            if ask.key not in self._asked and not levels[self.fleet.nodes[self.jobs.node[int(uid)]].name].hard:
+                self.checkpoints[ask.key] = int(self.jobs.job[int(uid)]), instant_ms(at)
+            self._asked.setdefault(ask.key, at)
         decisions = {} if report.plan is None else report.plan.nodes
         self._high[:] = [node.name in decisions and decisions[node.name].tier == "high" for node in self.fleet.nodes]
         busy = {workload.node for workload in self.workloads.running.values()}
-        for place, level in enumerate(self._levels().values()):
+        for place, level in enumerate(levels.values()):
             self._follow_soft(place, level, at)
             if level.hard and place not in self._open:
                 self._open[place] = [place, instant_ms(at), NEVER, NEVER, NEVER]
@@ -298,12 +303,8 @@ class ReplayedCluster:
 
     def _show(self, at: datetime) -> None:
         """Let the scheduler see what runs and what is down now."""
-        levels = self._levels()
-        for uid, ask in self.workloads.asked.items():
-            if ask.key not in self._asked and not levels[self.fleet.nodes[self.jobs.node[int(uid)]].name].hard:
-                self.checkpoints[ask.key] = int(self.jobs.job[int(uid)]), instant_ms(at)
-            if at - self._asked.setdefault(ask.key, at) >= self.policy.cost_benefit.checkpoint:
-                self.workloads.written.add(ask.key)
+        takes = self.policy.cost_benefit.checkpoint
+        self.workloads.written |= {key for key, asked_at in self._asked.items() if at - asked_at >= takes}
         now, jobs = instant_ms(at), self.jobs
         running: dict[str, Workload] = {}
         there = jobs.running(now, self.left)

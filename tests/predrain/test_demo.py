@@ -59,6 +59,9 @@ def test_what_came_of_acting_is_counted_until_now(world: World) -> None:
     results = {probe[4] >= 0 for probe in world.cluster.diagnostic.probes.values() if not probe[3]}
     assert results == {True, False}, "a probe found a failure, and one passed"
     assert all(times > 0 for times, _ in balance.rungs.values())
+    steps = [step for node in fleet.names for step in world.ledger().work(node)]
+    acknowledged = {step["key"] for step in steps if step["kind"] == "acknowledged"}
+    assert acknowledged & {*world.cluster.checkpoints}, "a job on a node that stays in service wrote a checkpoint"
     assert all(f"{rung} {net:,.0f} ({times}x)" in world.notice() for rung, (times, net) in balance.rungs.items())
 
 

@@ -49,6 +49,10 @@ class NoAnswerInTime(HttpError):
     """No whole answer within the time of one request."""
 
 
+class ProtocolError(HttpError):
+    """A server answered, but not in whole or plain HTTP."""
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
     """Where a server is and how to speak to it; make it with :func:`connect_to`.
@@ -207,7 +211,7 @@ async def exchange(
         async with asyncio.timeout(timeout_s), session.stream(method, url, **request) as response:
             headers = {name.lower(): value for name, value in response.headers.items()}
             if headers.get("content-encoding", "identity").lower() != "identity":
-                raise HttpError("the response is compressed, which was not requested")
+                raise ProtocolError("the response is compressed, which was not requested")
             async for piece in response.aiter_raw():
                 size += len(piece)
                 hold(len(piece))
@@ -270,7 +274,8 @@ def _http_errors(url: str) -> Iterator[None]:
         # The library reports of a refused connection that all attempts failed.
         is_refused = any(isinstance(cause, ConnectionRefusedError) for cause in causes)
         text = "connection refused" if is_refused else str(error)[:_SHOWN]
-        raise HttpError(f"{type(error).__name__}: {text}") from error
+        kind = ProtocolError if isinstance(error, httpx.RemoteProtocolError) else HttpError
+        raise kind(f"{type(error).__name__}: {text}") from error
     except httpx.InvalidURL as error:
         raise InputError("the URL is invalid", shown_url(url), "Correct the address.") from error
 

@@ -119,7 +119,7 @@ def connect(path: Path | None, *, writable: bool, cluster: str | None = None) ->
         raise
     except Exception as error:  # SQLite raises UnicodeDecodeError, too, for a damaged schema
         link.close()
-        what = "is in use" if "locked" in str(error) else "is damaged"
+        what = "is in use" if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY else "is damaged"
         raise InputError(f"the ledger {what}: {error}", where, _AWAY) from None
     return link
 

@@ -79,35 +79,36 @@ class PageWatch(Watch[Rows]):
 
     def read(self, page: HttpResponse, at: datetime, started_s: float) -> Rows:
         """Read a page that was requested at ``at`` (monotonic ``started_s``); raises ScrapeError."""
-        left_out: Counter[str] = Counter()
-        reading = self._read(page, left_out)
+        faults: Counter[str] = Counter()
+        unused: Counter[str] = Counter()
+        reading = self._read(page, faults, unused)
         if self._catalogue.nodes.revision != self._revision:
             # The page, or one of another target, changed which label names the node.
             self._revision = self._catalogue.nodes.revision
             self.lines = LineReader(self._identify, self.lines.max_bytes)
-            left_out.clear()
-            reading = self._read(page, left_out)
+            faults.clear()
+            unused.clear()
+            reading = self._read(page, faults, unused)
             self._catalogue.report_nodes()
         # NaN equals nothing, itself included.
         comparable = [(series, None if math.isnan(value) else value, ms) for series, value, ms in reading]
         is_repeated, self._before = comparable == self._before, comparable
-        lines = len(reading) + left_out.total()
+        lines = len(reading) + faults.total() + unused.total()
         # An XID that has left the exporter's window counts 0.
         reading += [(series, 0.0, None) for series in self._unlisted(reading)]
         at_ms = to_ms(at)
         entries = [series for series, _, _ in reading]
-        problems: Counter[str] = Counter()
         tables = read_batch(
             entries,
             np.arange(len(entries), dtype=np.int32),
             np.array([at_ms if ms is None else ms for _, _, ms in reading], np.int64),
             np.array([value for _, value, _ in reading], np.float64),
             xids=self._xids,
-            problems=problems,
+            problems=faults,
         )
-        self._accounting.take("sample values", lines, left_out + problems, self.target.address)
+        self._accounting.take("sample values", lines, faults + unused, self.target.address)
         count = tables.samples.num_rows
-        if count == 0 and (faults := {why: n for why, n in (left_out + problems).items() if ": " not in why}):
+        if count == 0 and faults:
             raise ScrapeError("parse", "; ".join(f"{why}: {n}" for why, n in sorted(faults.items()))[:160])
         if count == 0:
             raise ScrapeError("empty", "the page has no series of a GPU")
@@ -122,8 +123,8 @@ class PageWatch(Watch[Rows]):
         samples = self._with_scrape_channels(tables.samples, page, at, age_s)
         return {"events": tables.events, "inventory": inventory, "samples": samples}
 
-    def _read(self, page: HttpResponse, left_out: Counter[str]) -> list[Reading]:
-        """Return the page's values of known series."""
+    def _read(self, page: HttpResponse, faults: Counter[str], unused: Counter[str]) -> list[Reading]:
+        """Return the page's values of known series, and count other lines and series by reason."""
         text = page.body.decode("utf-8", "replace").replace("\r\n", "\n")
         media = page.headers.get("content-type", "").partition(";")[0].strip().lower()
         has_end_mark = is_openmetrics(text)
@@ -137,9 +138,9 @@ class PageWatch(Watch[Rows]):
         if not (is_whole and (has_end_mark if openmetrics else _is_line(lines[-1]))):
             raise ScrapeError("truncated", "the page ends within a line, or before its end mark")
         reading: list[Reading] = []
-        for series, value, ms in self.lines.read(lines, openmetrics=openmetrics, problems=left_out):
+        for series, value, ms in self.lines.read(lines, openmetrics=openmetrics, problems=faults):
             if isinstance(series, str):
-                left_out[series] += 1
+                unused[series] += 1
             else:
                 reading.append((series, value, ms))
         return reading

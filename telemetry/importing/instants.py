@@ -54,7 +54,16 @@ _AWARE = r"[T ]\d{2}(?::?\d{2}.*)?(?:[Zz]|UTC|GMT|[+-]\d{2}(?::?\d{2})?)$"
 
 
 class UndecidedOrderError(InputError):
-    """No date of a column shows the order of day and month."""
+    """No date of a column shows the order of day and month; ``text`` is one of them."""
+
+    def __init__(self, text: str, where: str) -> None:
+        super().__init__(
+            f"{text!r} is ambiguous, and no date of the column shows the order of day and month",
+            where,
+            "Give `time: {order: dmy}` (day first) or `time: {order: mdy}` (month first) in its table's section of "
+            "the mapping.",
+        )
+        self.text = text
 
 
 class Instants(NamedTuple):
@@ -257,12 +266,7 @@ def _from_forms(
         dates = read_dates(list(texts), order)
         shown = dates.order
         if dates.undecided is not None:
-            raise UndecidedOrderError(
-                f"{dates.undecided!r} is ambiguous, and no date of the column shows the order of day and month",
-                where,
-                "Give `time: {order: dmy}` (day first) or `time: {order: mdy}` (month first) in its table's section of "
-                "the mapping.",
-            )
+            raise UndecidedOrderError(dates.undecided, where)
         ms[other], is_read[other] = dates.ms[codes], dates.is_read[codes]
         is_aware[other], is_date[other] = dates.is_aware[codes], dates.is_date[codes]
     return _placed(ms, is_read, is_aware, is_date, time, day_end)._replace(order=shown)

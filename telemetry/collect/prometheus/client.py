@@ -88,6 +88,10 @@ class Unreadable(HttpError):
     """An answer that is not of the Prometheus API."""
 
 
+class PartialResponse(HttpError):
+    """An answer that lacks what some of the server's stores have."""
+
+
 @dataclass(frozen=True, slots=True)
 class RawSamples:
     """Raw samples of some series.
@@ -286,7 +290,7 @@ class PrometheusClient:
         missing = missing or ["some storage nodes did not answer"] * bool(document.get("isPartial"))
         if missing and not self._allow_partial:
             listed = missing if isinstance(missing, list) else [missing]
-            raise HttpError(f"the response is incomplete: {'; '.join(map(str, listed))[:_SHOWN]}")
+            raise PartialResponse(f"the response is incomplete: {'; '.join(map(str, listed))[:_SHOWN]}")
         try:
             return read(document.get("data"), arrays)
         except ValueError as error:  # of the model, or of Arrow
@@ -302,7 +306,7 @@ class PrometheusClient:
             do = "Check the address, and that the server runs."
         else:
             do = "Staged data is safe: start the same command again to resume."
-            if str(error).startswith("the response is incomplete"):
+            if isinstance(error, PartialResponse):
                 do += " --allow-partial accepts incomplete responses."
         return InputError(f"no usable response for {waited_s:.0f} s: {error}", self._connection.url, do)
 

@@ -14,7 +14,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
 
 from foundation.errors import InputError
-from foundation.http import BodyTooLarge, Connection, HttpError, HttpResponse, NoAnswerInTime, async_client, exchange
+from foundation.http import (
+    BodyTooLarge,
+    Connection,
+    HttpError,
+    HttpResponse,
+    NoAnswerInTime,
+    ProtocolError,
+    async_client,
+    exchange,
+)
 from foundation.running import Failing, stop_loop_on_signals
 from telemetry.accounting import Accounting
 from telemetry.collect.exposure import exposing
@@ -90,9 +99,8 @@ class Scraper:
         except InputError as error:
             raise ScrapeError("tls", error.what) from None
         except HttpError as error:
-            text = str(error).splitlines()[0][:160]
-            is_reached = text.startswith(("RemoteProtocolError", "the response is compressed"))
-            raise ScrapeError("protocol" if is_reached else "unreachable", text) from error
+            kind: FailureKind = "protocol" if isinstance(error, ProtocolError) else "unreachable"
+            raise ScrapeError(kind, str(error).splitlines()[0][:160]) from error
         finally:
             self._held_bytes -= held_bytes
         if answer.status != 200:

@@ -43,14 +43,14 @@ def mapping_content(
     content: dict[str, Any] = {} if mapping is None else read_yaml(mapping.read_text(encoding="utf-8")) or {}
     for role in roles:
         section: dict[str, Any] = dict(content.get(role) or {})
-        mine = [guess for guess in guesses if guess.role == role]
-        long = _long_columns(mine) if role == "samples" and "long" not in section else {}
+        of_role = [guess for guess in guesses if guess.role == role]
+        long = _long_columns(of_role) if role == "samples" and "long" not in section else {}
         if long:
             section["long"] = long
-            mine = [guess for guess in mine if guess.column not in long.values()]
-        if mine:
-            chosen = [guess for guess in mine if guess.target and (guess.sure or every_guess)]
-            targets = {guess.column: guess.target if guess in chosen else None for guess in mine}
+            of_role = [guess for guess in of_role if guess.column not in long.values()]
+        if of_role:
+            chosen = [guess for guess in of_role if guess.target and (guess.sure or every_guess)]
+            targets = {guess.column: guess.target if guess in chosen else None for guess in of_role}
             section["columns"] = {**(section.get("columns") or {}), **targets}
             section = overlaid(_settings_of(chosen), section)
         content |= {role: section} if section else {}
@@ -191,11 +191,11 @@ class Inquiry:
         """Return the questions as text; ``written``: where the mapping to check is."""
         lines = []
         for role in self.tables:
-            mine = [guess for guess in self.guesses if guess.role == role]
-            long = _long_columns(mine).values() if role == "samples" else ()
-            unsure = [guess for guess in mine if not guess.sure and guess.column not in long]
+            of_role = [guess for guess in self.guesses if guess.role == role]
+            long = _long_columns(of_role).values() if role == "samples" else ()
+            unsure = [guess for guess in of_role if not guess.sure and guess.column not in long]
             decide = f" To decide: {named(unsure)}." if unsure else ""
-            lines += [f"{role}: {len(mine)} columns are unknown: guesses are in {written}.{decide}"] * bool(mine)
+            lines += [f"{role}: {len(of_role)} columns are unknown: guesses are in {written}.{decide}"] * bool(of_role)
         text = "".join(f"predrain: {line}\n" for line in [*lines, *map(str, self.questions)])
         if self.answers:
             proposed = "".join(f"  {line}\n" for line in as_yaml(self.answers))
@@ -273,7 +273,7 @@ def _open_instants(
         except UndecidedOrderError as error:
             order = order_shown(batch.table.column(other) for other in wanted)
             if order is None:
-                yield column, "order", error.what.split("'")[1]
+                yield column, "order", error.text
             parsed = parse_instants(values, time, column, order=order or "dmy")
         except InputError:  # which the reader reports
             continue

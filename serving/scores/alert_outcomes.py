@@ -74,12 +74,12 @@ def _courses(scores: Path, dataset: Dataset) -> dict[str, dict[str, list[float |
         samples = dataset.read_bucket(bucket, [key, "timestamp", *names], since=end - COURSE, until=end).to_pandas()
         hour = (samples["timestamp"] - pd.Timestamp(end - COURSE)) // pd.Timedelta(hours=1)
         for unit in units:
-            mine = samples[key] == unit
+            rows = samples[key] == unit
             course: dict[str, list[float | None]] = {}
             for name in wanted[unit]:
-                values = samples.loc[mine, name].astype("float64")
+                values = samples.loc[rows, name].astype("float64")
                 rises = name in catalogue and catalogue[name].kind == "counter"
-                by_hour = (values.diff().clip(lower=0) if rises else values).groupby(hour[mine])
+                by_hour = (values.diff().clip(lower=0) if rises else values).groupby(hour[rows])
                 hourly = by_hour.sum(min_count=1) if rises else by_hour.mean()
                 filled = hourly.reindex(range(COURSE // timedelta(hours=1)))
                 course[name] = [None if pd.isna(value) else float(f"{value:.6g}") for value in filled]
@@ -191,14 +191,14 @@ def _at_nodes(
 def label_settings_of(scores: Path) -> tuple[LabelSection, timedelta]:
     """Read by what the alerts of the newest decision's model are evaluated: labels, and the drain horizon.
 
-    Returns: predrain's own labels where no decision says it, and no drain horizon (older versions did not write them).
+    Returns: predrain's own labels and no drain horizon where no decision says it.
     """
     for _, folder in reversed(decision_folders(scores)):
         try:
             summary = json.loads((folder / SUMMARY).read_bytes())
-            horizon = timedelta(seconds=float(summary.get("drain_horizon_seconds", 0)))
+            horizon = timedelta(seconds=float(summary["drain_horizon_seconds"]))
             return LabelSection.model_validate(summary["labels"]), horizon
-        except (OSError, ValueError, KeyError, TypeError):  # pruned meanwhile, damaged, or of another version
+        except (OSError, ValueError, KeyError, TypeError):  # pruned meanwhile, or damaged
             continue
     return LabelSection(), timedelta(0)
 
@@ -249,9 +249,9 @@ def _recall(
             found.append((int(incident["common_cause"].iloc[0]), bool(alerted.any()), lead_s / 3600, classes))
     by_class = {}
     for name in sorted(set[str]().union(*(classes for *_, classes in found))):
-        mine = [row for row in found if name in row[3]]
-        leads = [row[2] for row in mine if row[1]]
-        by_class[name] = _of_causes(mine) | {"lead_hours": round(median(leads), 2) if leads else None}
+        rows = [row for row in found if name in row[3]]
+        leads = [row[2] for row in rows if row[1]]
+        by_class[name] = _of_causes(rows) | {"lead_hours": round(median(leads), 2) if leads else None}
     return _of_causes(found) | {"by_class": by_class}
 
 

@@ -39,7 +39,7 @@ from telemetry.importing.ingest import ImportResult, Ingest
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import InstallationIndex, end_overlaps, merge_installations, read_inventory, unit_of
 from telemetry.importing.jobs import read_jobs
-from telemetry.importing.mapping import ImportMapping, TableMapping, load_mapping, without_later_keys
+from telemetry.importing.mapping import ImportMapping, TableMapping, load_mapping
 from telemetry.importing.quarantine import Quarantine
 
 AHEAD: Final = timedelta(days=1)
@@ -155,8 +155,7 @@ def _sources(
     }
     for role, read in settings.items():
         sections = [getattr(rules, role), *([rules.kernel_log] if role == "events" else [])]
-        dumps = [without_later_keys(section.model_dump(mode="json")) for section in sections]
-        read["mapping"] = digest([*dumps, *([rules.nodes.aliases] if rules.nodes.aliases else [])])
+        read["mapping"] = digest([*(section.model_dump(mode="json") for section in sections), rules.nodes.aliases])
     sources = []
     for role, paths in given.items():
         for file in expand_sources(tuple(paths), role):
@@ -208,7 +207,7 @@ class _Files:
         installed, dropped, ended = end_overlaps(frame[~unnamed], unit)
         quarantine.set_aside_frame("in two places from the same time", "inventory", self.inventory, dropped)
         if ended:
-            ingest.counts["overlapping_stays_ended"] += len(ended)
+            ingest.counts["overlapping_installations_ended"] += len(ended)
             _LOG.warning("%s: %d installations overlap: %s", self.inventory, len(ended), "; ".join(ended[:_NAMED]))
         if is_new:
             account = quarantine.tables["inventory"]

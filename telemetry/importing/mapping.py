@@ -218,14 +218,6 @@ class ImportMapping(Section):
         return self
 
 
-def without_later_keys(dump: dict[str, Any]) -> dict[str, Any]:
-    """Drop the keys of a section that are not set and that earlier versions lack, whose digests datasets keep."""
-    dump = {key: value for key, value in dump.items() if value or key not in ("drop_without", "decimal", "long")}
-    if dump.get("time"):
-        dump["time"] = {key: value for key, value in dump["time"].items() if value or key != "order"}
-    return dump
-
-
 def load_mapping(path: Path | None) -> ImportMapping:
     """Read and check a mapping file; None gives the mapping that changes nothing."""
     return ImportMapping() if path is None else read_settings(path, ImportMapping)

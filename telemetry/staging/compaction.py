@@ -316,7 +316,7 @@ class _Compaction:
         installed, dropped, ended = end_overlaps(given[given[unit].notna()], unit)
         reason, quarantine = "in two places from the same time", self.waiting.quarantine
         quarantine.set_aside_frame(reason, "inventory", Path("inventory"), dropped, rows=0)
-        self.waiting.counts["overlapping_stays_ended"] += len(ended)
+        self.waiting.counts["overlapping_installations_ended"] += len(ended)
         return installed
 
     def _events(self, runs: pd.DataFrame, installations: pd.DataFrame, twins: Mapping[tuple[str, str], str]) -> Placed:
@@ -341,8 +341,6 @@ class _Compaction:
 
         On a node that joined its fleet later, it is the first instant known of that node.
         """
-        # An older version may have kept starts of clocks that cannot be right.
-        before = before[before["installed_at"].between(EARLIEST, self.now + AHEAD)]
         instants = [pd.Timestamp(int(runs["first_ms"].min()), unit="ms", tz="UTC")] if len(runs) else []
         instants += [events["timestamp"].min()] if len(events) else []
         instants += [] if self.existing is None else [pd.Timestamp(self.existing.meta.span[0])]

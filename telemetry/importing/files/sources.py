@@ -103,8 +103,7 @@ def new_sources(sources: Sequence[SourceFile], existing: Dataset | None) -> list
         if key not in settings:
             settings[key] = given
             fresh.append(source)
-        # Older versions kept settings that are none any more.
-        changed = sorted(name for name, value in given.items() if settings[key].get(name) != value)
+        changed = sorted(name for name in {*given, *settings[key]} if settings[key].get(name) != given.get(name))
         if changed:
             raise InputError(
                 f"this source was imported before with other settings: {', '.join(changed)}",

@@ -334,8 +334,8 @@ def test_a_first_start_that_another_one_overtakes_takes_the_tables_that_are_ther
     assert made == [()]
 
 
-def test_a_ledger_is_of_one_cluster_and_one_of_an_earlier_version_becomes_its_users(file):
-    history(file).ledger.close()  # names no cluster, as earlier versions did not
+def test_a_ledger_is_of_one_cluster_and_one_that_names_none_becomes_its_users(file):
+    history(file).ledger.close()  # names no cluster
     SqliteLedger(file, "east").close()
     SqliteLedger(file, "east").close()
     with pytest.raises(InputError, match="this is the ledger of east, not of west"):

@@ -154,7 +154,6 @@ def test_alerts_are_judged_by_the_labels_of_the_model_that_gave_them(tmp_path: P
     own = LabelSection(gap=timedelta(0), xids={"bus": (7,)})
     decide(tmp_path, 0, ("a", 0.3, "elevated"))
     decide(tmp_path, 1, ("a", 0.3, "elevated"))
-    assert label_settings_of(tmp_path)[0] == LabelSection()  # written by an older version
     older, newest = sorted((tmp_path / "decisions").glob("2*"))
     for folder in (older, newest):
         summary = json.loads((folder / "summary.json").read_text())

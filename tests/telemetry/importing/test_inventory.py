@@ -17,7 +17,7 @@ def test_a_stay_ends_where_the_next_one_begins(tmp_path: Path):
     inventory = inventory_frame(1)
     inventory.loc[1] = {**inventory.loc[0], "node": "node-5", "installed_at": "2026-02-01T00:00:00Z"}
     result = run_import(tmp_path, events=ONE.assign(node="node-5"), inventory=inventory, out="overlapping")
-    assert (result.counts["overlapping_stays_ended"], result.quarantined) == (1, {})
+    assert (result.counts["overlapping_installations_ended"], result.quarantined) == (1, {})
     assert result.dataset.inventory()["removed_at"].tolist() == [pd.Timestamp("2026-02-01", tz="UTC"), pd.NaT]
     inventory["removed_at"] = ["2026-02-01T00:00:00Z", None]
     samples = samples_frame(1).assign(node="node-5")

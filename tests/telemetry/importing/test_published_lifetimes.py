@@ -38,7 +38,7 @@ def test_a_row_is_a_stay_a_failure_or_both_and_its_texts_hold_numbers(tmp_path: 
 def test_the_published_file_as_downloaded(tmp_path: Path):
     result = run_import(tmp_path, inventory=PUBLISHED, events=[PUBLISHED], mapping=MAPPING)
     assert (result.dataset.inventory()["gpu"].nunique(), len(result.dataset.events())) == (30_205, 6_307)
-    assert (result.counts["overlapping_stays_ended"], result.quarantined["after removal"]) == (2, 33)
+    assert (result.counts["overlapping_installations_ended"], result.quarantined["after removal"]) == (2, 33)
     ended = quarantine_of(result).query("reason.str.startswith('ambiguous')")
     assert ended["content"].str.contains("-11-0").all()  # the hour that clocks repeat
 

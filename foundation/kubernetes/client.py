@@ -86,7 +86,7 @@ class _Bounded:
     def getresponse(self) -> Any:
         self._reading = self.sock  # of an answer without a length the connection lets go of it
         with self.cut_after(self.timeout):
-            return super().getresponse()  # type: ignore[misc]
+            return super().getresponse()  # type: ignore[misc]  # a mixin before http.client's connections
 
     @contextmanager
     def cut_after(self, seconds: float) -> Iterator[None]:

@@ -21,7 +21,7 @@ def changed(state: _State, **fields: Any) -> _State:
     for name, value in fields.items():
         had = getattr(state, name)
         if had is not value and had != value:
-            return replace(state, **fields)  # type: ignore[type-var]
+            return replace(state, **fields)  # type: ignore[type-var]  # any dataclass
     return state
 
 
@@ -184,17 +184,17 @@ def explain_tier(state: TierState, fresh: float | None, thresholds: Thresholds) 
     return tuple(reasons)
 
 
-def _count(state: TierState, reading: "RiskReading", fresh: float, held: float, thresholds: Thresholds) -> TierState:
-    at = reading.decided_at
-    assert at is not None
+def _count(state: TierState, reading: "RiskReading", fresh: float, valid: float, thresholds: Thresholds) -> TierState:
+    decided_at = reading.decided_at
+    assert decided_at is not None
     instant = thresholds.rise.tier(fresh)
-    broken = state.counted_until is not None and at > state.counted_until
+    broken = state.counted_until is not None and decided_at > state.counted_until
     elevated, high = (
-        _longer(NO_STREAK if broken else streak, TIERS.index(instant) >= TIERS.index(tier), at)
+        _longer(NO_STREAK if broken else streak, TIERS.index(instant) >= TIERS.index(tier), decided_at)
         for tier, streak in zip(_SLOW, (state.elevated, state.high), strict=True)
     )
     until = max([prediction.expires_at for prediction in reading.known.values()])
-    state = replace(state, counted=at, counted_until=until, elevated=elevated, high=high)
+    state = replace(state, counted=decided_at, counted_until=until, elevated=elevated, high=high)
     tier: Tier = state.tier
     if TIERS.index(instant) > TIERS.index(tier):
         tier = "watch" if tier == "clear" else tier
@@ -202,10 +202,10 @@ def _count(state: TierState, reading: "RiskReading", fresh: float, held: float, 
             if TIERS.index(name) > TIERS.index(tier) and streak.count >= thresholds.config.rise_after:
                 tier = name
         if tier != state.tier:
-            state = _moved(state, tier, f"a risk of {fresh:.1%} at {at:%Y-%m-%d %H:%M} UTC")
-    if tier == "clear" or held >= thresholds.lower(tier):
+            state = _moved(state, tier, f"a risk of {fresh:.1%} at {decided_at:%Y-%m-%d %H:%M} UTC")
+    if tier == "clear" or valid >= thresholds.lower(tier):
         return changed(state, calm=0, calm_worst=0.0)
-    calm, worst = state.calm + 1, max(state.calm_worst, held)
+    calm, worst = state.calm + 1, max(state.calm_worst, valid)
     if calm < thresholds.config.fall_after:
         return replace(state, calm=calm, calm_worst=worst)
     fallen = thresholds.held(worst, tier)

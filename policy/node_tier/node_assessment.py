@@ -175,9 +175,8 @@ def removals_of(undone: Iterable[tuple[NodeView, Assessment]]) -> dict[str, str]
     """
     ages: dict[str, timedelta | None] = {}
     for node, assessment in undone:
-        noticed_at = assessment.state.undone_at
-        known = noticed_at is not None and node.marked_at is not None
-        ages[node.name] = max(noticed_at - node.marked_at, timedelta()) if known else None  # type: ignore[operator]
+        undone_at, marked_at = assessment.state.undone_at, node.marked_at
+        ages[node.name] = None if undone_at is None or marked_at is None else max(undone_at - marked_at, timedelta())
     quick = sum(age is not None and age <= _QUICK for age in ages.values())
     removals: dict[str, str] = {}
     for name, age in ages.items():

@@ -215,7 +215,7 @@ class LedgerReader:
 
     def _calls(self, where: str, *values: Any, order: str = "i.id", most: int = -1) -> list[dict[str, Any]]:
         rows = self._rows(
-            f"SELECT i.id, i.round, i.at, i.node, i.verb, i.content, s.kind, s.confirmed, s.content FROM calls i "  # noqa: S608
+            f"SELECT i.id, i.round, i.at, i.node, i.verb, i.content, s.kind, s.confirmed, s.content FROM calls i "  # noqa: S608 - constants
             f"LEFT JOIN settled s ON s.call = i.id WHERE {where} ORDER BY {order} LIMIT ?",
             *values, most,
         )  # fmt: skip
@@ -233,7 +233,7 @@ class LedgerReader:
         return calls
 
     def _skipped(self, where: str, *values: Any) -> list[dict[str, Any]]:
-        rows = self._rows(f"SELECT at, node, verb, why FROM skipped WHERE {where} ORDER BY rowid", *values)  # noqa: S608
+        rows = self._rows(f"SELECT at, node, verb, why FROM skipped WHERE {where} ORDER BY rowid", *values)  # noqa: S608 - constants
         return [{"at": at, "node": node, "verb": verb, "why": why} for at, node, verb, why in rows]
 
     def _blob(self, digest: str) -> Any:
@@ -266,8 +266,8 @@ def _differences(then: Any, again: Any, place: str) -> Iterator[str]:
         for name in sorted({*then, *again}):
             yield from _differences(then.get(name), again.get(name), f"{place}.{name}" if place else str(name))
     elif isinstance(then, list) and isinstance(again, list) and len(then) == len(again):
-        for at, (one, other) in enumerate(zip(then, again, strict=True)):
-            yield from _differences(one, other, f"{place}[{at}]")
+        for i, (one, other) in enumerate(zip(then, again, strict=True)):
+            yield from _differences(one, other, f"{place}[{i}]")
     elif then != again:
         yield f"{place}: {json.dumps(then)} -> {json.dumps(again)}"
 

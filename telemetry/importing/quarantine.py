@@ -127,7 +127,7 @@ class Quarantine(Accounting):
         self._path: Path | None = None
         self._max_loss = max_loss
         self._writer: pq.ParquetWriter | None = None
-        self._rows: list[tuple[str, str, str, int | None, str | None, str]] = []
+        self._rows: list[tuple[object, ...]] = []  # as the schema of the quarantine says
         self._losses: defaultdict[tuple[str, str], _Loss] = defaultdict(_Loss)
         self.counts: Counter[str] = Counter()
 
@@ -220,7 +220,7 @@ class Quarantine(Accounting):
             self._lose(table, _rows_of(file), reason, rows, f"row {row}: {detail or content}"[:120])
         elif rows:
             self.leave_out(table, file, reason, rows, example)
-        self._rows.append(tuple(map(_storable, (reason, table, file.name, row, detail, content))))  # type: ignore[arg-type]
+        self._rows.append(tuple(map(_storable, (reason, table, file.name, row, detail, content))))
         if len(self._rows) >= _FLUSH_ROWS:
             self._flush()
 

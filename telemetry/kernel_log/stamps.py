@@ -113,7 +113,7 @@ class RelativeStamps:
             if match["delta"] is None:
                 month = MONTHS.get(match["name"].lower(), 0)
                 day, hour, minute = (int(match[name]) for name in ("day", "hour", "minute"))
-                self._last = datetime(2000, month, day, hour, minute)  # noqa: DTZ001
+                self._last = datetime(2000, month, day, hour, minute)  # noqa: DTZ001 - `naive`
             elif self._last is not None:
                 self._last += timedelta(seconds=float(match["delta"]))
         except ValueError:  # the 77th of March

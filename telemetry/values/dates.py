@@ -94,7 +94,7 @@ def clock_time(parts: Mapping[str, str | None], year: int, month: int, day: int)
         hour = hour % 12 + 12 * (half in "pP")
     second -= second == 60  # of a leap second there is no datetime
     microsecond = int((parts.get("fraction") or "0").ljust(6, "0")[:6])
-    return datetime(year, month, day, hour, minute, second, microsecond)  # noqa: DTZ001
+    return datetime(year, month, day, hour, minute, second, microsecond)  # noqa: DTZ001 - the text has no zone
 
 
 class Dates(NamedTuple):

@@ -1,6 +1,7 @@
 """A small fleet in memory whose rows can be made to drift, for the tests of evaluation/drift."""
 
 from datetime import timedelta
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -60,7 +61,7 @@ class DriftingFleet:
         self.util = np.clip(job + rng.normal(0, 8, len(job)), 0, 100)
         self.upgraded = self.day >= (36 + 5 * rng.random(nodes))[self.node]
         self.X = np.empty((len(self.hour), len(COLUMNS)), dtype=np.float32)
-        noise = lambda size: rng.normal(0, size, len(job))  # noqa: E731
+        noise = partial(rng.normal, 0, size=len(job))
         for at, column in enumerate(COLUMNS):
             self.X[:, at] = {
                 "gpu_temp_c": lambda: 40 + 3 * own + 0.2 * self.util + noise(2),

@@ -168,7 +168,7 @@ def test_the_rights_are_the_least(allowed: KubernetesServer) -> None:
     assert patched[0] == 403
 
 
-def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
+def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:  # noqa: PLR0915 - one life, in its order
     hands, root = Hands(allowed), tmp_path / "fleet.live"
     hands.node("life-1")
     hands.node("cpu-1", gpus=0)

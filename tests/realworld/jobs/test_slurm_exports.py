@@ -59,7 +59,7 @@ def imported(
 def test_sacct_in_its_parsable_form(tmp_path: Path) -> None:
     jobs, result = imported(tmp_path, "sacct.csv", SACCT)
     assert jobs == JOBS
-    account = result.accounting.tables["jobs"]  # type: ignore[attr-defined]
+    account = result.accounting.tables["jobs"]
     assert dict(account.left_out) == {"step of a job": 3, "has not started": 2}
     assert account.read == account.used + account.left_out.total() + account.waiting.total()
 

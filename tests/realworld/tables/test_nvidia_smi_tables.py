@@ -19,7 +19,7 @@ UTC_MAPPING = "timezone: UTC\n"
 
 
 def line(minute: int, number: int) -> str:
-    time = (datetime(2026, 3, 1) + timedelta(minutes=minute)).strftime("%Y/%m/%d %H:%M:%S.123")  # noqa: DTZ001
+    time = (datetime(2026, 3, 1) + timedelta(minutes=minute)).strftime("%Y/%m/%d %H:%M:%S.123")  # noqa: DTZ001 - it writes no zone
     return (
         f"{time}, {gpu(number)}, 00000000:1B:00.0, NVIDIA A100, {50 + number}, 98 %, {300 + minute}.5 W, "
         "1024 MiB, 40960 MiB, 0, [N/A], P0, 0x0000000000000004, Not Active, 1410 MHz"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from foundation.errors import InputError
+from telemetry.importing.files.csv_tables import REPEATED_HEADER, FileRows
 from telemetry.importing.files.printed import OTHER_ENTITY, printed_rows
-from telemetry.importing.files.text_files import REPEATED_HEADER, FileRows
 from telemetry.importing.quarantine import Quarantine
 from telemetry.packing import open_packed
 from telemetry.values.tables import read_table

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from foundation.errors import InputError
-from telemetry.importing.files.text_files import BATCH_ROWS, NULL_TEXTS, REPEATED_HEADER, FileRows
+from telemetry.importing.files.csv_tables import BATCH_ROWS, NULL_TEXTS, REPEATED_HEADER, FileRows
 from telemetry.importing.quarantine import Quarantine
 from telemetry.packing import open_packed
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from foundation.errors import InputError
+from telemetry.importing.files.json_tables import json_values
 from telemetry.importing.files.otlp import BAD_EXPORT, otlp_lines
-from telemetry.importing.files.text_files import json_values
 from telemetry.packing import open_packed
 from telemetry.values.dates import read_dates
 

@@ -16,11 +16,12 @@ from foundation.errors import InputError
 from foundation.files import check_regular
 from telemetry.importing.batch import Batch
 from telemetry.importing.columns import as_text
+from telemetry.importing.files.csv_tables import BATCH_ROWS, FileRows, read_csv, read_header
 from telemetry.importing.files.dmon import dmon_columns, is_dmon, read_dmon
+from telemetry.importing.files.json_tables import json_columns, read_json
 from telemetry.importing.files.printed import fixed_columns, read_fixed
 from telemetry.importing.files.series import is_series_export
 from telemetry.importing.files.sources import kind_of
-from telemetry.importing.files.text_files import BATCH_ROWS, FileRows, json_columns, read_csv, read_header, read_json
 from telemetry.importing.mapping import LongFormat
 from telemetry.importing.quarantine import Quarantine
 from telemetry.packing import read_errors

@@ -11,7 +11,7 @@ from types import FunctionType
 import pyarrow as pa
 import pytest
 
-from telemetry.importing.files.text_files import read_csv, read_header
+from telemetry.importing.files.csv_tables import read_csv, read_header
 from telemetry.importing.quarantine import Quarantine
 
 

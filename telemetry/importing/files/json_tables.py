@@ -1,0 +1,199 @@
+"""JSON as tables of text, as it streams in: a list of objects, an object, or an object a line."""
+
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from foundation.errors import InputError
+from telemetry.importing.columns import COLUMN_NAMES
+from telemetry.importing.files.csv_tables import BATCH_ROWS, MAX_COLUMNS, NULL_TEXTS, FileRows
+from telemetry.importing.quarantine import Quarantine
+from telemetry.packing import open_for_arrow
+
+_MAX_VALUE: Final = 1 << 24
+_CHUNK: Final = 1 << 20
+_MAX_CELLS: Final = 1 << 22
+_MAX_DEPTH: Final = 50
+_KEY: Final = re.compile(r'[\s,}]*"(?P<name>[^"\\]*)"\s*:\s*')
+_TOO_DEEP: Final = "nested too deeply"
+
+
+class _Malformed(Exception):
+    def __init__(self, text: str, problem: str) -> None:
+        super().__init__(problem)
+        self.text, self.problem = text, problem
+
+
+def json_columns(path: Path) -> list[str]:
+    """Return the columns of a file; reads it once."""
+    names: dict[str, None] = {}
+    for _, record in _records(path):
+        if not isinstance(record, _Malformed):
+            names |= dict.fromkeys(record)
+            _check_columns(names, path)
+    return list(names)
+
+
+def read_json(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileRows]:
+    """Read all values as text, as a CSV has them; objects inside an object become columns named ``outer.inner``.
+
+    Raises ``InputError`` if one value is larger than 16 MiB, or the objects have too many keys.
+    """
+    numbers: list[int] = []
+    records: list[dict[str, str | None]] = []
+    names: dict[str, None] = {}
+    is_empty = True
+    for number, record in _records(path):
+        if isinstance(record, _Malformed):
+            quarantine.read_rows(table, path, 1)
+            quarantine.set_aside("malformed row", table, path, number, record.text, record.problem)
+            continue
+        numbers.append(number)
+        records.append(record)
+        names |= dict.fromkeys(record)
+        _check_columns(names, path)
+        if len(records) >= BATCH_ROWS or len(records) * len(names) >= _MAX_CELLS:
+            yield _batch(numbers, records, names)
+            numbers, records, names, is_empty = [], [], {}, False
+    if records or is_empty:
+        yield _batch(numbers, records, names)
+
+
+def _batch(numbers: list[int], records: list[dict[str, str | None]], names: Mapping[str, None]) -> FileRows:
+    schema = pa.schema([(name, pa.string()) for name in names])
+    return FileRows(np.array(numbers, np.int64), pa.Table.from_pylist(records, schema=schema), {})
+
+
+def _check_columns(names: Mapping[str, None], path: Path) -> None:
+    if len(names) > MAX_COLUMNS:
+        raise InputError(f"the objects have more than {MAX_COLUMNS} keys", str(path), "Move variable keys to values.")
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, str | None] | _Malformed]]:
+    for number, value in json_values(path):
+        if isinstance(value, _Malformed):
+            yield number, value
+        elif isinstance(value, Mapping):
+            try:
+                yield number, _flat(value)
+            except RecursionError:
+                yield number, _Malformed("", _TOO_DEEP)
+        else:
+            yield number, _Malformed(json.dumps(value)[:1000], "not a JSON object")
+
+
+def json_values(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of a file with their numbers, as parsed."""
+    with io.TextIOWrapper(open_for_arrow(path), encoding="utf-8-sig") as stream:
+        head = stream.read(_CHUNK)
+        start = head.lstrip()
+        line, _, rest = start.partition("\n")
+        is_object = start.startswith("{")
+        is_whole = is_object and not isinstance(_parse(line), _Malformed)
+        is_alone = is_object and not (is_whole and (rest.strip() or len(head) == _CHUNK))
+        place = _list_in(start) if is_alone else None
+        if start.startswith("[") or place is not None:
+            yield from _elements(start[place or 1 :], stream, path)
+        elif is_object and not is_whole:
+            text = start + stream.read(_MAX_VALUE - len(start))
+            whole = _parse(text)
+            if isinstance(whole, _Malformed) or stream.read(1).strip():
+                yield from _lines(text, stream, path)
+            else:
+                yield 1, whole
+        else:
+            yield from _lines(head, stream, path)
+
+
+def _list_in(text: str) -> int | None:
+    """Return where the rows begin in what an API returns (``{"meta": {…}, "jobs": [{…``), by the name of the list."""
+    decoder, place = json.JSONDecoder(), 1
+    while (key := _KEY.match(text, place)) is not None:
+        place = key.end()
+        is_list = key["name"].lower() in COLUMN_NAMES["lists"]
+        if is_list and text.startswith("[", place):
+            return place + 1
+        if is_list and text.startswith("{", place):
+            place += 1
+            continue
+        try:
+            _, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            return None
+    return None
+
+
+def _lines(head: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[int, Any]]:
+    number, rest = 0, head
+    while True:
+        chunk = stream.read(_CHUNK)
+        lines = rest.split("\n")
+        rest = lines.pop() if chunk else ""
+        for line in lines:
+            number += 1
+            if line.strip():
+                yield number, _parse(line)
+        rest += chunk
+        _check_size(rest, path)
+        if not chunk:
+            return
+
+
+def _elements(text: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the elements of a list; elements after one that is not JSON cannot be separated and are lost with it."""
+    decoder, number, place = json.JSONDecoder(), 0, 0
+    while True:
+        while place < len(text) and text[place] in " \t\r\n,":
+            place += 1
+        if text[place : place + 1] == "]":
+            return
+        problem = "not JSON"
+        try:
+            value, end = decoder.raw_decode(text, place)
+            if end < len(text) or not (chunk := stream.read(_CHUNK)):  # a number may continue in the next chunk
+                number, place = number + 1, end
+                yield number, value
+                continue
+        except RecursionError:
+            chunk, problem = "", _TOO_DEEP
+        except ValueError:
+            chunk = stream.read(_CHUNK)
+        text, place = text[place:] + chunk, 0
+        if not chunk:
+            yield number + 1, _Malformed(text[:1000], problem)
+            return
+        _check_size(text, path)
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        return _Malformed(text[:1000], _TOO_DEEP)
+    except ValueError:
+        return _Malformed(text[:1000], "not JSON")
+
+
+def _check_size(text: str, path: Path) -> None:
+    if len(text) > _MAX_VALUE:
+        raise InputError("one value is larger than 16 MiB", str(path), "Write a JSON object a line.")
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, str | None]:
+    if depth > _MAX_DEPTH:
+        raise RecursionError
+    flat: dict[str, str | None] = {}
+    for key, value in record.items():
+        name = f"{prefix}{key}".encode("utf-8", "replace").decode().strip()
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}.", depth + 1))
+        else:
+            text = value.encode("utf-8", "replace").decode() if isinstance(value, str) else json.dumps(value)
+            flat[name] = None if text in NULL_TEXTS else text
+    return flat

@@ -58,7 +58,7 @@ def bundle_decisions(
 ) -> dict[str, Any]:
     """Give the thresholds that a bundle carries, or why it carries none.
 
-    ``params``: the bundle's, as a report shows them (:attr:`pipeline.report.ReportContext.params`).
+    ``params``: the bundle's, as a report shows them (:attr:`pipeline.report.context.ReportContext.params`).
     Returns: ``thresholds`` (a list of :class:`ThresholdChoice`; null: none), ``until`` (last
     outcome that they are based on), ``why`` and ``differs`` (parameters of the backtest that are not the bundle's).
     Thresholds are risks: they hold for later refits as far as those stay calibrated.
@@ -82,12 +82,12 @@ def bundle_decisions(
     if differs:
         return none(f"the backtest ran with other parameters: {name_some(differs)}", differs)
     frame = context.extras["decisions"]
-    mine = frame[(frame["model"] == profile).to_numpy()]
-    if mine.empty:
+    own_rows = frame[(frame["model"] == profile).to_numpy()]
+    if own_rows.empty:
         return none(f"the backtest did not score the profile {profile}")
     return {
-        "thresholds": [_decision(record) for record in mine.to_dict("records")],
-        "until": mine["until"].iloc[0].isoformat(),
+        "thresholds": [_decision(record) for record in own_rows.to_dict("records")],
+        "until": own_rows["until"].iloc[0].isoformat(),
         "why": "",
         "differs": [],
     }

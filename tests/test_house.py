@@ -98,6 +98,31 @@ def test_every_public_name_of_the_rooms_is_documented() -> None:
     assert missing == []
 
 
+def missing_names(path: Path, text: str) -> list[str]:
+    """Give what docstrings refer to and does not exist: Sphinx roles, and the modules that a package lists."""
+    missing = []
+    for reference in re.findall(rf":\w+:`~?((?:{'|'.join(ROOMS)})\.[\w.]+)`", text):
+        place, names = ROOT, reference.split(".")
+        while names and (place / names[0]).is_dir():
+            place /= names.pop(0)
+        module = place / f"{names.pop(0)}.py" if names else place / "__init__.py"
+        code = module.read_text() if module.is_file() else ""
+        if not code or not all(
+            re.search(rf"^ *(?:(?:async )?def |class )?{name}\b", code, re.MULTILINE) for name in names
+        ):
+            missing.append(reference)
+    listed = re.findall(r"``([a-z_]+)/?``", text) if path.name == "__init__.py" else []
+    around = {entry.stem for place in (ROOT, path.parent, path.parent.parent) for entry in place.iterdir()}
+    return missing + [name for name in listed if name not in around]
+
+
+def test_no_docstring_names_what_does_not_exist() -> None:
+    paths = [path for path in python_files() if path.relative_to(ROOT).parts[0] in ROOMS]
+    assert {path: missing for path in paths if (missing := missing_names(path, path.read_text()))} == {}
+    stale = ":mod:`~policy.gone` :func:`policy.decide.nobody` :attr:`policy.fleet.NodeView.units` ``tiers`` ``nowhere``"
+    assert missing_names(ROOT / "policy/__init__.py", stale) == ["policy.gone", "policy.decide.nobody", "nowhere"]
+
+
 FOREIGN_KEYS = {
     *("MLFLOW_TRACKING_URI", "USER", "PATH_INFO", "ssl", "__loader__"),  # environment, WSGI, asyncio, numpy
     *("accept-encoding", "authorization", "content-type", "query_string", "nodenames"),  # HTTP, ASGI, kube-scheduler

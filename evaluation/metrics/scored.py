@@ -131,7 +131,7 @@ class NodeRows:
 
     ``time``, ``node``: positions of the row's decision time and node; shape (rows,).
     ``label``, ``drain_label``: 1, 0, or -1 where it is not known, within the horizon and the drain horizon.
-    ``cluster``: what is resampled together (:func:`policy.episodes.clusters`).
+    ``cluster``: what is resampled together (:func:`clusters`).
     ``incidents``: those that the rows could have caught.
     """
 

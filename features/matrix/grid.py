@@ -38,7 +38,7 @@ def decision_rows(times: pd.DatetimeIndex, inventory: pd.DataFrame, down: pd.Dat
 
     ``inventory``: as a dataset holds it. An installation counts from ``installed_at`` (included) to ``removed_at``
     (excluded), so that a row depends on no removal after its time.
-    ``down``: from :func:`features.labels.maintenance.out_of_use`.
+    ``down``: from :func:`features.labels.incidents.out_of_use`.
     Returns: ``decision_time``, ``node``, ``gpu`` (null for a node), ``unit``, ``augmented`` (False), ``established_at``
     (the decision time: that is when the row is known to exist); sorted by (decision_time, unit).
     """
@@ -70,7 +70,7 @@ def augmented_rows(
     rows with ``established_at <= R`` depend only on facts known at R. A training set as of R must take only those.
 
     ``onsets``, ``down``: from :func:`features.labels.incidents.known_onsets` and
-    :func:`features.labels.maintenance.out_of_use`.
+    :func:`features.labels.incidents.out_of_use`.
     Returns: as :func:`decision_rows` with ``augmented`` True; ``established_at`` is when the first onset that asks for
     the row was known. No (decision_time, unit) occurs twice.
     """

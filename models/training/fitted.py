@@ -111,7 +111,7 @@ class FittedModels:
     ``thinned_to``: negatives for each positive, where ``training.memory`` left room for fewer than asked for; None: as
     asked for.
     ``stand_in``: name of what all models are scored by because nothing could be fitted yet: a baseline, or
-    :data:`models.learners.prior.PRIOR`, which then is the only one of ``learners``; None: none.
+    :data:`models.config.PRIOR`, which then is the only one of ``learners``; None: none.
     ``prior_weight``: share of a prior, one of ``learners``, in the log-odds of every other learner; 0: it was left out;
     None: there is none. Cascades do without.
     ``reference``: what the rows and scores were like that they were fitted on, to tell drift from; None: not kept.

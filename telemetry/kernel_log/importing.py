@@ -37,7 +37,7 @@ _NO_LOGS: Final = {
 class KernelLog:
     """What a kernel log held.
 
-    ``events``: with the fields of :class:`telemetry.dataset.schema.Event` as columns; ``gpu`` only where a message gave
+    ``events``: with the fields of :class:`telemetry.dataset.event.Event` as columns; ``gpu`` only where a message gave
     the UUID.
     ``unknown_codes``: XIDs without a description, with their number; their events are kept.
     ``unparsed``: line number from 1, line and problem of lines about an event that could not be used.

@@ -42,7 +42,7 @@ from telemetry.values.names import EXACT_NAMES, spellings
 from telemetry.values.numbers import Numbers, is_sentinel_outside, read_numbers, split_header
 
 STAY_PROBLEMS = {-1: "unknown {unit}", -2: "before installation", -3: "after removal"}
-"""Reason of the quarantine by what :meth:`telemetry.importing.inventory.Installations.find` returns."""
+"""Reason of the quarantine by what :meth:`telemetry.importing.inventory.InstallationIndex.find` returns."""
 
 _FRACTION_LEAST = 20
 # Fewest values on which a column is evaluated to be a fraction where percent are expected.

@@ -95,9 +95,9 @@ def build(dataset: Path, out: Path, *, everything: bool) -> None:
     )
     marks.append(_now())
     phases = {
-        f"{name} {kind}": after[at] - before[at]
+        f"{name} {kind}": after[i] - before[i]
         for name, (before, after) in zip(PHASES, pairwise(marks), strict=True)
-        for at, kind in enumerate(("wall", "cpu"))
+        for i, kind in enumerate(("wall", "cpu"))
     }
     report = {
         "loading": loading,

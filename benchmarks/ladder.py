@@ -81,7 +81,7 @@ def kept(fleets: Mapping[str, Part]) -> dict[str, dict[str, Any]]:
 def excerpt(readme: str, printed: str) -> str:
     """Return the README with the lines of :data:`EXCERPT` in the block that holds an assessment."""
     lines = [line for line in printed.splitlines() if line.startswith(EXCERPT)]
-    table = next(at for at, line in enumerate(lines) if line.startswith("  rung"))
+    table = next(i for i, line in enumerate(lines) if line.startswith("  rung"))
     once = {line.split()[0]: line.removesuffix(" *") for line in lines[table + 1 :] if line.split()[0] in RUNGS}
     ends = [line.split(" (publish", 1)[0] for line in lines if line.startswith(EXCERPT[-2:])]
     chosen = [*lines[: table + 1], *once.values(), *ends]

@@ -14,7 +14,7 @@ from scipy.special import expit
 from sklearn.base import clone
 
 from models.config import Combiner
-from models.learners.factory import Fit, FitRows, Kept, fit_all
+from models.learners.factory import Fit, FitRows, LearnerStore, fit_all
 from models.rows.ranking import Bools, Floats, Hashes, Ints, group_sizes, rank_within, top_nodes
 from models.rows.row_reader import log_odds, logit
 
@@ -175,10 +175,10 @@ def fit_cascade(
     purge_ms: int,
     recall_floor: float,
     order_by: Literal["last", "mean"] = "last",
-    held: np.ndarray | None = None,
+    later_positives: np.ndarray | None = None,
     fitted_first: Any = None,
     thresholds: Sequence[float] | None = None,
-    kept: Kept | None = None,
+    store: LearnerStore | None = None,
 ) -> Cascade:
     """Fit the stages one after the other.
 
@@ -190,7 +190,7 @@ def fit_cascade(
     ``times``: decision times in milliseconds; shape (n_rows,).
     ``purge_ms``: gap + horizon, between the rows that an out-of-fold model is fitted on and those it scores.
     ``recall_floor``: share of validation positives that each threshold keeps.
-    ``held``: later positives that thresholds are set on. Without them, or with fewer than :data:`MIN_POSITIVES`,
+    ``later_positives``: those that thresholds are set on. Without them, or with fewer than :data:`MIN_POSITIVES`,
     thresholds are set on the out-of-fold scores.
     ``fitted_first``: the first stage already fitted on the same rows, so that it is not fitted twice.
     ``thresholds``: thresholds set before, on rows that were held out, one for each stage but the last.
@@ -200,7 +200,7 @@ def fit_cascade(
     def rows_of(at: Ints) -> FitRows:
         return FitRows(X[at], y[at], weight[at])
 
-    held = np.zeros((0, X.shape[1])) if held is None else held
+    later_positives = np.zeros((0, X.shape[1])) if later_positives is None else later_positives
     rows = np.arange(len(y))
     done: list[tuple[str, Any]] = []
     own_thresholds: list[float] = []
@@ -210,7 +210,7 @@ def fit_cascade(
         first = fitted_first if not done else None
         if first is None:
             fits.append(Fit(name, clone(stage), rows_of(rows)))
-        models = fit_all(fits, kept=kept)
+        models = fit_all(fits, store=store)
         fitted = models.pop() if first is None else first
         oof = np.full(len(rows), np.nan)
         for model, (_, scored) in zip(models, folds, strict=True):
@@ -218,15 +218,15 @@ def fit_cascade(
         threshold, survived = _survivors(oof, y[rows], recall_floor)
         if threshold is None:
             threshold = keep_threshold(log_odds(fitted, X[rows][y[rows] == 1]), recall_floor)
-        if len(held) >= MIN_POSITIVES:
-            score = log_odds(fitted, held)
+        if len(later_positives) >= MIN_POSITIVES:
+            score = log_odds(fitted, later_positives)
             threshold = keep_threshold(score, recall_floor)
-            held = held[score >= threshold]
+            later_positives = later_positives[score >= threshold]
         own_thresholds.append(threshold if thresholds is None else thresholds[len(done)])
         done.append((name, fitted))
         rows = rows[survived]
     name, last = stages[-1]
-    done.append((name, fit_all([Fit(name, clone(last), rows_of(rows))], kept=kept)[0]))
+    done.append((name, fit_all([Fit(name, clone(last), rows_of(rows))], store=store)[0]))
     ordered_by = done if order_by == "mean" else done[-1:]
     final = np.sum([log_odds(stage, X[rows]) for _, stage in ordered_by], axis=0) / len(ordered_by)
     return Cascade(done, own_thresholds, min(float(np.quantile(final, 0.01, method="lower")), 0.0), order_by)

@@ -80,8 +80,8 @@ class Health:
         ]
         lines.append("")
         for verdict in findings.verdicts:
-            mark = "DRIFT" if verdict.drift else "note"
-            lines.append(f"{mark}: {CAUSES[verdict.cause]}. {verdict.text}")
+            label = "DRIFT" if verdict.drift else "note"
+            lines.append(f"{label}: {CAUSES[verdict.cause]}. {verdict.text}")
             lines += [f"    {fact}" for fact in verdict.facts]
         if not findings.verdicts:
             lines.append("no drift detected")

@@ -108,7 +108,7 @@ def _reader(matrix: FeatureMatrix, bundle: Bundle, name: str) -> RowReader:
     """Read a matrix's rows in the columns that a bundle was trained on, its codes of categories included."""
     wanted = bundle.fitted.columns
     source = with_windows(matrix, bundle.fitted.learner_names)
-    have = {column.name: (at, column) for at, column in enumerate(source.columns)}
+    have = {column.name: (i, column) for i, column in enumerate(source.columns)}
     absent = [column.name for column in wanted if column.name not in have]
     if absent:
         raise InputError(
@@ -135,8 +135,8 @@ def in_codes_of(wanted: Sequence[FeatureColumn], have: Sequence[FeatureColumn], 
     ``have``: the columns as they are read: the same features in the same order.
     """
     recoded = {
-        at: np.array([_code(category, new.categories) for category in old.categories], np.float32)
-        for at, (new, old) in enumerate(zip(wanted, have, strict=True))
+        i: np.array([_code(category, new.categories) for category in old.categories], np.float32)
+        for i, (new, old) in enumerate(zip(wanted, have, strict=True))
         if new.categories != old.categories
     }
 

@@ -259,9 +259,9 @@ def _unheard(matrix: FeatureMatrix) -> list[str]:
 
 def profile_predictions(predictions: pd.DataFrame, profile: str) -> pd.DataFrame:
     """Give the profile's choice: one row a decision time and unit, ranks from 1, as predictions.parquet holds it."""
-    mine = predictions[(predictions["model"] == profile) & (predictions["variant"] == "sliding")]
-    mine = mine.sort_values(["decision_time", "rank"], kind="stable")
-    return mine[PREDICTION_COLUMNS].reset_index(drop=True)
+    rows = predictions[(predictions["model"] == profile) & (predictions["variant"] == "sliding")]
+    rows = rows.sort_values(["decision_time", "rank"], kind="stable")
+    return rows[PREDICTION_COLUMNS].reset_index(drop=True)
 
 
 def write_report_for(backtest: Path, out: Path | None = None) -> Path:

@@ -65,20 +65,20 @@ def bursts(nodes: Sequence[tuple[NodeView, Sequence[Fact]]], config: CommonCause
     places = {scope: seen for scope, seen in reported.items() if len(seen) >= config.min_nodes}
     near = places.keys() - {("fleet", "")}  # only a chain of risks needs the size of its place, and the fleet has none
     sizes = Counter([scope for node, _ in nodes for scope in node.scopes if scope in near] if near else ())
-    found: list[tuple[tuple[str, str], list[_Seen]]] = []
+    chains: list[tuple[tuple[str, str], list[_Seen]]] = []
     for scope, seen in places.items():
         anywhere = scope[0] == "fleet"
         for risks in (False, True):
-            mine = [one for one in seen if (one[2].name == RISK) is risks and not (anywhere and one[2].name in _NEAR)]
+            chosen = [one for one in seen if (one[2].name == RISK) is risks and not (anywhere and one[2].name in _NEAR)]
             least = max(config.min_nodes, sizes[scope] // 2 + 1 if risks else 0)
             gap = config.anywhere if anywhere else config.nearby
-            found += [(scope, chain) for chain in _chains(mine, gap) if len({name for _, name, _ in chain}) >= least]
-    shared = {(name, report) for _, chain in found for _, name, report in chain}
-    own = {node.name for node, reports in onsets if any((node.name, report) not in shared for report in reports)}
+            chains += [(scope, chain) for chain in _chains(chosen, gap) if len({name for _, name, _ in chain}) >= least]
+    shared = {(name, report) for _, chain in chains for _, name, report in chain}
+    single = {node.name for node, reports in onsets if any((node.name, report) not in shared for report in reports)}
     merged: dict[str, Burst] = {}
-    for scope, chain in sorted(found, key=lambda burst: -len(burst[1])):
+    for scope, chain in sorted(chains, key=lambda burst: -len(burst[1])):
         covered = {name for burst in merged.values() for name in burst.nodes}
-        other_nodes = {name for _, name, _ in chain} - own
+        other_nodes = {name for _, name, _ in chain} - single
         if other_nodes - covered:
             burst = _burst(scope, chain, tuple(sorted(other_nodes)))
             merged.setdefault(burst.key, burst)
@@ -112,7 +112,7 @@ def _chains(seen: Iterable[_Seen], gap: timedelta) -> Iterator[list[_Seen]]:
         yield chain
 
 
-def _burst(scope: tuple[str, str], chain: Sequence[_Seen], held: tuple[str, ...]) -> Burst:
+def _burst(scope: tuple[str, str], chain: Sequence[_Seen], nodes: tuple[str, ...]) -> Burst:
     kinds: Mapping[str, None] = dict.fromkeys(report.name for _, _, report in chain)
     facts = ", ".join(sorted(kinds)[:_NAMED])
     where = "of the fleet" if scope[0] == "fleet" else f"of {scope[0]} {scope[1]}"
@@ -121,7 +121,7 @@ def _burst(scope: tuple[str, str], chain: Sequence[_Seen], held: tuple[str, ...]
         f"{count} nodes {where} report {facts} together, from {first:%Y-%m-%d %H:%M} UTC, and none has other evidence: "
         "a common cause"
     )
-    return Burst(f"together {scope[0]} {scope[1]} {first:%Y-%m-%dT%H}", message, held)
+    return Burst(f"together {scope[0]} {scope[1]} {first:%Y-%m-%dT%H}", message, nodes)
 
 
 @checked(frozen=True, slots=True)

@@ -260,20 +260,20 @@ def grant(
         return (ask.node, ask.episode) in own and any(counts(ask)), -ask.worth, ask.node
 
     for ask in sorted(asks, key=order):
-        mine, counted = scopes[ask.node], counts(ask)
+        node_scopes, counted = scopes[ask.node], counts(ask)
         why = refusal(ask.node, counted)
-        touched.update(mine)
+        touched.update(node_scopes)
         if why is not None:
             refused[ask.node] = why
             continue
         granted.add(ask.node)
-        lost.update(mine)
-        total.update(mine if ask.node in resting else ())
+        lost.update(node_scopes)
+        total.update(node_scopes if ask.node in resting else ())
         if any(counted) or (ask.node, ask.episode) not in own:
             recent = [start for start in recent if (start.node, start.episode) != (ask.node, ask.episode)]
-            recent.append(Start(ask.node, now, ask.episode, mine))
+            recent.append(Start(ask.node, now, ask.episode, node_scopes))
             for counter, counts_in in zip(counters, counted, strict=True):
-                counter.update(mine if counts_in else ())
+                counter.update(node_scopes if counts_in else ())
     uses = tuple(
         Use(scope, total[scope], lost[scope], min(budget.allowed(total[scope]) for budget in limited[scope[0]]))
         for scope in sorted(touched)

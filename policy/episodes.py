@@ -42,12 +42,12 @@ def openings(node: Ints, time: Ints, reach_ms: int | Ints) -> Bools:
     key = place * width + (time - start)  # no episode reaches into the next node
     order = np.arange(len(key)) if (np.diff(key) >= 0).all() else np.argsort(key, kind="stable")
     key, place, reach = key[order], place[order], reach[order]
-    at = np.flatnonzero(np.diff(place, prepend=-1) != 0)
-    while len(at):  # one round for the first episode of every node, one for the second, and so on
-        opened[order[at]] = True
-        later = np.searchsorted(key, key[at] + reach[at], side="right")
+    starts = np.flatnonzero(np.diff(place, prepend=-1) != 0)
+    while len(starts):  # one round for the first episode of every node, one for the second, and so on
+        opened[order[starts]] = True
+        later = np.searchsorted(key, key[starts] + reach[starts], side="right")
         inside = later < len(key)
-        at = later[inside][place[later[inside]] == place[at[inside]]]
+        starts = later[inside][place[later[inside]] == place[starts[inside]]]
     return opened
 
 

@@ -167,11 +167,11 @@ def advance_stage(
         state = StageState(state.stage, now)
     since = max(state.since, now - config.window)
     counted = [outcome for outcome in outcomes if outcome.alert.at >= since]
-    at = STAGES.index(state.stage)
-    if at > 0:
+    position = STAGES.index(state.stage)
+    if position > 0:
         record, least = _record_for(state.stage, counted, config, now, needed)
         if record.bound.alerts >= config.min_outcomes and record.upper < least:
-            down = STAGES[at - 1]
+            down = STAGES[position - 1]
             why = f"group {group} moves down from {state.stage} to {down}: {record.summary}, below {least:.1%}"
             return StageState(down, now), (why,)
     return (state, ()) if state.stage == config.ceiling else _promoted(group, state, counted, config, now, needed)

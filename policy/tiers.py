@@ -137,16 +137,16 @@ def choose_thresholds(
     own = dict(given.items())
     values: dict[str, float | None] = {}
     sources: dict[str, str] = {}
-    for at in reversed(range(len(RAISED))):
-        name = RAISED[at]
+    for i in reversed(range(len(RAISED))):
+        name = RAISED[i]
         values[name], sources[name] = own[name], GIVEN
         if own[name] is not None:
             continue
         derived, sources[name] = _derive(name, decisions, why_none)
         if derived is None:
             continue
-        low = max((value for tier in RAISED[:at] if (value := own[tier]) is not None), default=0.0)
-        high = min((value for tier in RAISED[at + 1 :] if (value := values[tier]) is not None), default=1.0)
+        low = max((value for tier in RAISED[:i] if (value := own[tier]) is not None), default=0.0)
+        high = min((value for tier in RAISED[i + 1 :] if (value := values[tier]) is not None), default=1.0)
         values[name] = min(max(derived, low), high)
         if values[name] != derived:
             other = "lower" if low > derived else "higher"

@@ -17,8 +17,8 @@ KERNEL_DELAY = 10 * MINUTE
 """Time after which a logged event is known: the default reporting delay of the design."""
 
 
-class CounterMark(IntEnum):
-    """What an event does to the device's own counters."""
+class CounterEvent(IntEnum):
+    """An event that changes the counters of a device."""
 
     XID = 0
     UNCORRECTED = 1
@@ -45,13 +45,13 @@ class SimulatedEvent:
 class Records:
     """A node's records.
 
-    ``marks`` rows are (slot, installation, time, :class:`CounterMark`, value); ``reloads`` the times at which the
-    driver was loaded again; ``logged`` the time of the first record of each failure; ``lingers`` until when a failed
-    GPU still answers; ``app_errors`` the times at which an application error hit the whole node.
+    ``counter_events``: rows of slot, installation, time, :class:`CounterEvent`, value. ``reloads``: when the driver was
+    loaded again. ``logged``: the first record of each failure. ``lingers``: until when a failed GPU still answers.
+    ``app_errors``: when an application error hit the whole node.
     """
 
     events: list[SimulatedEvent] = field(default_factory=list)
-    marks: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    counter_events: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     reloads: list[int] = field(default_factory=list)
     logged: list[int] = field(default_factory=list)
     with_xid: list[bool] = field(default_factory=list)
@@ -90,7 +90,7 @@ class _Writer:
 
     def xid(self, time: int, device: tuple[int, int], code: int) -> None:
         self.add(time, device, "xid", str(code))
-        self.out.marks.append((*device, time, CounterMark.XID, code))
+        self.out.counter_events.append((*device, time, CounterEvent.XID, code))
 
     def device_at(self, slot: int, time: int) -> tuple[int, int] | None:
         """Return the device that is up in a slot at a time."""
@@ -116,7 +116,7 @@ class _Writer:
             if has_xid:
                 self.xid(logged, device, self.pick(mechanism.xids))
                 if mechanism.failure_class == "memory":
-                    self.out.marks.append((*device, logged, CounterMark.UNCORRECTED, 1 + int(3 * code_dice)))
+                    self.out.counter_events.append((*device, logged, CounterEvent.UNCORRECTED, 1 + int(3 * code_dice)))
             elif checked:
                 self.add(logged, device, "failure", "pcie_bandwidth", detail="below threshold", source="health-check")
             else:
@@ -232,8 +232,8 @@ class _Writer:
             if device is not None:
                 self.xid(time, device, 94)
                 self.xid(time + 1000, device, 63)
-                self.out.marks.append((*device, time, CounterMark.UNCORRECTED, 1))
-                self.out.marks.append((*device, time + 1000, CounterMark.REMAPPED, 1))
+                self.out.counter_events.append((*device, time, CounterEvent.UNCORRECTED, 1))
+                self.out.counter_events.append((*device, time + 1000, CounterEvent.REMAPPED, 1))
         bursts = self.in_state(weak + strong, memory, noise.burst_xid_per_day)
         for slot, installation in sorted(chronic_sbe):
             number = int(self.rng.poisson(noise.chronic_burst_per_day * self.clock.days))
@@ -245,7 +245,7 @@ class _Writer:
             if device is not None:
                 self.xid(time, device, 92)
                 if self.rng.random() < 0.1:
-                    self.out.marks.append((*device, time, CounterMark.CORRECTED_REMAP, 1))
+                    self.out.counter_events.append((*device, time, CounterEvent.CORRECTED_REMAP, 1))
         if model.has_nvlink:
             self.link_episodes(model.nvlink_episode_rate, weak, strong)
 
@@ -273,7 +273,9 @@ class _Writer:
                 continue
             last[device] = time
             self.xid(time, device, 74)
-            self.out.marks.append((*device, time, CounterMark.LINK_BURST, 2000 + int(self.rng.integers(0, 20_000))))
+            self.out.counter_events.append(
+                (*device, time, CounterEvent.LINK_BURST, 2000 + int(self.rng.integers(0, 20_000)))
+            )
 
 
 def write_records(
@@ -288,6 +290,6 @@ def write_records(
     writer.recoverable(chronic_sbe)
     out = writer.out
     out.events = [event for event in out.events if clock.start <= event.time < clock.end and event.known < clock.end]
-    out.marks.sort()
+    out.counter_events.sort()
     out.reloads = sorted(time for time in out.reloads if time < clock.end)
     return out

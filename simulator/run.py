@@ -100,7 +100,7 @@ def node_devices(simulation: Simulation, number: int) -> list[Device]:
         np.float64,
     )  # fmt: skip
     segments = _with_lingering(life, records)
-    marks = np.array(records.marks, np.int64).reshape(-1, 5)
+    counter_events = np.array(records.counter_events, np.int64).reshape(-1, 5)
     reloads = np.array(records.reloads, np.int64)
     inflated = node.upgrades[0] if node.upgrades and simulation.inflation != 1.0 else NEVER
     devices = []
@@ -109,7 +109,7 @@ def node_devices(simulation: Simulation, number: int) -> list[Device]:
         if first == last:
             continue
         is_device = (segments[:, 0] == slot) & (segments[:, 1] == installation)
-        mine = (marks[:, 0] == slot) & (marks[:, 1] == installation)
+        mine = (counter_events[:, 0] == slot) & (counter_events[:, 1] == installation)
         devices.append(
             Device(
                 name=gpu_name(simulation.seed, node.index, slot, installation),
@@ -120,7 +120,7 @@ def node_devices(simulation: Simulation, number: int) -> list[Device]:
                 first=first,
                 last=last,
                 segments=np.ascontiguousarray(segments[is_device]),
-                marks=np.ascontiguousarray(marks[mine][:, 2:]),
+                counter_events=np.ascontiguousarray(counter_events[mine][:, 2:]),
                 reloads=reloads[reloads >= max(installed, clock.start)],
                 inflated_from=inflated,
                 inflation=simulation.inflation,

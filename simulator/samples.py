@@ -28,7 +28,7 @@ from simulator.randomness import (
     stream,
     uniform,
 )
-from simulator.records import CounterMark
+from simulator.records import CounterEvent
 from simulator.workload import NodeSeries
 from telemetry.dataset.channels import CATALOGUE, Channel, with_rollups
 from telemetry.dataset.schema import INSTANT, NAME, samples_schema
@@ -173,9 +173,9 @@ def channels() -> dict[str, Channel]:
 class Device(NamedTuple):
     """What the kernel needs to know of one device's installation.
 
-    ``segments`` are the installation's rows with a further column: until when a failed GPU still answers. ``marks``
-    are its rows (time, mark, value). ``electrical`` is idle W, board limit W, clock MHz, memory MiB, has memory
-    sensor, has NVLink, has profiling, base loss of samples, C of rise at the limit.
+    ``segments`` are the installation's rows with a further column: until when a failed GPU still answers.
+    ``counter_events`` are rows (time, event, value). ``electrical`` is idle W, board limit W, clock MHz, memory MiB,
+    has memory sensor, has NVLink, has profiling, base loss of samples, C of rise at the limit.
     """
 
     name: str
@@ -186,7 +186,7 @@ class Device(NamedTuple):
     first: int
     last: int
     segments: Int64Array
-    marks: Int64Array
+    counter_events: Int64Array
     reloads: Int64Array
     inflated_from: int
     inflation: float
@@ -254,7 +254,7 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
 ) -> int:
     """Write one device's samples from ``row`` on and return the row after the last."""
     rng = stream(seed, device.node_index, device.slot + 64 * device.installation, Purpose.SAMPLES)
-    series, segments, marks, reloads = device.series, device.segments, device.marks, device.reloads
+    series, segments, counter_events, reloads = device.series, device.segments, device.counter_events, device.reloads
     traits, electrical = device.traits, device.electrical
     minutes = step / 60_000.0
     idle_w, tdp_w, clock_mhz, memory_mib = electrical[0], electrical[1], electrical[2], electrical[3]
@@ -263,47 +263,47 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
     replays, sbe = traits[Trait.REPLAYS_BEFORE], traits[Trait.SBE_BEFORE]
     crc, link_replays, dbe = traits[Trait.CRC_BEFORE], 0.0, 0.0
     remap_good, remap_bad = 0.0, traits[Trait.REMAPS_BEFORE]
-    xid, at, mark, load = 0, 0, 0, 0
+    xid, segment, event, load = 0, 0, 0, 0
     temperature = series.inlet[device.first] + 12.0 if device.first < device.last else 0.0
     severity, severe_since = 1.0, -1
     mean_sbe, exp_sbe, mean_replay, exp_replay, mean_crc, exp_crc = -1.0, 1.0, -1.0, 1.0, -1.0, 1.0
     nan = np.float32(np.nan)
     for index in range(device.first, device.last):
         now = start + index * step
-        while at < segments.shape[0] - 1 and segments[at, 3] <= now:
-            at += 1
+        while segment < segments.shape[0] - 1 and segments[segment, 3] <= now:
+            segment += 1
         while load < len(reloads) and reloads[load] <= now:
             # Records between two loads of the driver belong to the first.
-            while mark < marks.shape[0] and marks[mark, 0] <= reloads[load]:
-                if marks[mark, 1] == CounterMark.REMAPPED:
-                    remap_bad += marks[mark, 2]
-                elif marks[mark, 1] == CounterMark.CORRECTED_REMAP:
-                    remap_good += marks[mark, 2]
-                mark += 1
+            while event < counter_events.shape[0] and counter_events[event, 0] <= reloads[load]:
+                if counter_events[event, 1] == CounterEvent.REMAPPED:
+                    remap_bad += counter_events[event, 2]
+                elif counter_events[event, 1] == CounterEvent.CORRECTED_REMAP:
+                    remap_good += counter_events[event, 2]
+                event += 1
             replays, sbe, dbe, crc, link_replays, xid = 0.0, 0.0, 0.0, 0.0, 0.0, 0
             load += 1
-        while mark < marks.shape[0] and marks[mark, 0] <= now:
-            what, value = marks[mark, 1], marks[mark, 2]
-            if what == CounterMark.XID:
+        while event < counter_events.shape[0] and counter_events[event, 0] <= now:
+            what, value = counter_events[event, 1], counter_events[event, 2]
+            if what == CounterEvent.XID:
                 xid = value
-            elif what == CounterMark.UNCORRECTED:
+            elif what == CounterEvent.UNCORRECTED:
                 dbe += value
-            elif what == CounterMark.REMAPPED:
+            elif what == CounterEvent.REMAPPED:
                 remap_bad += value
-            elif what == CounterMark.CORRECTED_REMAP:
+            elif what == CounterEvent.CORRECTED_REMAP:
                 remap_good += value
             else:
                 crc += value
                 link_replays += 1.0 + value % 5
-            mark += 1
-        state = segments[at, 4]
+            event += 1
+        state = segments[segment, 4]
         working = True
         if state == DOWN:
-            if now >= segments[at, 7]:
+            if now >= segments[segment, 7]:
                 continue
             state, working = 0, False
-        if state > 0 and segments[at, 5] != severe_since:
-            severe_since = segments[at, 5]
+        if state > 0 and segments[segment, 5] != severe_since:
+            severe_since = segments[segment, 5]
             draw = mix(np.uint64(severe_since) ^ (np.uint64(seed) + np.uint64(device.node_index * 4096 + device.slot)))
             severity = 0.5 + (draw >> np.uint64(11)) / 9007199254740992.0
         a, b, c = bits(rng), bits(rng), bits(rng)

@@ -139,9 +139,9 @@ def walk_promises(
     }
     records = [
         {"model": name, "target": target, "fold": number, "refit_at": refit_at}
-        | _summary(decided[name, target][at])
-        | became[name, target][at]
-        for at, (number, refit_at) in enumerate(tested)
+        | _summary(decided[name, target][i])
+        | became[name, target][i]
+        for i, (number, refit_at) in enumerate(tested)
         for name, target in decided
     ]
     by_fold = pd.DataFrame.from_records(records, columns=FOLD_COLUMNS)

@@ -58,7 +58,7 @@ class DriftWatch:
         width = max(duration_ms(RECENT_SPAN), now_ms - self._refits_ms[fold - 1])
         reference = self._reference(fit, before[fit].facts)
         self._last = fold, labelled
-        numbers = {name: at for at, name in enumerate(self._trainer.names)}
+        numbers = {name: i for i, name in enumerate(self._trainer.names)}
         since = before[fit:]
         return examine(
             reference,
@@ -164,7 +164,7 @@ class Backtest:
             models=models,
             seed=setup.seed,
             names=self.names,
-            kept=None if setup.fits is None else FitStore(setup.fits),
+            store=None if setup.fits is None else FitStore(setup.fits),
         )
         self.rows = trainer.rows
         self.schedule = plan_schedule(

@@ -90,8 +90,8 @@ def fleet_verdicts(reference: Reference, recent: Recent) -> list[DriftVerdict]:
     """
     notes: list[DriftVerdict] = []
     facts: list[str] = []
-    for at, (column, before) in enumerate(zip(reference.columns, reference.features, strict=True)):
-        values = pd.Series(recent.values[recent.now, at].astype(np.float64)).dropna()
+    for i, (column, before) in enumerate(zip(reference.columns, reference.features, strict=True)):
+        values = pd.Series(recent.values[recent.now, i].astype(np.float64)).dropna()
         if column.name.startswith("static__age__"):
             new = float((values > reference.end_ms / _DAY_MS).mean()) if len(values) else 0.0
             if new >= SIZE_LIMIT:
@@ -267,10 +267,10 @@ def _distance(shares: pd.DataFrame) -> pd.Series:
 def _mix_facts(column: FeatureColumn, shares: pd.DataFrame) -> tuple[str, ...]:
     facts = []
     order = np.lexsort((shares.index, -_distance(shares)))[:4]
-    for code, before, now in shares.iloc[order].itertuples():
+    for code, old, now in shares.iloc[order].itertuples():
         known = 0 <= int(code) < len(column.categories)
         name = column.categories[int(code)] if known else f"code {int(code)}"
-        facts.append(f"{column.channel} {name}: {percent(before)} before, {percent(now)} now")
+        facts.append(f"{column.channel} {name}: {percent(old)} before, {percent(now)} now")
     return tuple(facts)
 
 
@@ -373,7 +373,7 @@ def _same_makes(reference: Reference, pool: Recent, begin_ms: int) -> tuple[np.n
     None where makes are not known, where the reference's rows are not there, or where the mix is nearly what it was:
     then it cannot have moved a share by what counts, and the fleet is compared as a whole.
     """
-    make = next((at for at, column in enumerate(reference.columns) if column.name == MAKE), None)
+    make = next((i for i, column in enumerate(reference.columns) if column.name == MAKE), None)
     if make is None:
         return None
     codes = pool.values[:, make]
@@ -385,26 +385,26 @@ def _same_makes(reference: Reference, pool: Recent, begin_ms: int) -> tuple[np.n
     shares = [(codes[rows][:, None] == makes).mean(axis=0) for rows in (earlier, recent)]
     if np.abs(shares[1] - shares[0]).sum() < MISSING_LIMIT:
         return None
-    before, now = [], []
+    old, now = [], []
     for code in makes:
         had, has = (rows[codes[rows] == code] for rows in (earlier, recent))
         if len(had) >= LEAST_OF_A_MAKE:
-            before.append(had[np.linspace(0, len(had) - 1, len(has)).round().astype(np.int64)])
+            old.append(had[np.linspace(0, len(had) - 1, len(has)).round().astype(np.int64)])
             now.append(has)
     if not now:
         return None
-    return pool.values[np.concatenate(before)], pool.values[np.concatenate(now)]
+    return pool.values[np.concatenate(old)], pool.values[np.concatenate(now)]
 
 
 def _fell(alerts: tuple[AlertCounts, AlertCounts] | None) -> tuple[float, str] | None:
     if alerts is None:
         return None
-    before, now = alerts
+    old, now = alerts
     counts = (
         f"{now.right} of {now.right + now.wrong} alerted nodes failed, {percent(now.precision)}; before "
-        f"{before.right} of {before.right + before.wrong}, {percent(before.precision)}"
+        f"{old.right} of {old.right + old.wrong}, {percent(old.precision)}"
     )
-    return precision_fell(before, now), counts
+    return precision_fell(old, now), counts
 
 
 def _outcomes(changes: Sequence[RateChange]) -> dict[str, float | int | None]:

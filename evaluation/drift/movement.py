@@ -94,12 +94,12 @@ def movements(
     move with the mix.
     """
     out = []
-    for at, (column, reference) in enumerate(zip(columns, before, strict=True)):
-        shift = shift_of(reference, values[:, at])
+    for i, (column, reference) in enumerate(zip(columns, before, strict=True)):
+        shift = shift_of(reference, values[:, i])
         moved, missing_moved = _has_moved(shift, reference)
         if same_makes is not None and column.group != "static" and (moved or missing_moved):
-            own = summarise(same_makes[0][:, at], every_value=bool(column.categories))
-            within = _has_moved(shift_of(own, same_makes[1][:, at]), reference)
+            own = summarise(same_makes[0][:, i], every_value=bool(column.categories))
+            within = _has_moved(shift_of(own, same_makes[1][:, i]), reference)
             moved, missing_moved = moved and within[0], missing_moved and within[1]
         out.append(Movement(column, shift, reference.usual_psi, moved, missing_moved))
     return out

@@ -168,8 +168,8 @@ def group_table(estimate: Estimate, group: np.ndarray, name: str, names: np.ndar
     top = scored.top(scored.shared.k) & known
     incidents, caught = scored.rows.incidents.caught_in(scored.alert, code, n)
     rankings = []
-    for at in range(n):
-        rows = known & (code == at)
+    for i in range(n):
+        rows = known & (code == i)
         average, area = Ranking.build(-scored.rank[rows], positive[rows]).both()
         rankings.append((float(average[0]), float(area[0])))
     return pd.DataFrame(
@@ -198,16 +198,16 @@ def _ratios(scored: Scored, incidents: pd.DataFrame, weights: Floats) -> tuple[d
     top = scored.top(scored.shared.k)
     cluster, n = scored.rows.incidents.cluster, scored.shared.n_clusters
     alert, positive = scored.alert, scored.positive
-    mine = np.bincount(cluster, minlength=n).astype(np.float64)
+    draws = np.bincount(cluster, minlength=n).astype(np.float64)
     hits = scored.per_cluster(alert & positive)
     opened, outcome = scored.episodes()
     shares = {
         "episode_precision": (scored.per_cluster(opened[outcome == 1]), scored.per_cluster(opened[outcome >= 0])),
         "precision_at_k": (scored.per_cluster(top & positive), scored.per_cluster(top & scored.known)),
         "precision": (hits, scored.per_cluster(alert & scored.known)),
-        "recall": (np.bincount(cluster, incidents["caught"], n), mine),
+        "recall": (np.bincount(cluster, incidents["caught"], n), draws),
         "row_recall": (hits, scored.per_cluster(positive)),
-        "capture": (np.bincount(cluster, incidents["in_top"], n), mine),
+        "capture": (np.bincount(cluster, incidents["in_top"], n), draws),
     }
     values = {name: ratio(weights @ part, weights @ whole) for name, (part, whole) in shares.items()}
     return values, {name: whole for name, (_, whole) in shares.items()}

@@ -114,12 +114,12 @@ class Controlled:
                 self._better[known].append(event["node"])
             else:
                 worse.add(known)
-        stays = [(place, *stay) for place, units in enumerate(self.fleet.stays) for stay in units]
-        code = self.scores.units.get_indexer([name for _, name, _, _ in stays])
+        rows = [(place, *unit) for place, units in enumerate(self.fleet.installations) for unit in units]
+        code = self.scores.units.get_indexer([name for _, name, _, _ in rows])
         codes = iter(code.tolist())
-        self._code: list[list[int]] = [[next(codes) for _ in units] for units in self.fleet.stays]
-        self._member = np.column_stack([[place for place, *_ in stays], code, [stay[2:] for stay in stays]])
-        self._homes = {name: place for place, units in enumerate(self.fleet.stays) for name, _, _ in units}
+        self._code: list[list[int]] = [[next(codes) for _ in units] for units in self.fleet.installations]
+        self._member = np.column_stack([[place for place, *_ in rows], code, [row[2:] for row in rows]])
+        self._homes = {name: place for place, units in enumerate(self.fleet.installations) for name, _, _ in units}
         # of a reading: quiet nodes by place, with their units, which those with as many share
         self._rested: tuple[int, dict[tuple[int, int, int], NodeView]] = (-1, {})
         self._alike: dict[tuple[int, int], tuple[UnitView, ...]] = {}
@@ -241,7 +241,7 @@ class Controlled:
 
     def _tested(self, place: int) -> None:
         fleet, (ends, remedy), row = self.fleet, self._tests.pop(place), self._open[place]
-        units = [unit for unit, since, until in fleet.stays[place] if since <= ends < until]
+        units = [unit for unit, since, until in fleet.installations[place] if since <= ends < until]
         ahead = (fleet.failed == place) & (fleet.at <= ends + duration_ms(self.reach)) & (ends < fleet.until)
         if self.diagnostic == "stated" and remedy is None and self.findable is not None:
             ahead &= self.findable
@@ -282,7 +282,9 @@ class Controlled:
                 passed = None if self.probing is None else self.probing.passed_at(place, at)
                 units = tuple(
                     self._unit(newest.view(name, code), reports.get(name) or reports.get(node.name), passed)
-                    for (name, since, until), code in zip(self.fleet.stays[place], self._code[place], strict=True)
+                    for (name, since, until), code in zip(
+                        self.fleet.installations[place], self._code[place], strict=True
+                    )
                     if since <= at < until
                 )
                 views.append(

@@ -87,21 +87,21 @@ def count_outcome(
     counted = [_counted(fleet, jobs, marks, costs, more, soft=soft) for jobs, more in zip(loads, cheap, strict=True)]
     known = right | (sound & (marks.at + within <= fleet.end))
     hits, moved, hit, spent, idle, repaired = (np.stack(values) for values in zip(*counted, strict=True))
-    done, good, of = len(marks.at), int(right.sum()), int(known.sum())
+    actions, actions_right, actions_known = len(marks.at), int(right.sum()), int(known.sum())
     probes = [more.probes for more in cheap]
-    if extras is not None and not done:
+    if extras is not None and not actions:
         finished = [len(probe.node) - int(probe.preempted.sum()) for probe in probes]
         found = [int((probe.failure >= 0).sum()) for probe in probes]
         asked = [len(more.checkpoints.job) for more in cheap]
-        done = round(float(np.mean([len(probe.node) for probe in probes]) + np.mean(asked)))
-        good, of = round(float(np.mean(found))), round(float(np.mean(finished)))
+        actions = round(float(np.mean([len(probe.node) for probe in probes]) + np.mean(asked)))
+        actions_right, actions_known = round(float(np.mean(found))), round(float(np.mean(finished)))
     spared = [int((caught | np.isin(np.arange(len(caught)), probe.failure)).sum()) for probe in probes]
     nodes, alerts = np.unique(marks.node[known], return_counts=True)
     hit_by = np.array([int(right[known & (marks.node == node)].sum()) for node in nodes], dtype=np.int64)
     low = bound_of_sizes(alerts, hit_by, _CONFIDENCE).lower if len(nodes) else 0.0
     return ReplayOutcome(
-        done, of, good, round(float(np.mean(spared))), low, float(hits.mean()), float(moved.mean()), hit, spent, idle,
-        repaired,
+        actions, actions_known, actions_right, round(float(np.mean(spared))), low, float(hits.mean()),
+        float(moved.mean()), hit, spent, idle, repaired,
     )  # fmt: skip
 
 
@@ -119,50 +119,50 @@ def _counted(
         where = jobs.node[int(np.argmax(jobs.job == job))]  # of a gang, its first node
         spent[where] += cost
     left: list[Ints] = []  # of each mark: when the jobs of its node are off it
-    off = np.full(len(size), NEVER)
+    left_at = np.full(len(size), NEVER)
     free = _free(fleet, jobs, marks) if soft else None
-    over = np.minimum(marks.until, marks.found)  # what is found to be broken goes straight into its repair
+    ends_at = np.minimum(marks.until, marks.found)  # what is found to be broken goes straight into its repair
     for mark, (node, at, until, drained) in enumerate(
         zip(marks.node, marks.at, marks.until, marks.drained, strict=True)
     ):
-        mine = np.arange(bounds[node], bounds[node + 1])
+        entries = np.arange(bounds[node], bounds[node + 1])
         out = marks.found[mark] < NEVER
         repaired[node] += fleet.gpus[node] * shorter * out
-        started = mine[(jobs.start[mine] > at) & (jobs.start[mine] <= until)]
+        started = entries[(jobs.start[entries] > at) & (jobs.start[entries] <= until)]
         if free is not None and not out:
             times = jobs.start[started]
             avoid = np.logical_not(may_use_risk(size[started], high=marks.high_at(node, times)))
             started = started[avoid & (jobs.gpus[started] <= free(times))]
-        off[started] = jobs.start[started]  # it runs elsewhere
+        left_at[started] = jobs.start[started]  # it runs elsewhere
         if drained < until:
-            gone, left_by = evicted(fleet, jobs, int(node), int(drained), off, costs.checkpoint)
+            gone, left_by = evicted(fleet, jobs, int(node), int(drained), left_at, costs.checkpoint)
             written = gone - duration_ms(LEAVE) - drained
             rework = np.where(jobs.writes(left_by), written, jobs.unsaved(left_by, int(drained)))
-            off[left_by], moved = gone, moved + len(left_by)
+            left_at[left_by], moved = gone, moved + len(left_by)
             spent[node] += float((size[left_by] * (again[left_by] + rework)).sum()) / HOUR_MS
-        left.append(off[mine].copy())
-        off[mine] = NEVER
-        stays = np.minimum(jobs.end[mine], left[mark])
-        for since, ends in [] if soft else _sound(fleet, int(node), int(at), int(over[mark])):
-            busy = np.clip(stays, since, ends) - np.clip(jobs.start[mine], since, ends)
-            idle[node] += max(float(fleet.gpus[node] * (ends - since)) - float(jobs.gpus[mine] @ busy), 0) / HOUR_MS
-    back = np.full(len(fleet.nodes), fleet.begin)
+        left.append(left_at[entries].copy())
+        left_at[entries] = NEVER
+        occupied_until = np.minimum(jobs.end[entries], left[mark])
+        for since, ends in [] if soft else _sound(fleet, int(node), int(at), int(ends_at[mark])):
+            busy = np.clip(occupied_until, since, ends) - np.clip(jobs.start[entries], since, ends)
+            idle[node] += max(float(fleet.gpus[node] * (ends - since)) - float(jobs.gpus[entries] @ busy), 0) / HOUR_MS
+    up_again = np.full(len(fleet.nodes), fleet.begin)
     for node, at, unit, until in zip(fleet.failed, fleet.at, fleet.unit, fleet.until, strict=True):
-        was_down = at < back[node]  # then nothing ran there
-        back[node] = max(back[node], until)
+        was_down = at < up_again[node]  # then nothing ran there
+        up_again[node] = max(up_again[node], until)
         if was_down:
             continue
-        stood = np.flatnonzero((marks.node == node) & (marks.at <= at) & (at < marks.until))
+        standing = np.flatnonzero((marks.node == node) & (marks.at <= at) & (at < marks.until))
         entry = np.arange(bounds[node], bounds[node + 1])
         runs = (jobs.start[entry] <= at) & (jobs.end[entry] >= at)
-        met = entry[runs & (left[int(stood[0])] > at) if len(stood) else runs]
-        share = jobs.gpus[met] / fleet.gpus[node] if unit else np.ones(len(met))
+        hit_entries = entry[runs & (left[int(standing[0])] > at) if len(standing) else runs]
+        share = jobs.gpus[hit_entries] / fleet.gpus[node] if unit else np.ones(len(hit_entries))
         hits += float(share.sum())
-        unsaved = jobs.unsaved(met, at)
+        unsaved = jobs.unsaved(hit_entries, at)
         if len(extras.checkpoints.job):
-            asked = [extras.checkpoints.unsaved(int(job), int(at)) for job in jobs.job[met]]
+            asked = [extras.checkpoints.unsaved(int(job), int(at)) for job in jobs.job[hit_entries]]
             unsaved = np.minimum(unsaved, np.array(asked, dtype=np.int64))
-        hit[node] += float((share * size[met] * (unsaved + again[met])).sum()) / HOUR_MS
+        hit[node] += float((share * size[hit_entries] * (unsaved + again[hit_entries])).sum()) / HOUR_MS
     return hits, moved, hit, spent, idle, repaired
 
 
@@ -172,12 +172,12 @@ def _free(fleet: ReplayedFleet, jobs: Placements, marks: ReplayMarks) -> Callabl
         (jobs.gpus, jobs.start, jobs.end), (fleet.gpus[marks.node], marks.at, marks.until),
         (fleet.gpus[fleet.failed], fleet.at, fleet.until),
     )  # fmt: skip
-    steps = [(gpus, at, sign) for gpus, begin, end in occupied for at, sign in ((begin, 1), (end, -1))]
-    at = np.concatenate([times for _, times, _ in steps])
-    order = np.argsort(at, kind="stable")
+    steps = [(gpus, instants, sign) for gpus, begin, end in occupied for instants, sign in ((begin, 1), (end, -1))]
+    instants = np.concatenate([times for _, times, _ in steps])
+    order = np.argsort(instants, kind="stable")
     taken = np.concatenate([[0], np.cumsum(np.concatenate([sign * gpus for gpus, _, sign in steps])[order])])
-    at, total = at[order], int(fleet.gpus.sum())
-    return lambda times: total - taken[np.searchsorted(at, times)]
+    instants, total = instants[order], int(fleet.gpus.sum())
+    return lambda times: total - taken[np.searchsorted(instants, times)]
 
 
 def _sound(fleet: ReplayedFleet, node: int, begin: int, end: int) -> list[tuple[int, int]]:

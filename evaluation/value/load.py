@@ -220,7 +220,7 @@ class ReplayedFleet:
     """A fleet while it was scored.
 
     ``nodes``: without units, jobs and marks; other fields hold positions in it.
-    ``stays``: of each node, its units with begin and end of their time there.
+    ``installations``: of each node, its units with begin and end of their time there.
     ``gpus``: GPUs of each node; shape (nodes,).
     ``failed``, ``unit``, ``at``, ``until``: node, unit (empty: the whole node), begin and end of each failure, ordered
     by time; a node is down in between; shape (failures,).
@@ -229,7 +229,7 @@ class ReplayedFleet:
     """
 
     nodes: tuple[NodeView, ...]
-    stays: tuple[tuple[tuple[str, int, int], ...], ...]
+    installations: tuple[tuple[tuple[str, int, int], ...], ...]
     gpus: Ints
     failed: Ints
     unit: tuple[str, ...]
@@ -245,20 +245,20 @@ class ReplayedFleet:
         known = inventory.astype(object).where(inventory.notna(), None)
         since, until = milliseconds(inventory["installed_at"]), milliseconds(inventory["removed_at"])
         nodes: dict[str, NodeView] = {}
-        stays: defaultdict[str, list[tuple[str, int, int]]] = defaultdict(list)
+        units: defaultdict[str, list[tuple[str, int, int]]] = defaultdict(list)
         domains = [known[name] if name in known else [None] * len(known) for name in _PLACE]
         for node, gpu, first, last, *place in zip(known["node"], known["gpu"], since, until, *domains, strict=True):
             if first < end and last > begin:
                 cluster, group, rack, domain = place
                 nodes[node] = NodeView(node, cluster or "cluster", group or "all", rack, domain)
-                stays[node].append((gpu or node, int(first), int(last)))
+                units[node].append((gpu or node, int(first), int(last)))
         names = sorted(nodes)
-        most = [max(sum(a <= since < b for _, a, b in stays[name]) for _, since, _ in stays[name]) for name in names]
+        most = [max(sum(a <= since < b for _, a, b in units[name]) for _, since, _ in units[name]) for name in names]
         place, at = pd.Index(names).get_indexer(failures["node"].astype("str")), milliseconds(failures["start"])
         chosen = np.flatnonzero((place >= 0) & (at < end) & (milliseconds(failures["end"]) > begin))
         chosen = chosen[np.argsort(at[chosen], kind="stable")]
         return cls(
-            tuple(nodes[name] for name in names), tuple(tuple(stays[name]) for name in names),
+            tuple(nodes[name] for name in names), tuple(tuple(units[name]) for name in names),
             np.array(most, dtype=np.int64), place[chosen].astype(np.int64),
             tuple(failures["gpu"].astype(object).where(failures["gpu"].notna(), "").iloc[chosen]),
             at[chosen], np.minimum(milliseconds(failures["end"]), end)[chosen], begin, end,

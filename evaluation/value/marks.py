@@ -46,10 +46,10 @@ class ReplayMarks:
 
     def joined(self, rows: Iterable[list[int]]) -> "ReplayMarks":
         """Return these and others, without those that begin while another one has the node in repair."""
-        mine = np.column_stack([self.node, self.at, self.until, self.drained, self.found]).tolist()
+        rows_here = np.column_stack([self.node, self.at, self.until, self.drained, self.found]).tolist()
         new = list(rows)
         outside = [
-            row for row in mine if not any(row[0] == other[0] and other[1] <= row[1] < other[2] for other in new)
+            row for row in rows_here if not any(row[0] == other[0] and other[1] <= row[1] < other[2] for other in new)
         ]
         return ReplayMarks.of([*outside, *new], self.refused, self.high)
 

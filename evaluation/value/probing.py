@@ -88,9 +88,9 @@ def node_risks(fleet: ReplayedFleet, scores: Readings, found: float = 0.0) -> Fl
 
     ``found``: share found by a diagnostic that all units have passed; 0: they have passed none.
     """
-    stays = [(place, *stay) for place, units in enumerate(fleet.stays) for stay in units]
-    code = scores.units.get_indexer([name for _, name, _, _ in stays])
-    place, since, until = np.array([(place, since, until) for place, _, since, until in stays], dtype=np.int64).T
+    rows = [(place, *unit) for place, units in enumerate(fleet.installations) for unit in units]
+    code = scores.units.get_indexer([name for _, name, _, _ in rows])
+    place, since, until = np.array([(place, since, until) for place, _, since, until in rows], dtype=np.int64).T
     risks = np.full((len(scores), len(fleet.nodes)), np.nan)
     for number, reading in enumerate(scores):
         here = (since <= reading.at) & (reading.at < until) & (code >= 0)

@@ -201,24 +201,24 @@ def _note_samples(
 @njit(cache=True, nogil=True)
 def _compare(series: FloatArray, alike: BoolArray, moved: BoolArray) -> None:
     """Note where a gauge is as it was in the sample before, and where it moved, came or went."""
-    for at in range(1, series.size):
-        a = series[at]
-        b = series[at - 1]
+    for i in range(1, series.size):
+        a = series[i]
+        b = series[i - 1]
         same = a == b
-        alike[at] |= same
-        moved[at] |= not same and (not np.isnan(a) or not np.isnan(b))
+        alike[i] |= same
+        moved[i] |= not same and (not np.isnan(a) or not np.isnan(b))
 
 
 @njit(cache=True, nogil=True)
 def _note_values(series: FloatArray, bit: int, words: npt.NDArray[np.uint64]) -> None:
-    for at in range(series.size):
-        words[at] |= np.uint64(not np.isnan(series[at])) << np.uint64(bit)
+    for i in range(series.size):
+        words[i] |= np.uint64(not np.isnan(series[i])) << np.uint64(bit)
 
 
 @njit(cache=True, nogil=True)
 def _note(known: BoolArray, bit: int, words: npt.NDArray[np.uint64]) -> None:
-    for at in range(known.size):
-        words[at] |= np.uint64(known[at]) << np.uint64(bit)
+    for i in range(known.size):
+        words[i] |= np.uint64(known[i]) << np.uint64(bit)
 
 
 @njit(cache=True, nogil=True)
@@ -237,12 +237,12 @@ def _gap_nodes(facts: SampleFacts, index: PaneIndex, levels: int) -> GapNodes:
         for pane in range(panes):
             node = index.run_node[run] + pane
             first = index.starts[start + pane]
-            for at in range(first, index.starts[start + pane + 1]):
-                if at > first:
-                    longest[node] = max(longest[node], times[at] - times[at - 1])
-                repeats[node] += facts.alike[at]
+            for i in range(first, index.starts[start + pane + 1]):
+                if i > first:
+                    longest[node] = max(longest[node], times[i] - times[i - 1])
+                repeats[node] += facts.alike[i]
                 for word in range(known.shape[0]):
-                    words[word, node] |= known[word, at]
+                    words[word, node] |= known[word, i]
         for level in range(1, levels):
             for pane in range(panes >> level):
                 node = index.run_node[run] + level_offset(panes, level) + pane
@@ -327,16 +327,16 @@ def _count(
     """Count a row's samples up to each edge, and those like the one before."""
     count = 0.0
     same = 0.0
-    at = visits.begin[row]
+    visit = visits.begin[row]
     for edge in range(samples.size):
-        while at < visits.stops[row, edge]:
-            count += visits.last[at] - visits.first[at]
-            if visits.node[at] >= 0:
-                same += nodes.repeats[visits.node[at]]
+        while visit < visits.stops[row, edge]:
+            count += visits.last[visit] - visits.first[visit]
+            if visits.node[visit] >= 0:
+                same += nodes.repeats[visits.node[visit]]
             else:
-                for sample in range(visits.first[at], visits.last[at]):
+                for sample in range(visits.first[visit], visits.last[visit]):
                     same += facts.alike[sample]
-            at += 1
+            visit += 1
         samples[edge] = count
         repeats[edge] = same
 
@@ -349,13 +349,13 @@ def _longest_gap(
     times = facts.times
     longest = 0
     reached = 0
-    for at in range(begin, end):
-        first = visits.first[at]
-        last = visits.last[at]
+    for i in range(begin, end):
+        first = visits.first[i]
+        last = visits.last[i]
         longest = max(longest, border - times[last - 1] - reached)
         reached = border - times[first]
-        if visits.node[at] >= 0:
-            longest = max(longest, nodes.longest[visits.node[at]])
+        if visits.node[i] >= 0:
+            longest = max(longest, nodes.longest[visits.node[i]])
         else:
             for sample in range(first + 1, last):
                 longest = max(longest, times[sample] - times[sample - 1])
@@ -368,10 +368,10 @@ def _known_words(
 ) -> None:
     """Write which channels the samples of some visits know."""
     into[:] = 0
-    for at in range(begin, end):
+    for i in range(begin, end):
         for word in range(into.size):
-            if visits.node[at] >= 0:
-                into[word] |= nodes.words[word, visits.node[at]]
+            if visits.node[i] >= 0:
+                into[word] |= nodes.words[word, visits.node[i]]
             else:
-                for sample in range(visits.first[at], visits.last[at]):
+                for sample in range(visits.first[i], visits.last[i]):
                     into[word] |= facts.known[word, sample]

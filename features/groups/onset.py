@@ -126,7 +126,7 @@ class OnsetPlan:
         amounts = WindowPlan.amounts(layout, spans, errors)
         if not amounts.columns:
             return None
-        at = {(str(column.channel), column.window): position for position, column in enumerate(amounts.columns)}
+        place = {(str(column.channel), column.window): i for i, column in enumerate(amounts.columns)}
         channels = list(dict.fromkeys(str(column.channel) for column in amounts.columns))
         shares = {str(column.channel) for column in amounts.columns if column.statistic == "share"}
         columns = [
@@ -142,8 +142,8 @@ class OnsetPlan:
         return cls(
             columns=tuple(columns),
             amounts=amounts,
-            now=np.array([at[channel, window] for window, _ in pairs for channel in channels], dtype=np.int64),
-            past=np.array([at[channel, past] for _, past in pairs for channel in channels], dtype=np.int64),
+            now=np.array([place[channel, window] for window, _ in pairs for channel in channels], dtype=np.int64),
+            past=np.array([place[channel, past] for _, past in pairs for channel in channels], dtype=np.int64),
             hours_now=by_surge([window / hour for window, _ in pairs]),
             hours_past=by_surge([past / hour for _, past in pairs]),
             steps_now=np.where(counted, by_surge([window / step for window, _ in pairs]), 1.0),
@@ -170,24 +170,24 @@ class OnsetPlan:
         """
         grid = np.flatnonzero(~augmented)
         times, percentiles = self._reference(amounts[grid], levels[:, grid], time[grid], seen[grid])
-        at = np.searchsorted(times, before, side="right") - 1
-        there = at >= 0
-        there[there] = times[at[there]] == before[there]
+        position = np.searchsorted(times, before, side="right") - 1
+        on_grid = position >= 0
+        on_grid[on_grid] = times[position[on_grid]] == before[on_grid]
         surges = self.now.size
         for begin in range(0, before.size, _TILE):
             tile = slice(begin, min(begin + _TILE, before.size))
-            logs, known = self._logs(amounts[tile], seen[tile]), there[tile]
+            logs, known = self._logs(amounts[tile], seen[tile]), on_grid[tile]
             usual = np.full(logs.shape, np.nan)
             for level in levels:
                 percentile = np.full(logs.shape, np.nan)
-                percentile[known] = percentiles[at[tile][known], level[tile][known]]
+                percentile[known] = percentiles[position[tile][known], level[tile][known]]
                 usual = np.where(np.isnan(usual), percentile, usual)
             excess = logs - usual
             surge = np.minimum(excess, logs - self._expected(amounts[tile], seen[tile]))
             out[tile, offset : offset + surges] = surge
             for window in range(self.windows):
-                mine = self.window_of == window
-                joined = np.column_stack([*_join(surge[:, mine]), *_join(excess[:, mine])])
+                of_window = self.window_of == window
+                joined = np.column_stack([*_join(surge[:, of_window]), *_join(excess[:, of_window])])
                 first = offset + surges + window * len(_JOINED)
                 out[tile, first : first + len(_JOINED)] = joined
 
@@ -200,11 +200,11 @@ class OnsetPlan:
         values = np.full((times.size, kinds, self.now.size), np.nan)
         order = np.argsort(code, kind="stable")
         bounds = np.searchsorted(code[order], np.arange(times.size + 1))
-        for at in range(times.size):
-            chosen = order[bounds[at] : bounds[at + 1]]
+        for i in range(times.size):
+            chosen = order[bounds[i] : bounds[i + 1]]
             logs = self._logs(amounts[chosen], seen[chosen])
             for level in levels:
-                _percentiles(logs, level[chosen], QUANTILE, MIN_UNITS, values[at])
+                _percentiles(logs, level[chosen], QUANTILE, MIN_UNITS, values[i])
         return times, values
 
     def _logs(self, amounts: Float32Array, seen: FloatArray) -> FloatArray:
@@ -216,11 +216,11 @@ class OnsetPlan:
     def _expected(self, amounts: Float32Array, seen: FloatArray) -> FloatArray:
         """Log of one plus what the window would have had at the rate of the past before it."""
         now = amounts[:, self.now].astype(np.float64) * self.steps_now
-        before = np.maximum(amounts[:, self.past].astype(np.float64) * self.steps_past - now, 0.0)
-        expected = np.log1p(before / (self.hours_past - self.hours_now) * self.hours_now)
+        earlier = np.maximum(amounts[:, self.past].astype(np.float64) * self.steps_past - now, 0.0)
+        expected = np.log1p(earlier / (self.hours_past - self.hours_now) * self.hours_now)
         cut = np.flatnonzero(seen < self.hours_past.max(initial=0.0))
         hours = np.minimum(seen[cut, None], self.hours_past) - self.hours_now
-        known = np.where(hours > 0, before[cut] / np.where(hours > 0, hours, 1.0), np.nan)
+        known = np.where(hours > 0, earlier[cut] / np.where(hours > 0, hours, 1.0), np.nan)
         expected[cut] = np.log1p(known * self.hours_now)
         return expected
 

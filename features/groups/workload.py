@@ -139,15 +139,15 @@ def _sum_power(
     into[_MOVED] = 0.0
     into[_NEWEST] = np.nan
     into[_OLDEST] = np.nan
-    for at in range(last - 1, first - 1, -1):
-        value = series[at]
+    for i in range(last - 1, first - 1, -1):
+        value = series[i]
         # comparisons with NaN are false: a roll-up's extreme, the value itself, or neither
         into[_LOW] = min(into[_LOW], value)
         into[_HIGH] = max(into[_HIGH], value)
-        if lows.size > 0 and lows[at] < into[_LOW]:
-            into[_LOW] = lows[at]
-        if highs.size > 0 and highs[at] > into[_HIGH]:
-            into[_HIGH] = highs[at]
+        if lows.size > 0 and lows[i] < into[_LOW]:
+            into[_LOW] = lows[i]
+        if highs.size > 0 and highs[i] > into[_HIGH]:
+            into[_HIGH] = highs[i]
         if not np.isnan(value):
             if np.isnan(into[_NEWEST]):
                 into[_NEWEST] = value

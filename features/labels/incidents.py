@@ -84,9 +84,9 @@ def find_incidents(
     incidents.sort(key=lambda row: row[:2])
     frame = _sign_columns(installations, [row[1] for row in incidents], [row[4] for row in incidents], labels)
     frame["incident"] = np.arange(len(incidents), dtype=np.int64)
-    for name, at in (("start", 0), ("end", 2), ("known_at", 3)):
-        frame[name] = instants(np.asarray([row[at] for row in incidents], dtype=np.int64))
-    starts, whose = (np.asarray([row[at] for row in incidents], dtype=np.int64) for at in (0, 1))
+    for name, position in (("start", 0), ("end", 2), ("known_at", 3)):
+        frame[name] = instants(np.asarray([row[position] for row in incidents], dtype=np.int64))
+    starts, whose = (np.asarray([row[position] for row in incidents], dtype=np.int64) for position in (0, 1))
     maintenance = Maintenance.of(facts, installations)
     frame["in_maintenance"] = maintenance.within(whose, starts)
     frame["node_incident"], frame["common_cause"] = number_node_incidents(
@@ -141,8 +141,8 @@ def _bursts(signs: list[Sign], ends: list[tuple[int, int]], labels: LabelSection
 
 def _ended(ends: list[tuple[int, int]], first: int, last: int) -> bool:
     """Whether an end lies in [first, last]."""
-    at = bisect_left(ends, (first, -NEVER))
-    return at < len(ends) and ends[at][0] <= last
+    position = bisect_left(ends, (first, -NEVER))
+    return position < len(ends) and ends[position][0] <= last
 
 
 def _end(
@@ -155,13 +155,13 @@ def _end(
         + [s.time for s in evidence.tickets if s.until == NEVER and signs[last].time <= s.time < following]
     )
     ends_at = latest + duration_ms(labels.cooldown)
-    at = bisect_left(evidence.ends, (latest, -NEVER))
-    if at < len(evidence.ends) and evidence.ends[at][0] <= ends_at:
-        return min(evidence.ends[at][0], following)
+    position = bisect_left(evidence.ends, (latest, -NEVER))
+    if position < len(evidence.ends) and evidence.ends[position][0] <= ends_at:
+        return min(evidence.ends[position][0], following)
     limit = min(latest + duration_ms(LATE_REPAIR), following - 1)
-    at = bisect_left(evidence.own_ends, (latest, -NEVER))
-    if at < len(evidence.own_ends) and evidence.own_ends[at][0] <= limit:
-        return evidence.own_ends[at][0]
+    position = bisect_left(evidence.own_ends, (latest, -NEVER))
+    if position < len(evidence.own_ends) and evidence.own_ends[position][0] <= limit:
+        return evidence.own_ends[position][0]
     ends_at = min(ends_at, following)
     return ends_at if ends_at <= seen_until else NEVER
 
@@ -188,12 +188,12 @@ def _openings(evidence: UnitEvidence, labels: LabelSection) -> list[Sign]:
             known, time = ends_by_known[taken]
             insort(ends, (time, known))
             taken += 1
-        at = bisect_right(times, sign.time)
-        before = at > 0 and together(times[at - 1], sign.time)
-        after = at < len(times) and together(sign.time, times[at])
+        position = bisect_right(times, sign.time)
+        before = position > 0 and together(times[position - 1], sign.time)
+        after = position < len(times) and together(sign.time, times[position])
         if not (before or after):
             openings.append(sign)
-        times.insert(at, sign.time)
+        times.insert(position, sign.time)
     return openings
 
 

@@ -171,8 +171,8 @@ class _Moments:
 
     def after(self, unit: int, time: int) -> int:
         """Time of the first one of a unit after a time; :data:`NEVER` if there is none."""
-        at = self.timeline.next(np.asarray([unit], dtype=np.int64), np.asarray([time], dtype=np.int64))
-        return int(self.times[at[0]])
+        position = self.timeline.next(np.asarray([unit], dtype=np.int64), np.asarray([time], dtype=np.int64))
+        return int(self.times[position[0]])
 
 
 def _failed_between(onset: _Onsets, unit: int, after: Int64Array, until: int) -> BoolArray:

@@ -86,17 +86,17 @@ class Maintenance:
         out = np.full(len(time), NEVER, dtype=np.int64)
         if not len(self.entity):
             return out
-        at = Timeline(self.entity, self.start, int(self.entity[-1]) + 1).last(
+        row = Timeline(self.entity, self.start, int(self.entity[-1]) + 1).last(
             np.where(entity > self.entity[-1], -1, entity), time
         )
-        left = np.flatnonzero(at >= 0)
-        at = at[left]
+        left = np.flatnonzero(row >= 0)
+        row = row[left]
         while left.size:
-            holds = (time[left] < self.end[at]) & (known[left] < self.until[at])
-            since = np.where(holds, np.maximum(self.known[at], known[left]), NEVER)
+            holds = (time[left] < self.end[row]) & (known[left] < self.until[row])
+            since = np.where(holds, np.maximum(self.known[row], known[left]), NEVER)
             out[left] = np.minimum(out[left], since)
-            goes_on = (at > 0) & (self.entity[at - 1] == self.entity[at]) & (self.reach[at - 1] > time[left])
-            left, at = left[goes_on], at[goes_on] - 1
+            goes_on = (row > 0) & (self.entity[row - 1] == self.entity[row]) & (self.reach[row - 1] > time[left])
+            left, row = left[goes_on], row[goes_on] - 1
         return out
 
     def within(self, entity: Int64Array, time: Int64Array) -> BoolArray:
@@ -120,13 +120,13 @@ class Maintenance:
     def lately(self, unit: Int64Array, time: Int64Array, span: int) -> BoolArray:
         """Whether units were known at times to be in a maintenance, or out of it for no longer than a span (ms)."""
         out = np.zeros(len(time), dtype=bool)
-        at = Timeline(self.entity, self.start, self.units + len(self.nodes)).last(unit, time)
-        left = np.flatnonzero(at >= 0)
-        at = at[left]
+        row = Timeline(self.entity, self.start, self.units + len(self.nodes)).last(unit, time)
+        left = np.flatnonzero(row >= 0)
+        row = row[left]
         while left.size:
-            out[left] |= (self.known[at] <= time[left]) & (time[left] - span < self.end[at])
-            goes_on = (at > 0) & (self.entity[at - 1] == self.entity[at]) & (self.reach[at - 1] > time[left] - span)
-            left, at = left[goes_on], at[goes_on] - 1
+            out[left] |= (self.known[row] <= time[left]) & (time[left] - span < self.end[row])
+            goes_on = (row > 0) & (self.entity[row - 1] == self.entity[row]) & (self.reach[row - 1] > time[left] - span)
+            left, row = left[goes_on], row[goes_on] - 1
         return out
 
     def last_end(self, unit: Int64Array, time: Int64Array) -> Int64Array:
@@ -138,8 +138,8 @@ class Maintenance:
         over = np.flatnonzero((self.entity < self.units) & (moment < self.until))
         over = over[np.lexsort((moment[over], self.entity[over]))]
         latest = pd.Series(self.end[over]).groupby(self.entity[over]).cummax().to_numpy(np.int64)
-        at = Timeline(self.entity[over], moment[over], self.units).last(unit, time)
-        return np.append(latest, -NEVER)[at]
+        row = Timeline(self.entity[over], moment[over], self.units).last(unit, time)
+        return np.append(latest, -NEVER)[row]
 
 
 _Window = tuple[Any, int, int, int, int]

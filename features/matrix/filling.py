@@ -54,8 +54,8 @@ class RowPositions:
         """Read the rows' keys (``decision_time``, ``node``, ``unit``)."""
         decided = milliseconds(frame["decision_time"], "decision_time")
         distinct = np.unique(decided)
-        before = grid_time(decision, distinct)
-        times = np.union1d(distinct, before)
+        newest = grid_time(decision, distinct)
+        times = np.union1d(distinct, newest)
         node_code, nodes = pd.factorize(frame["node"])
         unit_code, units = pd.factorize(frame["unit"])
         width = max(len(units), 1)
@@ -69,7 +69,7 @@ class RowPositions:
         planned = None
         if len(record.maintenance.start):
             planned = record.maintenance, record.installations.codes([unit for _, unit in fleet.pairs])
-        return cls(pairs, np.searchsorted(times, decided), times, np.isin(times, before), planned)
+        return cls(pairs, np.searchsorted(times, decided), times, np.isin(times, newest), planned)
 
     @property
     def milliseconds(self) -> IntArray:
@@ -128,7 +128,7 @@ class BucketValues:
 def own_columns(plan: FeaturePlan) -> IntArray:
     """Positions of the columns that a bucket's samples decide, those of ``peers`` still without the fleet."""
     groups = ("telemetry", "peers", "gaps", "workload")
-    return np.array([at for at, column in enumerate(plan.columns) if column.group in groups], dtype=np.int64)
+    return np.array([i for i, column in enumerate(plan.columns) if column.group in groups], dtype=np.int64)
 
 
 def bucket_values(

@@ -102,10 +102,10 @@ class SequencePlan:
                 "telemetry",
                 channel.name,
                 "step_mean" if channel.kind == "gauge" else "step_rise",
-                window=self.step * (self.steps - at),
+                window=self.step * (self.steps - i),
                 unit=channel.unit,
             )
-            for at in range(self.steps)
+            for i in range(self.steps)
             for channel in self.channels
         )
 
@@ -142,18 +142,18 @@ def _fill_steps(
 ) -> None:
     """Fill the steps of a block's pairs; samples of a pair that the fleet does not know are passed over."""
     counters = [channel.name for channel in layout.counters]
-    own = {counters[owner]: rise for rise, owner in layout.rises.items()}
-    column = {name: at for at, name in enumerate(layout.numbers)}
+    rise_of = {counters[owner]: rise for rise, owner in layout.rises.items()}
+    column = {name: i for i, name in enumerate(layout.numbers)}
     for pair, (begin, end) in block.spans.items():
         number = fleet.index.get(pair)
         if number is None or begin == end:
             continue
         step = axis.step_of(block.times[begin:end])
         inside = (step >= 0) & (step < axis.count)
-        for at, channel in enumerate(plan.channels):
+        for i, channel in enumerate(plan.channels):
             values = block.values[column[channel.name], begin:end]
             if channel.kind == "counter":
-                rises = block.values[column[own[channel.name]], begin:end] if channel.name in own else None
+                rises = block.values[column[rise_of[channel.name]], begin:end] if channel.name in rise_of else None
                 values = _rises(values, rises)
             known = inside & ~np.isnan(values)
             sums = np.bincount(step[known], values[known], minlength=axis.count)
@@ -161,7 +161,7 @@ def _fill_steps(
             filled = counts > 0
             if channel.kind == "gauge":
                 sums[filled] = sums[filled] / counts[filled]
-            out[number, filled, at] = sums[filled]
+            out[number, filled, i] = sums[filled]
 
 
 def layout_of(plan: SequencePlan, channels: Mapping[str, Channel]) -> ChannelLayout:
@@ -217,12 +217,12 @@ class Sequences:
         """
         steps = self.plan.steps
         newest = self.axis.newest(time_ms - self.plan.delay_ms)
-        at = newest[:, np.newaxis] + np.arange(1 - steps, 1)
-        usable = (at >= 0) & (at < self.axis.count) & (pair >= 0)[:, np.newaxis]
+        step = newest[:, np.newaxis] + np.arange(1 - steps, 1)
+        usable = (step >= 0) & (step < self.axis.count) & (pair >= 0)[:, np.newaxis]
         out = np.full((len(pair), steps, len(self.plan.channels)), np.nan, dtype=np.float32)
         if usable.any():
             row, column = np.nonzero(usable)
-            out[row, column] = self._array[pair[row], at[row, column]]
+            out[row, column] = self._array[pair[row], step[row, column]]
         return out
 
 
@@ -264,8 +264,8 @@ def live_windows(
     return sequences.windows(pair, np.full(len(rows), instant_ms(t), dtype=np.int64))
 
 
-def _rises(values: FloatArray, own: FloatArray | None) -> FloatArray:
+def _rises(values: FloatArray, stored: FloatArray | None) -> FloatArray:
     """Return each sample's rise since the last known value, or its own where a roll-up has it."""
     rise = reset_aware_rise(values, ~np.isnan(values), np.zeros(len(values), dtype=np.int32))
     out = np.where(rise.valid, rise.values, np.nan)
-    return out if own is None else np.where(np.isnan(own), out, own)
+    return out if stored is None else np.where(np.isnan(stored), out, stored)

@@ -41,9 +41,9 @@ def _sum_counter(series: FloatArray, rises: FloatArray, first: int, last: int, i
     head_steps = 0.0
     amount = 0.0
     steps = 0.0
-    for at in range(last - 1, first - 1, -1):
-        value = series[at]
-        rise = rises[at] if rises.size > 0 else np.nan
+    for i in range(last - 1, first - 1, -1):
+        value = series[i]
+        rise = rises[i] if rises.size > 0 else np.nan
         if not np.isnan(value):
             if pending:
                 amount += _rise(oldest, value)
@@ -121,10 +121,10 @@ def counter_nodes(values: FloatArray, counter_at: int, rise_at: IntArray, index:
                 first, last = index.starts[start + pane], index.starts[start + pane + 1]
                 _sum_counter(series, rises, first, last, nodes[c, base + pane])
             for level in range(1, levels):
-                own = base + level_offset(panes, level)
+                upper = base + level_offset(panes, level)
                 below = base + level_offset(panes, level - 1)
                 for pane in range(panes >> level):
-                    _join_counters(nodes[c, below + 2 * pane + 1], nodes[c, below + 2 * pane], nodes[c, own + pane])
+                    _join_counters(nodes[c, below + 2 * pane + 1], nodes[c, below + 2 * pane], nodes[c, upper + pane])
     return nodes
 
 
@@ -152,7 +152,7 @@ def counter_windows(
         columns = table[:, :, c].copy()
         if not np.any(columns >= 0):
             continue
-        own = nodes[c] if nodes.shape[0] > 0 else nodes[:, :, 0]
+        tree = nodes[c] if nodes.shape[0] > 0 else nodes[:, :, 0]
         series = values[counter_at + c]
         rises = values[rise_at[c]] if rise_at[c] >= 0 else values[0, :0]
         for row in range(rows):
@@ -160,17 +160,17 @@ def counter_windows(
             waiting = np.nan  # the value whose step from an older one is still to be counted, in its own stretch
             waiting_edge = 0
             pending = False
-            at = visits.begin[row]
+            visit = visits.begin[row]
             for edge in range(edges):
                 amount[edge] = 0.0
                 steps[edge] = 0.0
-                while at < visits.stops[row, edge]:
-                    node = visits.node[at]
+                while visit < visits.stops[row, edge]:
+                    node = visits.node[visit]
                     if node >= 0:
-                        _take_node(own, node, piece)
+                        _take_node(tree, node, piece)
                     else:
-                        _sum_counter(series, rises, visits.first[at], visits.last[at], piece)
-                    at += 1
+                        _sum_counter(series, rises, visits.first[visit], visits.last[visit], piece)
+                    visit += 1
                     known = not np.isnan(piece[_NEWEST])
                     if pending:
                         if known:
@@ -209,17 +209,17 @@ def _emit_counter(
     out: npt.NDArray[np.float32],
 ) -> None:
     for w in range(window_edge.shape[0]):
-        own = window_edge[w, 0] + 1
+        edge_of_window = window_edge[w, 0] + 1
         if columns[0, w] >= 0:
             out[row, columns[0, w]] = newest
         if columns[1, w] >= 0 or columns[2, w] >= 0:
-            rise = _within(amount, 0, own) if _within(steps, 0, own) > 0.0 else np.nan
+            rise = _within(amount, 0, edge_of_window) if _within(steps, 0, edge_of_window) > 0.0 else np.nan
             if columns[1, w] >= 0:
                 out[row, columns[1, w]] = rise
             if columns[2, w] >= 0:
                 double = window_edge[w, 1] + 1
-                known = _within(steps, own, double) > 0.0
-                out[row, columns[2, w]] = rise - _within(amount, own, double) if known else np.nan
+                known = _within(steps, edge_of_window, double) > 0.0
+                out[row, columns[2, w]] = rise - _within(amount, edge_of_window, double) if known else np.nan
 
 
 @njit(cache=True, nogil=True)
@@ -228,8 +228,8 @@ def _sum_enum(series: FloatArray, first: int, last: int, into: FloatArray) -> No
     oldest = np.nan
     known = 0.0
     changes = 0.0
-    for at in range(last - 1, first - 1, -1):
-        value = series[at]
+    for i in range(last - 1, first - 1, -1):
+        value = series[i]
         if not np.isnan(value):
             if known == 0.0:
                 newest = value
@@ -256,12 +256,12 @@ def enum_nodes(values: FloatArray, enum_at: int, n_enums: int, index: PaneIndex,
                 first, last = index.starts[start + pane], index.starts[start + pane + 1]
                 _sum_enum(values[enum_at + c], first, last, nodes[c, base + pane])
             for level in range(1, levels):
-                own = base + level_offset(panes, level)
+                upper = base + level_offset(panes, level)
                 below = base + level_offset(panes, level - 1)
                 for pane in range(panes >> level):
                     newer = nodes[c, below + 2 * pane + 1]
                     older = nodes[c, below + 2 * pane]
-                    into = nodes[c, own + pane]
+                    into = nodes[c, upper + pane]
                     for field in range(_ENUM_FIELDS):
                         into[field] = newer[field]
                     if newer[_ENUM_KNOWN] == 0.0:
@@ -292,7 +292,7 @@ def enum_windows(
     known = np.empty(edges)
     piece = np.empty(_ENUM_FIELDS)
     for c in range(n_enums):
-        own = nodes[c] if nodes.shape[0] > 0 else nodes[:, :, 0]
+        tree = nodes[c] if nodes.shape[0] > 0 else nodes[:, :, 0]
         series = values[enum_at + c]
         for row in range(rows):
             newest = np.nan
@@ -306,7 +306,7 @@ def enum_windows(
                 while at < visits.stops[row, edge]:
                     node = visits.node[at]
                     if node >= 0:
-                        _take_node(own, node, piece)
+                        _take_node(tree, node, piece)
                     else:
                         _sum_enum(series, visits.first[at], visits.last[at], piece)
                     at += 1
@@ -338,10 +338,10 @@ BoolArray = npt.NDArray[np.bool_]
 def _count(flags: BitArray, known: BoolArray, mask: int, first: int, last: int) -> tuple[float, float]:
     seen = 0.0
     active = 0.0
-    for at in range(first, last):
-        if known[at]:
+    for i in range(first, last):
+        if known[i]:
             seen += 1.0
-            if flags[at] & mask:
+            if flags[i] & mask:
                 active += 1.0
     return seen, active
 
@@ -359,20 +359,20 @@ def flag_nodes(
     """
     nodes = np.empty((bits_flag.size, index.nodes, 2))
     for p in range(bits_flag.size):
-        own, masks, seen = nodes[p], flags[bits_flag[p]], known[bits_flag[p]]
+        tree, masks, seen = nodes[p], flags[bits_flag[p]], known[bits_flag[p]]
         for run in range(index.run_first.size):
             base = index.run_node[run]
             start = index.run_start[run]
             panes = index.run_panes[run]
             for pane in range(panes):
                 first, last = index.starts[start + pane], index.starts[start + pane + 1]
-                own[base + pane, 0], own[base + pane, 1] = _count(masks, seen, bits_mask[p], first, last)
+                tree[base + pane, 0], tree[base + pane, 1] = _count(masks, seen, bits_mask[p], first, last)
             for level in range(1, levels):
                 at = base + level_offset(panes, level)
                 below = base + level_offset(panes, level - 1)
                 for pane in range(panes >> level):
                     for k in range(2):
-                        own[at + pane, k] = own[below + 2 * pane, k] + own[below + 2 * pane + 1, k]
+                        tree[at + pane, k] = tree[below + 2 * pane, k] + tree[below + 2 * pane + 1, k]
     return nodes
 
 
@@ -396,7 +396,7 @@ def flag_windows(
     rows, edges = visits.stops.shape
     share = np.empty(edges)
     for p in range(bits_flag.size):
-        own = nodes[p] if nodes.shape[0] > 0 else nodes[:, :, 0]
+        tree = nodes[p] if nodes.shape[0] > 0 else nodes[:, :, 0]
         masks, reported, mask = flags[bits_flag[p]], known[bits_flag[p]], bits_mask[p]
         for row in range(rows):
             seen = 0.0
@@ -406,8 +406,8 @@ def flag_windows(
                 while at < visits.stops[row, edge]:
                     node = visits.node[at]
                     if node >= 0:
-                        seen += own[node, 0]
-                        active += own[node, 1]
+                        seen += tree[node, 0]
+                        active += tree[node, 1]
                     else:
                         more, hits = _count(masks, reported, mask, visits.first[at], visits.last[at])
                         seen += more

@@ -51,16 +51,16 @@ def _add_samples(
     newest = into[_NEWEST]
     time = into[_TIME]
     if count == 0.0:  # before the loop, which is faster for not asking
-        for at in range(last - 1, first - 1, -1):
-            if not np.isnan(values[c, at]):
-                newest = values[c, at]
-                time = np.float64(times[at])
+        for i in range(last - 1, first - 1, -1):
+            if not np.isnan(values[c, i]):
+                newest = values[c, i]
+                time = np.float64(times[i])
                 break
-    for at in range(last - 1, first - 1, -1):
-        value = values[c, at]
+    for i in range(last - 1, first - 1, -1):
+        value = values[c, i]
         if not np.isnan(value):
             moved = value - newest
-            back = (time - times[at]) * _PER_HOUR
+            back = (time - times[i]) * _PER_HOUR
             count += 1.0
             total += moved
             square += moved * moved
@@ -69,10 +69,10 @@ def _add_samples(
             product += moved * back
             low = min(low, value)
             high = max(high, value)
-        if low_at >= 0 and values[low_at, at] < low:
-            low = values[low_at, at]
-        if high_at >= 0 and values[high_at, at] > high:
-            high = values[high_at, at]
+        if low_at >= 0 and values[low_at, i] < low:
+            low = values[low_at, i]
+        if high_at >= 0 and values[high_at, i] > high:
+            high = values[high_at, i]
     into[_COUNT] = count
     into[_TOTAL] = total
     into[_SQUARE] = square
@@ -91,8 +91,8 @@ def _add_means(values: FloatArray, c: int, first: int, last: int, into: FloatArr
     count = into[_COUNT]
     total = into[_TOTAL]
     newest = into[_NEWEST]
-    for at in range(last - 1, first - 1, -1):
-        value = values[c, at]
+    for i in range(last - 1, first - 1, -1):
+        value = values[c, i]
         if not np.isnan(value):
             if count == 0.0:
                 newest = value
@@ -166,10 +166,10 @@ def gauge_nodes(
                     for field in range(_FIELDS):
                         nodes[base + pane, field, c] = one[field]
         for level in range(1, levels):
-            at = base + level_offset(panes, level)
+            upper = base + level_offset(panes, level)
             below = base + level_offset(panes, level - 1)
             for pane in range(panes >> level):
-                sums = nodes[at + pane]
+                sums = nodes[upper + pane]
                 _empty(sums)
                 _add_node(nodes[below + 2 * pane + 1], sums)
                 _add_node(nodes[below + 2 * pane], sums)
@@ -207,18 +207,18 @@ def gauge_windows(
     statistics = np.empty((len(GAUGE_STATISTICS), gauges))
     for row in range(visits.begin.size):
         _empty(sums)
-        at = visits.begin[row]
+        visit = visits.begin[row]
         for edge in range(last_mean + 1):
-            while at < visits.stops[row, edge]:
-                node = visits.node[at]
+            while visit < visits.stops[row, edge]:
+                node = visits.node[visit]
                 if node >= 0 and edge <= last_full:
                     _add_node(nodes[node], sums)
                 elif node >= 0:
                     _add_node_mean(nodes[node], sums)
                 else:
-                    stretch = (visits.first[at], visits.last[at])
+                    stretch = (visits.first[visit], visits.last[visit])
                     _add_stretch(times, values, low_at, high_at, stretch, edge <= last_full, sums, one)
-                at += 1
+                visit += 1
             for w in range(windows):
                 if window_edge[w, 0] == edge:
                     own_count[w] = sums[_COUNT]

@@ -228,11 +228,11 @@ def visit_windows(
                     high = pane_end - (index.length << level)
                 else:
                     high = max(low, pane_end - index.length) if levels > 0 else low
-                    at = rest - 1
-                    while at > oldest and times[at - 1] > high:
-                        at -= 1
+                    pane = rest - 1
+                    while pane > oldest and times[pane - 1] > high:
+                        pane -= 1
                     node[visits] = -1
-                    first[visits] = at
+                    first[visits] = pane
                 last[visits] = rest
                 rest = first[visits]
                 visits += 1

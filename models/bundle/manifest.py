@@ -72,10 +72,10 @@ class CascadeFacts(_Facts):
     floor: FiniteFloat
     order_by: Literal["last", "mean"]
 
-    def file_of(self, at: int) -> str:
+    def file_of(self, i: int) -> str:
         """Name the file of a stage, by its number from 0."""
-        name = self.stages[at]
-        return learner_file(name) if at == 0 and self.shared_first else stage_file(at, name)
+        name = self.stages[i]
+        return learner_file(name) if i == 0 and self.shared_first else stage_file(i, name)
 
 
 class FittedFacts(_Facts):
@@ -112,7 +112,7 @@ class FittedFacts(_Facts):
     def learner_files(self) -> tuple[str, ...]:
         """Name the files of all learners and of the cascade's stages."""
         cascade = self.cascade
-        stages = () if cascade is None else tuple(cascade.file_of(at) for at in range(len(cascade.stages)))
+        stages = () if cascade is None else tuple(cascade.file_of(i) for i in range(len(cascade.stages)))
         return (*map(learner_file, self.learners), *stages)
 
 
@@ -171,9 +171,9 @@ def learner_file(name: str) -> str:
     return f"learners/{name}{SUFFIXES[name]}"
 
 
-def stage_file(at: int, name: str) -> str:
+def stage_file(i: int, name: str) -> str:
     """Name the file of a cascade's stage that is no learner of its own."""
-    return f"learners/cascade-{at}-{name}{SUFFIXES[name]}"
+    return f"learners/cascade-{i}-{name}{SUFFIXES[name]}"
 
 
 def running_versions() -> dict[str, str]:

@@ -155,8 +155,8 @@ def _features(manifest: Mapping[str, Any]) -> list[str]:
 
 def _measured(manifest: Mapping[str, Any]) -> list[str]:
     metrics = manifest.get("metrics") or {}
-    mine = _profile(manifest)
-    if not mine:
+    figures = _profile(manifest)
+    if not figures:
         return ["No backtest was given."]
     lines = [
         f"Backtest from {metrics.get('first_time')} to {metrics.get('last_time')} with sliding training and a budget "
@@ -171,9 +171,9 @@ def _measured(manifest: Mapping[str, Any]) -> list[str]:
         )
     lines += ["", "| | value | interval |", "|---|---|---|"]
     for key, name, share in _SHOWN:
-        low, high = mine.get(f"{key}_low"), mine.get(f"{key}_high")
+        low, high = figures.get(f"{key}_low"), figures.get(f"{key}_high")
         bounds = "" if low is None or high is None else f"[{_value(low, share)}, {_value(high, share)}]"
-        lines.append(f"| {name} | {_value(mine.get(key), share)} | {bounds} |")
+        lines.append(f"| {name} | {_value(figures.get(key), share)} | {bounds} |")
     others = {name: variants["sliding"] for name, variants in metrics["models"].items() if variants.get("sliding")}
     if len(others) > 1:
         lines += ["", "All models of the backtest:", "", "| model | " + " | ".join(n for _, n, _ in _BY_MODEL) + " |"]
@@ -194,11 +194,11 @@ def _calibration(manifest: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"`{calibrator['method']}` calibration of scores to risks, fitted on a slice later than the training rows."
         )
-    mine = _profile(manifest)
-    if mine and mine.get("risk_ratio") is not None:
+    figures = _profile(manifest)
+    if figures and figures.get("risk_ratio") is not None:
         lines.append(
-            f"Out of sample, in the backtest: mean risk over base rate {_value(mine['risk_ratio'], 0)}, Brier skill "
-            f"{_value(mine.get('brier_skill'), 0)}."
+            f"Out of sample, in the backtest: mean risk over base rate {_value(figures['risk_ratio'], 0)}, Brier skill "
+            f"{_value(figures.get('brier_skill'), 0)}."
         )
     return lines or ["Unknown."]
 

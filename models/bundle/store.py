@@ -133,9 +133,9 @@ def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tup
     for name, learner in sorted(fitted.learners.items()):
         write_learner(name, learner, work / learner_file(name))
     if fitted.cascade is not None:
-        for at, (name, stage) in enumerate(fitted.cascade.stages):
-            if not _shared(fitted, at):
-                write_learner(name, stage, work / stage_file(at, name))
+        for i, (name, stage) in enumerate(fitted.cascade.stages):
+            if not _shared(fitted, i):
+                write_learner(name, stage, work / stage_file(i, name))
     if fitted.reference is not None:
         (work / REFERENCE).write_bytes(fitted.reference.encode())
     content = {
@@ -167,7 +167,7 @@ def _facts_of(fitted: FittedModels) -> FittedFacts:
         span_seconds=fitted.span.total_seconds(),
         learners=tuple(sorted(fitted.learners)),
         groups={
-            name: tuple(dict.fromkeys(fitted.columns[at].group for at in learner.columns))
+            name: tuple(dict.fromkeys(fitted.columns[i].group for i in learner.columns))
             for name, learner in every
             if isinstance(learner, ColumnSubset)
         },
@@ -213,17 +213,17 @@ def _reference(content: bytes) -> Reference:
 
 def _rebuild_cascade(facts: CascadeFacts, learners: Mapping[str, Any], read: Callable[[str, str], Any]) -> Cascade:
     stages = [
-        (name, learners[name] if at == 0 and facts.shared_first else read(name, facts.file_of(at)))
-        for at, name in enumerate(facts.stages)
+        (name, learners[name] if i == 0 and facts.shared_first else read(name, facts.file_of(i)))
+        for i, name in enumerate(facts.stages)
     ]
     return Cascade(stages, facts.thresholds, facts.floor, facts.order_by)
 
 
-def _shared(fitted: FittedModels, at: int) -> bool:
+def _shared(fitted: FittedModels, i: int) -> bool:
     """Whether a cascade's stage is one of the learners, so that one file holds both."""
     assert fitted.cascade is not None
-    name, stage = fitted.cascade.stages[at]
-    return at == 0 and fitted.learners.get(name) is stage
+    name, stage = fitted.cascade.stages[i]
+    return i == 0 and fitted.learners.get(name) is stage
 
 
 def _read(

@@ -114,7 +114,7 @@ def add_risks(risk: Floats, fold: np.ndarray, maps: Sequence[HorizonMap]) -> dic
     for number in np.unique(fold):
         mine = fold == number
         out[mine] = maps[int(number)].risks(risk[mine])
-    return {horizon_column(horizon): out[:, at].astype(np.float32) for at, horizon in enumerate(hours)}
+    return {horizon_column(horizon): out[:, i].astype(np.float32) for i, horizon in enumerate(hours)}
 
 
 _LEVEL_DEVIATION = 1.0

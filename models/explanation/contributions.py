@@ -35,8 +35,8 @@ from models.training.fitted import FittedModels
 TREES: Final = "exact tree contributions"
 LINEAR: Final = "coefficient times distance from the median"
 GRADIENTS: Final = "gradients summed on the way from the median"
-UNKNOWN: Final = "change in points when the feature is put to unknown"
-OCCLUSION: Final = "change when a channel is put to its median"
+UNKNOWN: Final = "change in points when the feature is set to unknown"
+OCCLUSION: Final = "change when a channel is set to its median"
 
 ADDITIVE: Final = frozenset({TREES, LINEAR, GRADIENTS})
 """Methods whose contributions add up to a difference of log-odds."""
@@ -94,14 +94,14 @@ class ReasonPlan:
     def of(cls, columns: Sequence[FeatureColumn]) -> Self:
         """Plan the reasons of a matrix's columns."""
         keys = [reason_group(column) for column in columns]
-        number = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+        number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
         surges: dict[timedelta | None, list[int]] = {}
         most = {}
-        for at, column in enumerate(columns):
+        for i, column in enumerate(columns):
             if column.group == "onset" and column.statistic == "surge":
-                surges.setdefault(column.window, []).append(at)
+                surges.setdefault(column.window, []).append(i)
             elif column.group == "onset":
-                most[column.statistic, column.window] = at
+                most[column.statistic, column.window] = i
         group = np.array([number[key] for key in keys])
         return cls(tuple(columns), group, {window: np.array(positions) for window, positions in surges.items()}, most)
 
@@ -112,17 +112,17 @@ class ReasonPlan:
         counter.
         """
         counter_of = {}
-        for (statistic, window), at in self.most.items():
-            own = self.surges.get(window)
-            if own is None or np.isnan(row[own]).all():
+        for (statistic, window), joining in self.most.items():
+            surges = self.surges.get(window)
+            if surges is None or np.isnan(row[surges]).all():
                 continue
-            highest = int(own[np.nanargmax(row[own])])
+            highest = int(surges[np.nanargmax(row[surges])])
             if not row[highest] > 0:
                 continue
             # how far above the fleet one counter is, is known of the one whose own past does not tell less
             excess = self.most.get(("excess_max", window))
             if statistic.startswith("surge") or (excess is not None and row[excess] == row[highest]):
-                counter_of[at] = highest
+                counter_of[joining] = highest
         return counter_of
 
 
@@ -134,20 +134,20 @@ def largest_reasons(
     ``fleet``: to rank a value in the fleet; shape (units, features).
     """
     group, counters = plan.group.copy(), plan.counters(row)
-    for at, counter in counters.items():  # what joins all counters is reported with the one that leads them
-        group[at] = group[counter]
+    for position, counter in counters.items():  # what joins all counters is reported with the one that leads them
+        group[position] = group[counter]
     sums = np.bincount(group, weights=values)
     # ties go to the earlier column, so that a report is the same on every run
     order = np.argsort(-sums, kind="stable")[:top]
     reasons = []
     for key in order[sums[order] > 0]:
         members = np.flatnonzero(group == key)
-        at = int(members[np.argmax(values[members])])
-        at = counters.get(at, at)
-        column, value = plan.columns[at], float(row[at])
+        position = int(members[np.argmax(values[members])])
+        position = counters.get(position, position)
+        column, value = plan.columns[position], float(row[position])
         text = describe(column, value)
         if fleet is not None:
-            text += f" ({describe_percentile(column, value, fleet[:, at], noun)})"
+            text += f" ({describe_percentile(column, value, fleet[:, position], noun)})"
         reasons.append(ScoreReason(column.name, float(sums[key]), text))
     return tuple(reasons), float(sums.clip(min=0).sum())
 
@@ -256,13 +256,13 @@ def _along_gradients(
         hidden = values * ((step + 0.5) / _STEPS)
         slopes = []
         for weight, bias in zip(weights[:-1], intercepts[:-1], strict=True):
-            before = hidden @ weight.astype(np.float64) + bias
-            slopes.append(_SLOPES[activation](before))
-            hidden = _ACTIVATIONS[activation](before)
-        back = np.broadcast_to(weights[-1][:, 0].astype(np.float64), hidden.shape)
+            inputs = hidden @ weight.astype(np.float64) + bias
+            slopes.append(_SLOPES[activation](inputs))
+            hidden = _ACTIVATIONS[activation](inputs)
+        gradient = np.broadcast_to(weights[-1][:, 0].astype(np.float64), hidden.shape)
         for weight, slope in zip(weights[-2::-1], slopes[::-1], strict=True):
-            back = (back * slope) @ weight.astype(np.float64).T
-        total += back
+            gradient = (gradient * slope) @ weight.astype(np.float64).T
+        total += gradient
     return total / _STEPS * values
 
 

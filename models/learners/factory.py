@@ -242,11 +242,13 @@ class Fit:
     rows: FitRows
 
 
-Kept = Callable[[Fit, Callable[[], Any]], Any]
+LearnerStore = Callable[[Fit, Callable[[], Any]], Any]
 """Gives a fit's learner from a store, or fits it by the function given and keeps it."""
 
 
-def fit_all(fits: Sequence[Fit], fitted: Callable[[str], None] | None = None, kept: Kept | None = None) -> list[Any]:
+def fit_all(
+    fits: Sequence[Fit], fitted: Callable[[str], None] | None = None, store: LearnerStore | None = None
+) -> list[Any]:
     """Fit learners, :data:`AT_ONCE` at a time, and give them in the same order.
 
     ``fitted``: called with the name of each learner when it is fitted, from a thread.
@@ -265,7 +267,7 @@ def fit_all(fits: Sequence[Fit], fitted: Callable[[str], None] | None = None, ke
             ) from error
 
     def run(one: Fit) -> Any:
-        learner = fit(one) if kept is None else kept(one, lambda: fit(one))
+        learner = fit(one) if store is None else store(one, lambda: fit(one))
         if fitted is not None:
             fitted(one.name)
         return learner
@@ -281,12 +283,12 @@ def fit_learners(
     y: np.ndarray,
     sample_weight: np.ndarray | None = None,
     fitted: Callable[[str], None] | None = None,
-    kept: Kept | None = None,
+    store: LearnerStore | None = None,
 ) -> dict[str, Any]:
     """Fit several learners on the same rows; see :func:`fit_all`."""
     rows = FitRows(X, y, sample_weight)
     fits = [Fit(name, learner, rows) for name, learner in learners.items()]
-    return dict(zip(learners, fit_all(fits, fitted, kept), strict=True))
+    return dict(zip(learners, fit_all(fits, fitted, store), strict=True))
 
 
 def _recipe(name: str) -> Recipe:

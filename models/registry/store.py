@@ -341,16 +341,16 @@ def log_run(
     for step, named in enumerate(steps):
         numbers += _defined(named, step)
     content = json.dumps([name, flat, numbers, dict(tags)], sort_keys=True).encode()
-    mark = hashlib.sha256(content).hexdigest()
+    digest = hashlib.sha256(content).hexdigest()
     with opened_store(tracking_uri) as mlflow:
         client, entities = mlflow.MlflowClient(), mlflow.entities
         home = experiment_id(client, tracking_uri, experiment)
-        query = f"tags.`{FINGERPRINT}` = '{mark}'"
+        query = f"tags.`{FINGERPRINT}` = '{digest}'"
         runs = client.search_runs([home], filter_string=query, max_results=10) if once else []
         finished = [run for run in runs if run.info.status == _FINISHED]
         if finished:
             return str(finished[0].info.run_id)
-        run = runs[0] if runs else client.create_run(home, run_name=name, tags={**tags, FINGERPRINT: mark})
+        run = runs[0] if runs else client.create_run(home, run_name=name, tags={**tags, FINGERPRINT: digest})
         run_id = str(run.info.run_id)
         texts = [entities.Param(key, value) for key, value in flat.items()]
         # the run's own start as the time: filled again after a kill, a metric is the same entry and not a second one

@@ -132,7 +132,7 @@ def window_of(columns: Sequence[FeatureColumn]) -> WindowFacts | None:
     begin = len(columns) - len(spans)
     newest = min(spans)
     channels = tuple(str(column.channel) for column in columns[begin:] if column.window == newest)
-    statics = tuple(at for at, column in enumerate(columns[:begin]) if column.group == "static")
+    statics = tuple(i for i, column in enumerate(columns[:begin]) if column.group == "static")
     layout = SequenceLayout(
         begin,
         len(spans) // len(channels),
@@ -198,13 +198,13 @@ class SequenceScaler:
 
     def _static(self, static: np.ndarray) -> Float32Array:
         parts = [np.zeros((len(static), 0), dtype=np.float32)]
-        for at, count in enumerate(self.layout.categories):
-            values = static[:, at]
+        for i, count in enumerate(self.layout.categories):
+            values = static[:, i]
             if count:
                 codes = np.where(np.isnan(values), -1, values).astype(np.int64)
                 parts.append((codes[:, np.newaxis] == np.arange(count)).astype(np.float32))
             else:
-                parts.append(_masked(((values - self.static_center[at]) / self.static_scale[at])[:, np.newaxis]))
+                parts.append(_masked(((values - self.static_center[i]) / self.static_scale[i])[:, np.newaxis]))
         return np.concatenate(parts, axis=1)
 
 
@@ -217,14 +217,14 @@ def _masked(scaled: np.ndarray) -> Float32Array:
 def _robust(values: np.ndarray) -> tuple[Float32Array, Float32Array]:
     center = np.zeros(values.shape[1])
     scale = np.ones(values.shape[1])
-    for at in range(values.shape[1]):
-        known = values[:, at].astype(np.float64)
+    for i in range(values.shape[1]):
+        known = values[:, i].astype(np.float64)
         known = known[np.isfinite(known)]
         if known.size == 0:
             continue
-        low, center[at], high = np.quantile(known, [0.25, 0.5, 0.75])
+        low, center[i], high = np.quantile(known, [0.25, 0.5, 0.75])
         spread, deviation = (high - low) / _IQR_TO_SIGMA, known.std()
-        scale[at] = spread if spread > 1e-9 else deviation if deviation > 1e-9 else 1.0
+        scale[i] = spread if spread > 1e-9 else deviation if deviation > 1e-9 else 1.0
     return center.astype(np.float32), scale.astype(np.float32)
 
 

@@ -73,13 +73,13 @@ def fit_network(
     ``tail``: later rows whose loss ends the fitting; None: all epochs are run.
     """
     random = np.random.default_rng(seed)
-    with _settled():
+    with _deterministic():
         network = _Network(shape)
-        _draw(network, random, _log_odds_of(rows))
+        _draw_weights(network, random, _log_odds_of(rows))
         window, static = torch.from_numpy(rows.window), torch.from_numpy(rows.static)
         label = torch.from_numpy(rows.label)
         weight = torch.from_numpy((rows.weight / rows.weight.mean()).astype(np.float32))
-        step = torch.optim.AdamW(
+        optimizer = torch.optim.AdamW(
             network.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay, foreach=False
         )
         best, best_loss, best_epoch = _weights(network), math.inf, 0
@@ -88,19 +88,19 @@ def fit_network(
             order = random.permutation(len(rows.label))
             for begin in range(0, len(order), schedule.batch_size):
                 batch = torch.from_numpy(order[begin : begin + schedule.batch_size])
-                step.zero_grad(set_to_none=True)
+                optimizer.zero_grad(set_to_none=True)
                 loss = nn.functional.binary_cross_entropy_with_logits(
                     network(window[batch], static[batch]), label[batch], weight=weight[batch]
                 )
                 loss.backward()
                 nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-                step.step()
+                optimizer.step()
             if tail is None:
                 best, best_epoch = _weights(network), epoch
                 continue
-            reached = _loss(network, tail)
-            if reached < best_loss:
-                best, best_loss, best_epoch = _weights(network), reached, epoch
+            tail_loss = _loss(network, tail)
+            if tail_loss < best_loss:
+                best, best_loss, best_epoch = _weights(network), tail_loss, epoch
             elif epoch - best_epoch >= schedule.patience:
                 break
         return best, best_epoch
@@ -115,7 +115,7 @@ def network_log_odds(
     ``inputs``: from (begin, end) to windows and statics of those rows, so that all need not be scaled together.
     """
     out = np.empty(rows)
-    with _settled(), torch.no_grad():
+    with _deterministic(), torch.no_grad():
         network = _Network(shape)
         network.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
         network.eval()
@@ -160,18 +160,18 @@ class _Network(nn.Module):
 
 
 @contextmanager
-def _settled() -> Iterator[None]:
+def _deterministic() -> Iterator[None]:
     """Hold the number of threads and the algorithms, on which the last bits depend."""
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(THREADS)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
-def _draw(network: _Network, random: np.random.Generator, log_odds: float) -> None:
+def _draw_weights(network: _Network, random: np.random.Generator, log_odds: float) -> None:
     """Draw first weights as PyTorch does (uniform within 1 / sqrt(fan in)); the output begins at the base rate."""
     with torch.no_grad():
         for name, weight in network.named_parameters():

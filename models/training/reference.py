@@ -317,9 +317,9 @@ def dated(values: np.ndarray, time_ms: Ints, columns: Sequence[FeatureColumn]) -
     Returns: the same, but for columns of the group ``static`` in days; shape (n_rows, n_features).
     """
     out = np.array(values, dtype=np.float32, copy=True)
-    for at, column in enumerate(columns):
+    for i, column in enumerate(columns):
         if column.group == "static" and column.statistic == "days":
-            out[:, at] = (time_ms / _DAY_MS - out[:, at]).round(1)
+            out[:, i] = (time_ms / _DAY_MS - out[:, i]).round(1)
     return out
 
 
@@ -347,8 +347,7 @@ def make_reference(
     values = dated(read(chosen), rows.time[chosen], columns)
     blocks = (end_ms - rows.time[chosen]) // duration_ms(BLOCK)
     features = tuple(
-        summarise(values[:, at], blocks=blocks, every_value=bool(column.categories))
-        for at, column in enumerate(columns)
+        summarise(values[:, i], blocks=blocks, every_value=bool(column.categories)) for i, column in enumerate(columns)
     )
     inside = rows.time[(rows.time >= begin) & (rows.time <= end_ms) & ~rows.augmented]
     times = np.unique(inside)

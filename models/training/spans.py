@@ -8,7 +8,7 @@ from sklearn.metrics import average_precision_score
 
 from foundation.times import duration_ms
 from models.config import TrainingSection
-from models.learners.factory import Kept, fit_learners, make_learner
+from models.learners.factory import LearnerStore, fit_learners, make_learner
 from models.rows.ranking import Ints, seed_of
 from models.rows.row_reader import RowReader, log_odds_of
 from models.rows.training_set import Labels, TrainingRows, TrainingSet, choose_rows, count_incidents, known_rows
@@ -75,7 +75,7 @@ def choose_span(
     seed: int,
     min_incidents: int = MIN_SPAN_INCIDENTS,
     max_rows: int | None = None,
-    kept: Kept | None = None,
+    store: LearnerStore | None = None,
 ) -> timedelta:
     """Choose among the spans that fit.
 
@@ -122,7 +122,7 @@ def choose_span(
         )
         for start in dict.fromkeys(starts.values())
     }
-    tried = _tail_scores(seed_of(seed, "span", refit_ms), read, chosen, tail_rows, truth, kept)
+    tried = _tail_scores(seed_of(seed, "span", refit_ms), read, chosen, tail_rows, truth, store)
     scores = {span: tried[starts[span]] for span in spans}
     best = max(scores, key=lambda span: (scores[span], span))
     if current is not None and current not in candidates(training):
@@ -152,14 +152,14 @@ def _tail_scores(
     chosen: Mapping[int, TrainingSet],
     tail_rows: Ints,
     truth: np.ndarray,
-    kept: Kept | None,
+    store: LearnerStore | None,
 ) -> dict[int, float]:
     """Average precision of the reference learner on the tail, by the start of the span that it was fitted on."""
     learners = {}
     for start, rows in chosen.items():
         if rows.usable:
             unfitted = {"lightgbm": make_learner("lightgbm", seed=seed, settings=_REFERENCE)}
-            learners[start] = fit_learners(unfitted, read(rows.rows), rows.label, rows.weight, kept=kept)["lightgbm"]
+            learners[start] = fit_learners(unfitted, read(rows.rows), rows.label, rows.weight, store=store)["lightgbm"]
     scores = log_odds_of(list(learners.values()), read, tail_rows)
     scored = zip(learners, scores, strict=True)
     return dict.fromkeys(chosen, 0.0) | {start: float(average_precision_score(truth, score)) for start, score in scored}

@@ -27,7 +27,7 @@ from models.config import (
 )
 from models.ensembles import Cascade, Stacker, fit_cascade
 from models.learners.baselines import make_baseline
-from models.learners.factory import Kept, fit_learners, make_learner
+from models.learners.factory import LearnerStore, fit_learners, make_learner
 from models.learners.prepared import ColumnSubset, seen_columns
 from models.learners.prior import believed_share, fit_share, load_prior
 from models.rows.failure_rate import rate_at
@@ -106,10 +106,10 @@ class Trainer:
         k: int = 1,
         names: tuple[str, ...] | None = None,
         progress: Progress | None = None,
-        kept: Kept | None = None,
+        store: LearnerStore | None = None,
     ) -> None:
         self._progress = progress
-        self._kept = kept
+        self._store = store
         self.matrix = matrix
         self.events_only = {column.group for column in matrix.columns} <= {"history", "static"}
         self.training = training
@@ -162,7 +162,7 @@ class Trainer:
             current=current,
             seed=self.seed,
             max_rows=self.max_rows,
-            kept=self._kept,
+            store=self._store,
         )
 
     def unfit(self, refit_ms: int, labels: Labels, span: timedelta) -> str | None:
@@ -193,7 +193,7 @@ class Trainer:
             due = refit_ms - since_ms > MAX_SKIPPED * duration_ms(self.training.refit_every)
             few = new < min(NEW_INCIDENTS, earlier / 10)
             return f"{new} new incidents {since}, too few to refit" if few and not due else None
-        telemetry = [at for at, column in enumerate(self.matrix.columns) if column.group == "telemetry"]
+        telemetry = [i for i, column in enumerate(self.matrix.columns) if column.group == "telemetry"]
         if new or not telemetry:
             return None
         complete = self.rows.time + self.reach_ms
@@ -218,7 +218,7 @@ class Trainer:
         steps = _steps(self._progress, (len(names) + (CASCADE in self.names)) * (2 if again else 1))
         positives = split.slice_rows[split.slice_label == 1] if split.held_out else None
         incidents = chosen.n_incidents
-        learners, cascade = self._fit_on(chosen, names, refit_ms, incidents, steps, held=positives)
+        learners, cascade = self._fit_on(chosen, names, refit_ms, incidents, steps, later_positives=positives)
         if self.prior is not None and self.models.profile not in (*BASELINES, CASCADE):
             learners[PRIOR] = self.prior.on(self.matrix.columns)
         fitted = self._fitted(refit_ms, span, chosen, learners=learners, cascade=cascade, calibrated=split.held_out)
@@ -332,19 +332,19 @@ class Trainer:
         incidents: int,
         steps: Callable[[str], None],
         *,
-        held: Ints | None = None,
+        later_positives: Ints | None = None,
         thresholds: Sequence[float] | None = None,
     ) -> tuple[dict[str, Any], Cascade | None]:
         """Fit learners and cascade on a training set.
 
         ``incidents``: what the learners' size follows; as many for both fits of a refit.
-        ``held``: later positives, on which the cascade's thresholds are set.
+        ``later_positives``: those, on which the cascade's thresholds are set.
         ``thresholds``: the cascade's thresholds where they were set before.
         """
         with self._room.take(self._row_bytes * len(chosen.rows)):
             values = self.values(chosen.rows)
             unfitted = {name: self._learner(name, refit_ms, incidents) for name in names}
-            learners = fit_learners(unfitted, values, chosen.label, chosen.weight, steps, self._kept)
+            learners = fit_learners(unfitted, values, chosen.label, chosen.weight, steps, self._store)
             if CASCADE not in self.names:
                 return learners, None
             cascade = fit_cascade(
@@ -356,10 +356,10 @@ class Trainer:
                 purge_ms=self.reach_ms,
                 recall_floor=self.models.cascade.recall_floor,
                 order_by=self.models.cascade.score,
-                held=None if held is None else self.values(held),
+                later_positives=None if later_positives is None else self.values(later_positives),
                 fitted_first=learners[self.models.cascade.stages[0]],
                 thresholds=thresholds,
-                kept=self._kept,
+                store=self._store,
             )
             steps(CASCADE)
             return learners, cascade

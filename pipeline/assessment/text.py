@@ -317,9 +317,7 @@ def _table(caption: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]
 def _sure(rows: Sequence[dict[str, Any]]) -> frozenset[int]:
     """Return the positions of rows that are sure to save, but for the oracle's."""
     named = [str(row.get("rung", row.get("policy"))) for row in rows]
-    return frozenset(
-        at for at, row in enumerate(rows) if (row["net_low"] or 0) > 0 and not named[at].startswith("oracle")
-    )
+    return frozenset(i for i, row in enumerate(rows) if (row["net_low"] or 0) > 0 and not named[i].startswith("oracle"))
 
 
 def _interval(row: dict[str, Any]) -> str:

@@ -86,10 +86,10 @@ def precision_recall(evaluation: Evaluation, profile: str) -> Plot | None:
 
     def draw(axes: Axes) -> None:
         others = [model for model in ALL_LEARNERS if model in by_model and model != profile]
-        for at, model in enumerate(others):
+        for i, model in enumerate(others):
             curve = by_model[model]
             # colours and styles repeat at different lengths, so that thirty learners can be distinguished
-            colour, style = _COLOURS[at % len(_COLOURS)], _STYLES[at % len(_STYLES)]
+            colour, style = _COLOURS[i % len(_COLOURS)], _STYLES[i % len(_STYLES)]
             axes.plot(curve["recall"], curve["precision"], color=colour, linestyle=style, label=model)
         if ORACLE in by_model:
             curve = by_model[ORACLE]

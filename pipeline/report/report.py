@@ -169,20 +169,20 @@ def _early(row: pd.Series) -> str:
 def _weakest(evaluation: Evaluation, context: ReportContext) -> str:
     """Name the failure class that falls furthest behind the oracle, or has the least recall where there is none."""
     table = evaluation.by_class
-    mine = table[(table["model"] == context.profile) & (table["variant"] == SLIDING)].set_index("failure_class")
-    best = table[table["model"] == ORACLE].set_index("failure_class").reindex(mine.index)
-    some = mine["incidents"] >= MIN_INCIDENTS
+    figures = table[(table["model"] == context.profile) & (table["variant"] == SLIDING)].set_index("failure_class")
+    best = table[table["model"] == ORACLE].set_index("failure_class").reindex(figures.index)
+    some = figures["incidents"] >= MIN_INCIDENTS
     if some.sum() < 2:  # of a single class the recall has just been given
         return ""
     known = best["recall"].notna().any()
-    share = mine["recall"] / best["recall"].where(best["recall"] > 0) if known else mine["recall"]
+    share = figures["recall"] / best["recall"].where(best["recall"] > 0) if known else figures["recall"]
     if share[some].isna().all():
         return ""
     name = share[some].idxmin()
     of_oracle = f", of which the oracle would catch {count(best.at[name, 'caught'])}" if known else ""
     return (
-        f"Its weakest failure class is {name}: it caught {count(mine.at[name, 'caught'])} of "
-        f"{count(mine.at[name, 'incidents'])} incidents{of_oracle}."
+        f"Its weakest failure class is {name}: it caught {count(figures.at[name, 'caught'])} of "
+        f"{count(figures.at[name, 'incidents'])} incidents{of_oracle}."
     )
 
 

@@ -59,11 +59,11 @@ class Table:
         """Write it for a terminal: the header, and a line a row; rows that stand out end with a star."""
         rows = [[cell.strip() for cell in self.header]]
         rows += [[f"{cell.text} {cell.note}".strip() for cell in row] for row in self.rows]
-        widths = [max(len(row[at]) for row in rows) for at in range(len(self.header))]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(self.header))]
         return [
             "  ".join(
-                f"{cell:<{width}}" if at in self.text_columns else f"{cell:>{width}}"
-                for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+                f"{cell:<{width}}" if i in self.text_columns else f"{cell:>{width}}"
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
             ).rstrip()
             + " *" * (number - 1 in self.strong)
             for number, row in enumerate(rows)
@@ -101,11 +101,11 @@ def table_of(
     if frame.empty:
         return None
     rows, marked = [], set()
-    for at, row in enumerate(frame.itertuples()):
+    for i, row in enumerate(frame.itertuples()):
         cells = (write(row) for _, write in columns)
         rows.append(tuple(cell if isinstance(cell, Cell) else Cell(str(cell)) for cell in cells))
         if strong(row):
-            marked.add(at)
+            marked.add(i)
     return Table(caption, tuple(header for header, _ in columns), tuple(rows), frozenset(marked), text_columns)
 
 
@@ -204,9 +204,9 @@ def by_unit(evaluation: Evaluation, context: ReportContext) -> Table | None:
 
 def paired(evaluation: Evaluation, comparison: str, caption: str) -> Table | None:
     """Paired differences of one comparison: precision at K and average precision."""
-    mine = evaluation.paired[evaluation.paired["comparison"] == comparison]
-    precision = mine[mine["statistic"] == "precision_at_k"].reset_index(drop=True)
-    average = mine[mine["statistic"] == "average_precision"].reset_index(drop=True)
+    compared = evaluation.paired[evaluation.paired["comparison"] == comparison]
+    precision = compared[compared["statistic"] == "precision_at_k"].reset_index(drop=True)
+    average = compared[compared["statistic"] == "average_precision"].reset_index(drop=True)
     same = comparison == "sliding"
     return table_of(
         caption,
@@ -247,12 +247,12 @@ def equal_alerts(evaluation: Evaluation) -> Table | None:
 
 def by_month(evaluation: Evaluation, profile: str) -> Table | None:
     """Precision at K by month, sliding and trained once."""
-    mine = evaluation.monthly[evaluation.monthly["model"] == profile]
-    once = mine[mine["variant"] == TRAIN_ONCE].set_index("month")["precision_at_k"]
+    monthly = evaluation.monthly[evaluation.monthly["model"] == profile]
+    once = monthly[monthly["variant"] == TRAIN_ONCE].set_index("month")["precision_at_k"]
     against: list[Column] = [("precision at K, trained once", lambda row: percent(once.get(row.month, float("nan"))))]
     return table_of(
         f"{profile} by calendar month of the decision (UTC).",
-        mine[mine["variant"] == SLIDING],
+        monthly[monthly["variant"] == SLIDING],
         ("month", lambda row: row.month),
         ("base rate", lambda row: percent(row.base_rate)),
         ("incidents", lambda row: count(row.incidents)),
@@ -281,13 +281,13 @@ def by_class(evaluation: Evaluation, profile: str) -> Table | None:
 
 def folds(evaluation: Evaluation, context: ReportContext) -> Table | None:
     """Each refit: when, on what, and what its decisions were worth."""
-    mine = context.folds[context.folds["variant"] == SLIDING].drop_duplicates("fold").sort_values("fold")
+    folds = context.folds[context.folds["variant"] == SLIDING].drop_duplicates("fold").sort_values("fold")
     measured = evaluation.folds
     measured = measured[(measured["model"] == context.profile) & (measured["variant"] == SLIDING)]
     names = ["fold", "base_rate", "precision_at_k", "caught", "incidents", "average_precision"]
     return table_of(
         f"Refits of the sliding training, and the metrics of {context.profile} on the decisions that each scored.",
-        mine.merge(measured[names], on="fold", how="left"),
+        folds.merge(measured[names], on="fold", how="left"),
         ("fold", lambda row: row.fold),
         ("refitted at (UTC)", lambda row: minute(row.refit_at)),
         ("window", lambda row: _span(row.span)),
@@ -331,7 +331,7 @@ def outcome(alert: AlertEntry) -> str:
 
 def _ordered(table: pd.DataFrame) -> pd.DataFrame:
     kinds = {"ensemble": 0, "learner": 1, "baseline": 2, "oracle": 3}
-    place = {name: at for at, name in enumerate((*ALL_LEARNERS, *BASELINES))}
+    place = {name: i for i, name in enumerate((*ALL_LEARNERS, *BASELINES))}
     key = pd.DataFrame(
         {
             "kind": table["kind"].map(kinds),

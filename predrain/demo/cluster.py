@@ -8,7 +8,8 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -139,7 +140,7 @@ class ReplayedCluster:
         self,
         fleet: ReplayedFleet,
         scores: Readings | None,
-        events: Sequence[Mapping[str, object]],
+        events: Sequence[Mapping[str, Any]],
         jobs: Placements,
         policy: PolicyConfig,
         *,
@@ -172,10 +173,10 @@ class ReplayedCluster:
                 {
                     node.name: tuple(
                         reading.view(unit, code[unit])
-                        for unit, *_ in stays
+                        for unit, *_ in installed
                         if unit in code and reading.scored[code[unit]]
                     )
-                    for node, stays in zip(fleet.nodes, fleet.stays, strict=True)
+                    for node, installed in zip(fleet.nodes, fleet.installations, strict=True)
                 },
                 reading.decided_at, _MODEL, reading.fitted_at,
             )
@@ -198,21 +199,21 @@ class ReplayedCluster:
 
     def read(self) -> Risks:
         """Give the newest scores."""
-        there = [at for at in self.risks if at <= instant_ms(self.clock.now())]
-        return self.risks[there[-1]] if there else NO_RISKS
+        decided = [at for at in self.risks if at <= instant_ms(self.clock.now())]
+        return self.risks[decided[-1]] if decided else NO_RISKS
 
     def marks(self) -> ReplayMarks:
         """Go round whenever something is new."""
-        known = {instant_ms(event["known_at"]) for event in self.events}  # type: ignore[arg-type]
+        known = {instant_ms(event["known_at"]) for event in self.events}
         todo = sorted({*self.risks, *known, *self.fleet.until.tolist()})
         while todo:
             at = from_ms(heapq.heappop(todo))
             if at <= self.clock.now() or instant_ms(at) >= self.fleet.end:
                 continue
-            stood = len(self._open)
+            open_marks = len(self._open)
             turns = self.go_round(at)
             todo = sorted({*todo, *(turn for turn in turns if turn < self.fleet.end)})
-            if len(self._open) < stood:  # there is room for another now
+            if len(self._open) < open_marks:  # there is room for another now
                 heapq.heappush(todo, instant_ms(at + MINUTE))
             self.follow(at)
             for ends in map(self.diagnostic.ends, self.diagnostic.begun):  # its result is read, and then decided on
@@ -309,7 +310,7 @@ class ReplayedCluster:
         running: dict[str, Workload] = {}
         there = jobs.running(now, self.left)
         down = self.fleet.down(now)
-        for place, stays in enumerate(self.fleet.stays):
+        for place, installed in enumerate(self.fleet.installations):
             name = self.fleet.nodes[place].name
             views = []
             entries = there[(jobs.node[there] == place) & (place not in down)]
@@ -320,10 +321,10 @@ class ReplayedCluster:
                     view.name, str(entry), "job", name, job=view, checkpoint=offer
                 )
                 views.append(view)
-            units = tuple(UnitView(unit) for unit, since, until in stays if since <= now < until)
+            units = tuple(UnitView(unit) for unit, since, until in installed if since <= now < until)
             base = replace(self.fleet.nodes[place], jobs=tuple(views), down=place in down, units=units)
             if base != self.scheduler.nodes[name].base:
-                self.scheduler.edit(name, lambda node, base=base: replace(node, base=base))  # type: ignore[misc]
+                self.scheduler.edit(name, partial(replace, base=base))
         self.workloads.running = running
 
     def _levels(self) -> dict[str, Level]:

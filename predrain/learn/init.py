@@ -31,9 +31,9 @@ def init(
     from foundation.errors import InputError
     from foundation.files import disk_errors, write_bytes
 
-    there = [name for name in _FILES.values() if (folder / name).exists()]
-    if there:
-        raise InputError(f"{', '.join(there)} already exist", str(folder), "Choose another folder, or remove them.")
+    existing = [name for name in _FILES.values() if (folder / name).exists()]
+    if existing:
+        raise InputError(f"{', '.join(existing)} already exist", str(folder), "Choose another folder, or remove them.")
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         step, contents = _contents_of(folder / dataset)

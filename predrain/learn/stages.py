@@ -60,10 +60,10 @@ def _take(source: Path, out: Path) -> dict[str, object]:
                 "params.yaml data.dataset and --out",
                 "Choose another folder.",
             )
-    for folder, mark in ((out, "dataset.json"), (truth_out, "truth.json")):
-        if folder.exists() and not (folder / mark).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+    for folder, name in ((out, "dataset.json"), (truth_out, "truth.json")):
+        if folder.exists() and not (folder / name).is_file() and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError(
-                f"{folder} exists and has no {mark}",
+                f"{folder} exists and has no {name}",
                 "--out",
                 "Choose another folder, or remove its content.",
             )

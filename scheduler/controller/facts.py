@@ -225,14 +225,14 @@ class VerifiedFacts:
                     units[unit].append(Happening("diagnostic_failed", result.at))
 
         names = NodeNames({*nodes, *homes.values()})
-        there: defaultdict[str, set[str]] = defaultdict(set)
+        installed: defaultdict[str, set[str]] = defaultdict(set)
         for unit, home in homes.items():
-            there[names.written(home)].add(unit)
+            installed[names.written(home)].add(unit)
 
         def outcome(alert: Alert) -> AlertOutcome:
             node = names.written(alert.node)
             # a drain empties the node, so whichever of its units fails makes the alert right
-            members = {alert.unit, *there[node]}
+            members = {alert.unit, *installed[node]}
             happenings = [happening for unit in sorted(members) for happening in units[unit]]
             return evaluate_alert(alert, [*happenings, *nodes[node]], until)
 

@@ -114,8 +114,8 @@ class Drainer:
         """
         if case.stopped is not None:
             # a wait of which no workload was asked must not run out; the request keeps its key
-            kept = {uid: known for uid, known in case.entry.leaving.items() if known.asked != "planned"}
-            case.change(leaving=kept)
+            answered = {uid: known for uid, known in case.entry.leaving.items() if known.asked != "planned"}
+            case.change(leaving=answered)
             return
         for workload in case.going or ():
             if workload.uid in case.entry.leaving:
@@ -171,10 +171,10 @@ class Drainer:
             requests.values(),
             key=lambda request: (request.offer.means != "scheduler", not request.first, request.ask.deadline),
         )
-        for at in range(0, len(todo), AT_ONCE):
+        for i in range(0, len(todo), AT_ONCE):
             if log.over(reserve=self.settings.max_round_duration / 2):
                 return
-            self._ask_some(todo[at : at + AT_ONCE], log)
+            self._ask_some(todo[i : i + AT_ONCE], log)
 
     def evict(self, cases: Iterable[DrainCase], log: RoundLog, under_way: set[str]) -> None:
         """Evict what is ready to go.

@@ -18,7 +18,7 @@ _CORE: Final = "/api/v1"
 _CLAIMS: Final = "/apis/resource.k8s.io"
 _FORBIDDEN: Final = 403
 _PAGE: Final = 250
-_KNOWN_FOR_S: Final = 30.0
+_CACHE_S: Final = 30.0
 _HOSTNAME: Final = "kubernetes.io/hostname"
 _ONE_SHOT: Final = (
     ("argoproj.io", "Workflow"), ("tekton.dev", "TaskRun"), ("sparkoperator.k8s.io", "SparkApplication"),
@@ -78,16 +78,16 @@ class PlacementCheck:
             elif (group, kind) != ("batch", "Job"):
                 return None
             job = self._object(_path(pod, "batch/v1", "jobs", name), "jobs")
-            above = [ref for ref in job["metadata"].get("ownerReferences") or () if ref.get("controller")]
-            if any(ref.get("kind") == "AppWrapper" for ref in above):  # it starts its Jobs again
+            controllers = [ref for ref in job["metadata"].get("ownerReferences") or () if ref.get("controller")]
+            if any(ref.get("kind") == "AppWrapper" for ref in controllers):  # it starts its Jobs again
                 return None
             failed = _fails(job, (pod["metadata"].get("annotations") or {}).get(_INDEX_FAILURES))
             if failed is None:
                 return None
             reason, why = failed
-            for ref in (ref for ref in above if ref["kind"] == "JobSet"):
-                whole = self._object(_path(pod, "jobset.x-k8s.io/v1alpha2", "jobsets", ref["name"]), "jobsets")
-                if _restarts(whole, (job["metadata"].get("labels") or {}).get(_REPLICATED_JOB), reason):
+            for ref in (ref for ref in controllers if ref["kind"] == "JobSet"):
+                jobset = self._object(_path(pod, "jobset.x-k8s.io/v1alpha2", "jobsets", ref["name"]), "jobsets")
+                if _restarts(jobset, (job["metadata"].get("labels") or {}).get(_REPLICATED_JOB), reason):
                     return None
                 why = f"{why}, and JobSet {ref['name']} would not restart it"
         except _UndecidedError as undecided:
@@ -171,17 +171,17 @@ class PlacementCheck:
                 yield f"its volume {bound} is a directory of the node", []
 
     def _object(self, path: str, resource: str) -> Object:
-        return self._kept(path, f"get {resource}", lambda: self._api.client.get(path, None))
+        return self._cached(path, f"get {resource}", lambda: self._api.client.get(path, None))
 
     def _nodes(self) -> list[_Node]:
         """Return all nodes that take pods."""
         path = f"{_CORE}/nodes"
-        return self._kept(path, "list nodes", lambda: self._api.client.list_all(path, {}, _node, _PAGE)[0])
+        return self._cached(path, "list nodes", lambda: self._api.client.list_all(path, {}, _node, _PAGE)[0])
 
-    def _kept(self, key: str, right: str, read: Callable[[], T]) -> T:
-        """Return what was read within ``_KNOWN_FOR_S``, or read it; what cannot be read leaves a pod undecided."""
+    def _cached(self, key: str, right: str, read: Callable[[], T]) -> T:
+        """Return what was read within ``_CACHE_S``, or read it; what cannot be read leaves a pod undecided."""
         now_s = self._api.elapsed()
-        self._known = {key: known for key, known in self._known.items() if now_s - known[1] < _KNOWN_FOR_S}
+        self._known = {key: known for key, known in self._known.items() if now_s - known[1] < _CACHE_S}
         if key not in self._known:
             self._known[key] = self._undecided(right, read), now_s
         return cast(T, self._known[key][0])
@@ -212,7 +212,7 @@ class PlacementCheck:
             return drivers
 
         try:
-            return self._kept(_CLAIMS, "list resourceslices", read)
+            return self._cached(_CLAIMS, "list resourceslices", read)
         except SchedulerError as error:
             raise _UndecidedError(f"it has resource claims, and the devices of nodes cannot be read: {error}") from None
 
@@ -234,8 +234,8 @@ class PlacementCheck:
         self, pod: Object, apart: list[Object], spread: list[Object], selectors: list[list[Object]]
     ) -> Callable[[_Node], bool]:
         """Return whether a node admits the pod next to the other pods of its namespace, as they are now."""
-        own = pod["metadata"]
-        namespace = own.get("namespace") or "default"
+        metadata = pod["metadata"]
+        namespace = metadata.get("namespace") or "default"
         params = {"fieldSelector": LIVING, "limit": str(_PAGE * 4)}
         path = f"{_CORE}/namespaces/{quote(namespace, safe='')}/pods"
         page = self._undecided("list pods", lambda: self._api.client.get(path, params))
@@ -245,7 +245,7 @@ class PlacementCheck:
             (node, other["metadata"].get("labels") or {})
             for other in page.get("items") or ()
             if other["metadata"].get("namespace") == namespace
-            and other["metadata"].get("uid") != own.get("uid")
+            and other["metadata"].get("uid") != metadata.get("uid")
             and (node := other["spec"].get("nodeName"))
         ]
         nodes = self._nodes()
@@ -263,7 +263,7 @@ class PlacementCheck:
                 raise _UndecidedError("its required anti-affinity names other namespaces")
             limits.append((term.get("topologyKey") or _HOSTNAME, domains_of(term), 0, False))
         for rule in spread:
-            labels = own.get("labels") or {}
+            labels = metadata.get("labels") or {}
             chosen = {key: labels[key] for key in rule.get("matchLabelKeys") or () if key in labels}
             selector = dict(rule.get("labelSelector") or {})
             selector["matchLabels"] = {**(selector.get("matchLabels") or {}), **chosen}
@@ -325,12 +325,12 @@ def _fails(job: Object, index_failures: object) -> tuple[str, str] | None:
     return None if int(limit) > int(failures) else (reason, "an eviction counts as a failure, and no retry is left")
 
 
-def _restarts(whole: Object, part: str | None, reason: str) -> bool:
+def _restarts(jobset: Object, part: str | None, reason: str) -> bool:
     """Whether a JobSet restarts after one of its Jobs failed; the first rule that matches decides.
 
     A rule on the message of the failure, which is not known, counts where it would fail the JobSet.
     """
-    policy, status = (whole.get("spec") or {}).get("failurePolicy") or {}, whole.get("status") or {}
+    policy, status = (jobset.get("spec") or {}).get("failurePolicy") or {}, jobset.get("status") or {}
     for rule in policy.get("rules") or ():
         action = str(rule.get("action"))
         matches = reason in (rule.get("onJobFailureReasons") or (reason,))
@@ -346,8 +346,8 @@ def _restarts(whole: Object, part: str | None, reason: str) -> bool:
 def _fails_volcano(job: Object, task: str | None) -> str | None:
     """Return why a Volcano Job ends with an evicted pod of a task; None: it starts another."""
     spec = job["spec"]
-    of_task = [policy for each in spec.get("tasks") or () if each.get("name") == task
-               for policy in each.get("policies") or ()]  # fmt: skip
+    of_task = [policy for entry in spec.get("tasks") or () if entry.get("name") == task
+               for policy in entry.get("policies") or ()]  # fmt: skip
     for policy in (*of_task, *(spec.get("policies") or ())):
         if policy.get("action") in _ENDS and _ON_EVICTION & {policy.get("event"), *(policy.get("events") or ())}:
             return f"Job {job['metadata']['name']} ends with an evicted pod (policy {policy['action']})"
@@ -464,13 +464,13 @@ def _pod_terms(spec: Object, kind: str) -> list[Object]:
 def _requests(spec: Object) -> dict[str, Decimal]:
     """Return a pod's requests: the sum of its containers and sidecars, or an init container's if that is larger."""
     total: dict[str, Decimal] = {}
-    before = spec.get("initContainers") or ()
-    sidecars = [container for container in before if container.get("restartPolicy") == "Always"]
+    init_containers = spec.get("initContainers") or ()
+    sidecars = [container for container in init_containers if container.get("restartPolicy") == "Always"]
     overhead = {"resources": {"requests": spec.get("overhead") or {}}}
     for container in (*(spec.get("containers") or ()), *sidecars, overhead):
         for name, amount in _asked(container):
             total[name] = total.get(name, Decimal(0)) + amount
-    for container in (*before, spec):  # the pod itself may state what it needs as a whole
+    for container in (*init_containers, spec):  # the pod itself may state what it needs as a whole
         for name, amount in _asked(container):
             total[name] = max(total.get(name, Decimal(0)), amount)
     return total

@@ -254,7 +254,7 @@ def inputs_of(record: RoundRecord) -> dict[str, Any]:
 def fleet_of(nodes: Any, units: Any) -> tuple[NodeView, ...]:
     """Put nodes and their units together again."""
     return tuple(
-        object_of(NodeView, {**node, "units": units[node["name"]]}, f"node {at}") for at, node in enumerate(nodes)
+        object_of(NodeView, {**node, "units": units[node["name"]]}, f"node {i}") for i, node in enumerate(nodes)
     )
 
 

@@ -122,12 +122,12 @@ class SharedFolder:
                 lease = self._lease()
                 if lease is not None and lease.holder != holder and not self._ended(lease, began):
                     return None
-                own = _Held(holder, secrets.token_hex(8), duration.total_seconds(), before.isoformat())
-                self._write("lease", plain_of(own))
+                lease_taken = _Held(holder, secrets.token_hex(8), duration.total_seconds(), before.isoformat())
+                self._write("lease", plain_of(lease_taken))
         except _BusyError:  # whoever holds the lock writes under the lease at this moment
             return None
         self._observed.forget()
-        self._own = own, began + duration.total_seconds()
+        self._own = lease_taken, began + duration.total_seconds()
         return before + duration
 
     def drop_lease(self, holder: str) -> None:
@@ -181,8 +181,8 @@ class SharedFolder:
             return {}
         return {key: entry for key, entry in entries.items() if isinstance(entry, dict)}
 
-    def _ended(self, held: _Held, now: float) -> bool:
-        if self._observed.left_s(held.beat, held.duration_s, now) <= 0:
+    def _ended(self, lease: _Held, now: float) -> bool:
+        if self._observed.left_s(lease.beat, lease.duration_s, now) <= 0:
             return True
         probe = self.path / f".probe-{secrets.token_hex(4)}"
         try:
@@ -190,7 +190,7 @@ class SharedFolder:
             age = probe.stat().st_mtime - (self.path / "lease.json").stat().st_mtime
         finally:
             probe.unlink(missing_ok=True)
-        return age >= _MANY_LEASES * bounded_s(held.duration_s)
+        return age >= _MANY_LEASES * bounded_s(lease.duration_s)
 
     def _lease(self) -> _Held | None:
         return self._object("lease", _Held, "; remove it when no controller runs")

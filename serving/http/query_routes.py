@@ -25,8 +25,8 @@ from serving.http.application import TEXT, TOKEN
 from serving.http.bodies import ARROW, JSON, as_json, media_of, one_of, read_json, shown, unknown_name
 from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.schemas import (
-    ASKED,
     INVOCATIONS,
+    PREDICT_BODIES,
     NodeAnswer,
     NodesAnswer,
     NodesQuery,
@@ -83,7 +83,7 @@ class QueryRoutes:
             summary="Return the risk of nodes or GPUs by name, or of feature rows.",
             response_model=PredictAnswer,
             dependencies=[TOKEN],
-            openapi_extra={"requestBody": request_body(ASKED, arrow=ARROW, exact=True)},
+            openapi_extra={"requestBody": request_body(PREDICT_BODIES, arrow=ARROW, exact=True)},
         )
 
     def fleet(self) -> ScoredFleet:

@@ -203,7 +203,7 @@ class SplitFrame(BaseModel):
 _Columns = dict[str, list[float | str | None]]
 
 
-ASKED: Final = {"nodes": Names, "gpus": Names, "rows": Records}
+PREDICT_BODIES: Final = {"nodes": Names, "gpus": Names, "rows": Records}
 """Bodies of ``/v1/predict`` by their only key: nodes or GPUs by name, or feature rows."""
 
 INVOCATIONS: Final = {

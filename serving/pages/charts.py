@@ -93,26 +93,26 @@ _WIDTH, _HEIGHT = 720, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 24
 _FLOOR: Final = 1e-4
 _LINES: Final = 6
-"""Lines for labels of marks; each label takes the first line on which it covers no other."""
+"""Lines for labels of annotations; each label takes the first line on which it covers no other."""
 _LETTER_PX: Final = 7
 """Width of a letter, at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Something that happened while a risk was followed, in a word and in full; ``kind``: ``action`` or ``failure``."""
+class Annotation:
+    """Something that happened while a risk was followed; ``kind``: ``action`` or ``failure``."""
 
     at: datetime
     kind: str
-    word: str
-    words: str
+    label: str
+    title: str
 
 
 def risk_chart(
-    scores: Sequence[PastScore], thresholds: dict[str, float], label: str, marks: Sequence[Mark] = ()
+    scores: Sequence[PastScore], thresholds: dict[str, float], label: str, annotations: Sequence[Annotation] = ()
 ) -> Markup:
     """Draw a risk over time, on a logarithmic scale, with the tiers' thresholds and what was done and happened."""
-    first, last = scores[0].decided, max([scores[-1].decided, *(mark.at for mark in marks)])
+    first, last = scores[0].decided, max([scores[-1].decided, *(annotation.at for annotation in annotations)])
     known = [score.risk for score in scores if score.risk is not None]
     low = min(0.1, 10 ** math.floor(math.log10(max(_FLOOR, min(known, default=_FLOOR)))))
     width = max((last - first).total_seconds(), 1.0)
@@ -147,19 +147,19 @@ def risk_chart(
                 f'<circle class="dot {score.tier}" cx="{x(score.decided)}" cy="{y(score.risk)}" r="2.6">'
                 f"<title>{title}</title></circle>"
             )
-    ends = [0.0] * _LINES  # where the last word of each line ends
-    for mark in sorted((mark for mark in marks if mark.at >= first), key=lambda mark: mark.at):
-        at, width_px = x(mark.at), 3 + _LETTER_PX * len(mark.word)
+    ends = [0.0] * _LINES  # where the last label of each line ends
+    for annotation in sorted((one for one in annotations if one.at >= first), key=lambda one: one.at):
+        at, width_px = x(annotation.at), 3 + _LETTER_PX * len(annotation.label)
         side, start = ("end", at - width_px) if at + width_px > _WIDTH else ("start", at)
         free = next((line for line, end in enumerate(ends) if end <= start), None)
-        word = ""
+        text = ""
         if free is not None:  # without room its title alone says what it is
             ends[free] = start + width_px
             label_x, height = at - 3 if side == "end" else at + 3, _TOP + 10 + 12 * free
-            word = f'<text class="tick {side}" x="{label_x}" y="{height}">{escape(mark.word)}</text>'
+            text = f'<text class="tick {side}" x="{label_x}" y="{height}">{escape(annotation.label)}</text>'
         parts.append(
-            f'<g class="mark {escape(mark.kind)}"><title>{escape(mark.words)}</title>'
-            f'<path d="M{at} {_TOP}V{_HEIGHT - _BOTTOM}"/>{word}</g>'
+            f'<g class="annotation {escape(annotation.kind)}"><title>{escape(annotation.title)}</title>'
+            f'<path d="M{at} {_TOP}V{_HEIGHT - _BOTTOM}"/>{text}</g>'
         )
     return Markup("".join([*parts, "</svg>"]))  # noqa: S704 - every text in it is escaped or our own
 

@@ -65,7 +65,7 @@ class FleetQuery(BaseModel):
 
 
 _QUIET: Final = ("clear", "watch")
-_WEIGHT: Final[dict[str, int]] = {tier: at for at, tier in enumerate((UNKNOWN, *TIERS))}
+_WEIGHT: Final[dict[str, int]] = {tier: i for i, tier in enumerate((UNKNOWN, *TIERS))}
 
 
 @dataclass(frozen=True, slots=True)

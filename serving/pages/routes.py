@@ -25,7 +25,7 @@ from serving.http.limits import ThreadWork
 from serving.http.metrics import fitted_at
 from serving.http.schemas import Query as QueryModel
 from serving.http.score_cache import ScoreCache
-from serving.pages.charts import SHADES, Mark, course, draw, risk_chart, spark
+from serving.pages.charts import SHADES, Annotation, course, draw, risk_chart, spark
 from serving.pages.fleet_table import PAGE_SIZES, FleetQuery, Text, select, table_rows
 from serving.pages.rendering import ASSETS, asset, page
 from serving.scores.reading import NOWHERE, PastScore, ScoredFleet, natural, past_scores, tier_of
@@ -211,13 +211,13 @@ class FleetPages:
                 decided.setdefault(score.decided, []).append(score)
         thresholds = self._served().thresholds
         course = [
-            PastScore(at, node_risk(score.risk for score in scores), tier_of(scores, thresholds))
-            for at, scores in sorted(decided.items())
+            PastScore(time, node_risk(score.risk for score in scores), tier_of(scores, thresholds))
+            for time, scores in sorted(decided.items())
         ]
         if not course:
             return None
-        marks = [
-            Mark(
+        annotations = [
+            Annotation(
                 datetime.fromisoformat(alert["at"]) + timedelta(hours=alert["lead_hours"]),
                 "failure",
                 "failure",
@@ -230,11 +230,9 @@ class FleetPages:
             with contextlib.suppress(InputError), contextlib.closing(self.ledger()) as reader:
                 for call in reader.actions(node, since=format_utc(course[0].decided)):
                     if call["confirmed"] and call["verb"] != "publish":
-                        words = f"{call['at']}: {call['verb']}"
-                        marks.append(
-                            Mark(datetime.fromisoformat(call["at"]), "action", call["verb"].replace("_", " "), words)
-                        )
-        return risk_chart(course, {}, f"Risk of {node}, what was done about it, and what failed", marks)
+                        label, title = call["verb"].replace("_", " "), f"{call['at']}: {call['verb']}"
+                        annotations.append(Annotation(datetime.fromisoformat(call["at"]), "action", label, title))
+        return risk_chart(course, {}, f"Risk of {node}, what was done about it, and what failed", annotations)
 
     def _freshness(self, fleet: ScoredFleet, now: datetime) -> dict[str, Any]:
         scores, health, status = fleet.scores, self.health(), self.newest.served.status
@@ -386,8 +384,8 @@ def drains_came_to(drains: Sequence[Mapping[str, Any]], alerts: Sequence[Mapping
     """
     came: dict[str, float] = {"right": 0, "wrong": 0, "open": 0, "saved": 0.0, "lost": 0.0}
     for drain in drains:
-        at, worth = datetime.fromisoformat(drain["at"]), drain["worth"]
-        before = (a for a in alerts if a["node"] == drain["node"] and datetime.fromisoformat(a["at"]) <= at)
+        began, worth = datetime.fromisoformat(drain["at"]), drain["worth"]
+        before = (a for a in alerts if a["node"] == drain["node"] and datetime.fromisoformat(a["at"]) <= began)
         verdict = next((alert["verdict"] for alert in before), "open")
         if worth is not None and verdict == "right" and worth["risk"] > 0:
             came["right"], came["saved"] = came["right"] + 1, came["saved"] + worth["saved"] / worth["risk"]

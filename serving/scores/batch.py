@@ -190,12 +190,12 @@ def _score(
 def _backtest_of(bundle: Bundle) -> dict[str, Any] | None:
     """Give what the profile's backtest measured of its drains; None: the bundle was trained without one."""
     measured = bundle.manifest.get("metrics") or {}
-    mine = measured.get("models", {}).get(bundle.profile, {}).get("sliding")
-    if mine is None:
+    metrics = measured.get("models", {}).get(bundle.profile, {}).get("sliding")
+    if metrics is None:
         return None
     names = ("episode_precision", "episode_precision_low", "episode_precision_high", "incidents", "caught")
     ends = {"since": measured["first_time"], "until": measured["last_time"]}
-    return ends | {name: mine.get(name) for name in (*names, "episodes_right", "episodes_known")}
+    return ends | {name: metrics.get(name) for name in (*names, "episodes_right", "episodes_known")}
 
 
 def due_decision(config: MatrixConfig, now: datetime) -> datetime:
@@ -294,14 +294,14 @@ def score_units(
     reasons = dict(zip(explained.tolist(), unit_reasons, strict=True))
     scores = {
         row: {
-            "risk": plain(risk[at]),
-            "risks": {name.removeprefix("risk_"): plain(values[at]) for name, values in risks.items()},
-            "score": plain(scored.score[at]),
-            "rank": int(scored.rank[at]),
-            "alert": bool(scored.alert[at]),
-            "reasons": reasons.get(at, ()),
+            "risk": plain(risk[i]),
+            "risks": {name.removeprefix("risk_"): plain(values[i]) for name, values in risks.items()},
+            "score": plain(scored.score[i]),
+            "rank": int(scored.rank[i]),
+            "alert": bool(scored.alert[i]),
+            "reasons": reasons.get(i, ()),
         }
-        for at, row in enumerate(known.tolist())
+        for i, row in enumerate(known.tolist())
     }
     return scores, len(wanted) - len(explained)
 

@@ -152,7 +152,7 @@ class RawWindows:
         self._plan, self._config = plan, config
         self._everyone, self._inventory, self._t = everyone, inventory, t
         self._rows = everyone.reset_index(drop=True).groupby("node").indices
-        self._at = {unit: at for at, unit in enumerate(everyone["unit"].tolist())}
+        self._at = {unit: i for i, unit in enumerate(everyone["unit"].tolist())}
         self._values = np.full((len(everyone), plan.steps * len(plan.channels)), np.nan, dtype=np.float32)
 
     def take(self, table: pa.Table) -> None:

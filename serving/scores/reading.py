@@ -264,7 +264,7 @@ def span(seconds: float | None) -> str:
 def natural(name: str) -> tuple[tuple[int, str], ...]:
     """Return a sort key by which 10 comes after 9."""
     parts = _DIGITS.split(name)
-    return tuple((int(part), "") if at % 2 else (-1, part) for at, part in enumerate(parts) if part)
+    return tuple((int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts) if part)
 
 
 def _place(record: RiskRecord) -> tuple[Any, ...]:

@@ -82,10 +82,10 @@ class ScoresFolder:
             if path.exists() and not path.is_dir():
                 raise InputError("the path is a file", str(path), "Choose another folder.")
             path.mkdir(parents=True, exist_ok=True)
-            there = [entry.name for entry in path.iterdir() if not entry.name.startswith(".")]
-            if there and not _OWN & set(there):
+            existing = [entry.name for entry in path.iterdir() if not entry.name.startswith(".")]
+            if existing and not _OWN & set(existing):
                 raise InputError(
-                    f"the path exists and is not a folder of scores ({sorted(there)[0]})",
+                    f"the path exists and is not a folder of scores ({sorted(existing)[0]})",
                     str(path),
                     "Choose another folder.",
                 )

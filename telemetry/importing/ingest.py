@@ -187,7 +187,7 @@ class Ingest:
             if state is not None:
                 writer.write_tables(STATE_FOLDER, {**state, "derived": conform(frame, INVENTORY)})
             quarantined = self.quarantine.counts
-            before = {} if existing is None else existing.meta.counts.get("imported", {})
+            imported = {} if existing is None else existing.meta.counts.get("imported", {})
             old = [] if existing is None else existing.meta.sources
             dataset = writer.finish(
                 events=events,
@@ -198,7 +198,7 @@ class Ingest:
                     source.entries(old), key=lambda entry: [entry.get(key, "") for key in ("role", "name", "sha256")]
                 ),
                 quarantine=dict(quarantined + Counter({} if existing is None else existing.meta.quarantine)),
-                counts={"imported": _plain(self.counts + Counter(before))},
+                counts={"imported": _plain(self.counts + Counter(imported))},
             )
         return ImportResult(
             dataset,

@@ -54,7 +54,7 @@ class World:
 
     def fleet(self) -> ReplayedFleet:
         """The fleet, of racks of three nodes."""
-        stays = pd.DataFrame(
+        installed = pd.DataFrame(
             [
                 {"node": name, "gpu": f"{name}-{slot}", "group": "g", "rack": f"r{place // 3}"}
                 for place, name in enumerate(self.names)
@@ -62,14 +62,14 @@ class World:
             ]
         ).assign(installed_at=pd.Timestamp(T0 - 100 * HOUR), removed_at=pd.Series(pd.NaT, dtype="datetime64[ms, UTC]"))
         for node, at in self.removed.items():
-            stays.loc[stays["node"] == self.names[node], "removed_at"] = T0 + at * HOUR
+            installed.loc[installed["node"] == self.names[node], "removed_at"] = T0 + at * HOUR
         rows = [
             {"gpu": f"{self.names[node]}-0", "node": self.names[node], "start": T0 + at * HOUR, "end": T0 + end * HOUR}
             for node, at, end in self.failures
         ]
         failed = pd.DataFrame(rows, columns=["gpu", "node", "start", "end"])
         failed = failed.astype(dict.fromkeys(("start", "end"), "datetime64[ms, UTC]"))
-        return ReplayedFleet.of(stays, failed, BEGIN, instant_ms(self.times[-1] + STEP))
+        return ReplayedFleet.of(installed, failed, BEGIN, instant_ms(self.times[-1] + STEP))
 
     def events(self) -> list[dict]:
         """What the failed GPUs and their repairs report."""

@@ -146,7 +146,7 @@ def test_a_bundle_says_its_windows_and_scores_as_before(matrix, tmp_path):
     before = fitted.score(values, rows["decision_time"], rows["unit"])
     pd.testing.assert_frame_equal(loaded.fitted.score(values, rows["decision_time"], rows["unit"]), before)
     added, method = attribute_score([("cnn1d", loaded.fitted.learners["cnn1d"])], values[:5])
-    assert method == "change when a channel is put to its median of cnn1d"
+    assert method == "change when a channel is set to its median of cnn1d"
     plan = ReasonPlan.of(WindowedMatrix(matrix).columns)
     reasons = [reason for row in range(5) for reason in largest_reasons(added[row], values[row], plan)[0]]
     assert any("in the interval that started 1 h earlier" in reason.text for reason in reasons)

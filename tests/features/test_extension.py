@@ -157,7 +157,7 @@ def test_where_all_time_is_one_run_days_are_distinguished_as_well(tmp_path, watc
         pytest.param({"slot": "9"}, None, id="another slot"),
     ],
 )
-def test_the_inventory_is_compared_stay_by_stay(tmp_path, watched, change, computed):
+def test_the_inventory_is_compared_installation_by_installation(tmp_path, watched, change, computed):
     changed = gpus(8)
     changed[5] = {**changed[5], **change}
     assert_extended(tmp_path, State(60), State(60, inventory=changed))

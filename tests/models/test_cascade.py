@@ -48,7 +48,7 @@ def test_filtered_rows_score_below_all_survivors(stages):
 def test_threshold_keeps_the_floor_of_validation_positives():
     X, y, times = timed()
     X_new, y_new, _ = timed(seed=1)
-    cascade = fitted(STAGES, X, y, times, 0.9, held=X_new[y_new == 1])
+    cascade = fitted(STAGES, X, y, times, 0.9, later_positives=X_new[y_new == 1])
     assert cascade.score(X_new)[1][y_new == 1].mean() >= 0.9
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from simulator.fleet import DAY, HOUR
 from simulator.lives import DOWN
-from simulator.records import CounterMark
+from simulator.records import CounterEvent
 from simulator.run import Simulation, node_devices
 from simulator.samples import Device, sample_table, signatures
 
@@ -41,7 +41,7 @@ def with_states(device: Device, states: list[tuple[int, int]], simulation: Simul
         )
         begin = until
     given: dict[str, object] = {
-        "marks": np.empty((0, 3), np.int64),
+        "counter_events": np.empty((0, 3), np.int64),
         "reloads": np.empty(0, np.int64),
         **more,
     }
@@ -114,9 +114,10 @@ def test_samples_go_missing_in_the_structural_state(simulation: Simulation, plai
 def test_the_xid_gauge_is_latched_until_the_driver_is_loaded_again(simulation: Simulation, plain: Device) -> None:
     clock = simulation.clock
     at, load = clock.start + 2 * DAY + 1, clock.start + 4 * DAY
-    marks = np.array([(at, CounterMark.XID, 31), (at + HOUR, CounterMark.XID, 94)], np.int64)
+    events = np.array([(at, CounterEvent.XID, 31), (at + HOUR, CounterEvent.XID, 94)], np.int64)
     samples = frame(
-        with_states(plain, [(0, clock.end)], simulation, marks=marks, reloads=np.array([load], np.int64)), simulation
+        with_states(plain, [(0, clock.end)], simulation, counter_events=events, reloads=np.array([load], np.int64)),
+        simulation,
     )
     time, xid = samples["time"], samples["xid_last"]
     assert set(xid[time < at]) == {0}
@@ -128,11 +129,12 @@ def test_the_xid_gauge_is_latched_until_the_driver_is_loaded_again(simulation: S
 def test_counters_only_fall_when_the_driver_is_loaded_again(simulation: Simulation, plain: Device) -> None:
     clock = simulation.clock
     load = clock.start + 10 * DAY
-    marks = np.array(
-        [(clock.start + DAY, CounterMark.UNCORRECTED, 2), (clock.start + DAY, CounterMark.REMAPPED, 1)], np.int64
+    events = np.array(
+        [(clock.start + DAY, CounterEvent.UNCORRECTED, 2), (clock.start + DAY, CounterEvent.REMAPPED, 1)], np.int64
     )
     samples = frame(
-        with_states(plain, [(0, clock.end)], simulation, marks=marks, reloads=np.array([load], np.int64)), simulation
+        with_states(plain, [(0, clock.end)], simulation, counter_events=events, reloads=np.array([load], np.int64)),
+        simulation,
     )
     later = samples["time"] >= load
     for name in ("pcie_replay_total", "ecc_sbe_volatile_total", "ecc_dbe_volatile_total", "nvlink_crc_flit_total"):

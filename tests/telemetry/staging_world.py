@@ -17,7 +17,7 @@ from tests.telemetry.helpers import DAY, all_samples, samples_frame
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
 
-def fold_settings(**telemetry: object) -> CompactSettings:
+def compact_settings(**telemetry: object) -> CompactSettings:
     return CompactSettings(
         TelemetrySection.model_validate(telemetry), resolve_channels({}), timedelta(seconds=60), timedelta(minutes=10)
     )
@@ -53,7 +53,7 @@ def stage_frame(folder: Path, frame: pd.DataFrame, **named: str) -> Path | None:
     return staging(folder).stage("samples", table_of(frame), **named)
 
 
-def land_rows(folder: Path, kind: Kind, *rows: dict[str, object]) -> None:
+def stage_rows(folder: Path, kind: Kind, *rows: dict[str, object]) -> None:
     staging(folder).stage(kind, pa.Table.from_pylist(list(rows)))
 
 
@@ -67,8 +67,10 @@ def event(when: pd.Timestamp, code: str, **more: object) -> dict[str, object]:
     return {"timestamp": stamp, "known_at": stamp, "node": "node-0", "type": "xid", "code": code, **more}
 
 
-def fold(folder: Path, *, inventory: Path | None = None, now: datetime = NOW, **telemetry: object) -> CompactResult:
-    return compact(folder / "dataset", settings=fold_settings(**telemetry), inventory=inventory, now=now)
+def compacted(
+    folder: Path, *, inventory: Path | None = None, now: datetime = NOW, **telemetry: object
+) -> CompactResult:
+    return compact(folder / "dataset", settings=compact_settings(**telemetry), inventory=inventory, now=now)
 
 
 def samples_of(folder: Path) -> pd.DataFrame:

@@ -91,7 +91,7 @@ MANY = settings(
 def test_in_whatever_order_samples_come_and_go_a_dataset_in_runs_says_what_one_run_would(pieces, limits):
     frames = [frame_of(piece) for piece in pieces]
     keep = [None if day is None else (DAY + pd.Timedelta(days=day)).to_pydatetime() for day in limits]
-    keep[0] = None  # a first fold of which nothing is kept makes no dataset
+    keep[0] = None  # a first compaction of which nothing is kept makes no dataset
     with tempfile.TemporaryDirectory() as name:
         with runs_of(1):
             cut = import_all(Path(name) / "cut", frames, keep)
@@ -111,7 +111,7 @@ def steady(hours: range, gpus: int = 4) -> pd.DataFrame:
     )
 
 
-def test_growing_fold_by_fold_and_importing_at_once_make_the_same_files(tmp_path: Path):
+def test_growing_compaction_by_compaction_and_importing_at_once_make_the_same_files(tmp_path: Path):
     with runs_of(1):
         at_once = import_all(tmp_path / "at_once", [steady(range(72))])
         grown = import_all(tmp_path / "grown", [steady(range(begin, begin + 9)) for begin in range(0, 72, 9)])
@@ -125,13 +125,13 @@ def test_growing_fold_by_fold_and_importing_at_once_make_the_same_files(tmp_path
     ]
 
 
-def test_a_fold_rewrites_the_runs_that_get_rows_and_no_others(tmp_path: Path):
+def test_a_compaction_rewrites_the_runs_that_get_rows_and_no_others(tmp_path: Path):
     with runs_of(1):
         before = import_all(tmp_path / "d", [steady(range(60))]).dataset
     inodes = {path.relative_to(before.path): path.stat().st_ino for path in before.path.rglob("part-*")}
     hashed = before.meta.files
     after = run_import(tmp_path / "d", samples=steady(range(60, 62))).dataset
-    assert after.meta.run_days == 1  # as the dataset has it, whatever this fold's rate would say
+    assert after.meta.run_days == 1  # as the dataset has it, whatever this compaction's rate would say
     changed = {path.name for path in after.path.rglob("part-*") if path.stat().st_ino not in inodes.values()}
     assert changed == {"part-20260303.parquet"}
     assert {name for name in hashed if "part-" in name and after.meta.files[name] != hashed[name]} == {

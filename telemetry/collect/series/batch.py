@@ -104,10 +104,10 @@ def assemble(
     ):
         arrays[name] = pa.array(texts, pa.string()).take(taken)
     for number, (name, kind) in enumerate(channels.items()):
-        mine = channel == number
-        if mine.any():
+        of_channel = channel == number
+        if of_channel.any():
             column, is_missing = np.zeros(len(used)), np.ones(len(used), np.bool_)
-            column[row[mine]], is_missing[row[mine]] = values[mine], False
+            column[row[of_channel]], is_missing[row[of_channel]] = values[of_channel], False
             target = CHANNEL_TYPES[kind]
             with np.errstate(over="ignore"):  # a gauge beyond float32 becomes infinite, which is quarantined
                 arrays[name] = pa.array(column.astype(target.to_pandas_dtype()), type=target, mask=is_missing)

@@ -108,7 +108,7 @@ def test_augmented_rows_are_held_against_the_fleet_of_the_last_grid_time_and_the
         assert row["peers__gpu_temp_c__node_deviation__2h"] == pytest.approx(node, abs=1e-4)
 
 
-def test_a_later_stay_does_not_change_a_units_model():
+def test_a_later_installation_does_not_change_a_units_model():
     rows = gpus(1)
     rows.append({**rows[0], "model": "B200", "installed_at": T0 + HOUR})
     rows.append({**rows[0], "gpu": "other"})

@@ -10,7 +10,7 @@ from telemetry.dataset.store import Dataset
 from telemetry.importing.evidence import STRAY
 from tests.telemetry.collect.remote_write.encoding import pushed
 from tests.telemetry.helpers import DAY, STEP, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
-from tests.telemetry.staging_world import event, fold, raw, samples_of, staging, table_of
+from tests.telemetry.staging_world import compacted, event, raw, samples_of, staging, table_of
 
 ADDRESS = {"node-0": "00000000:10:00", "node-9": "00000000:3b:00"}
 
@@ -129,11 +129,11 @@ def test_pushed_events_of_twins_are_of_the_gpu_at_their_place(tmp_path: Path, la
         answer = pushed(staged, table, kind)[1]
         assert answer.is_success, answer.text
     if later:
-        fold(tmp_path)
+        compacted(tmp_path)
     whole = pa.Table.from_pylist([{"pci_bus_id": None, **row, "source": "kernel_log:journal"} for row in events])
     answer = pushed(staged, whole, "events")[1]
     assert answer.is_success, answer.text
-    fold(tmp_path)
+    compacted(tmp_path)
     placed = Dataset.open(tmp_path / "dataset").events()
     assert sorted(placed[["code", "node", "gpu"]].values.tolist()) == [
         [code, node, f"{node}@{ADDRESS[node]}"] for code in ("48", "79") for node in ADDRESS

@@ -35,8 +35,8 @@ from tests.telemetry.collect.kubernetes.objects import NOW, event, node, pod
 from tests.telemetry.collect.remote_write.encoding import T0, instants, pushed
 from tests.telemetry.helpers import DAY, gpu, run_import
 from tests.telemetry.staging_world import NOW as COMPACTED
+from tests.telemetry.staging_world import compacted, raw, samples_of, stage_events, stage_frame
 from tests.telemetry.staging_world import event as staged_event
-from tests.telemetry.staging_world import fold, raw, samples_of, stage_events, stage_frame
 
 GOOD, UNKNOWN, BROKEN = "good", "unknown", "broken"
 LONG_AGO = pd.Timestamp("1971-01-01", tz="UTC")
@@ -188,7 +188,7 @@ def staged_samples(kinds: list[str], folder: Path) -> Outcome:
     stamps = [begins[kind] + pd.Timedelta(seconds=30 * number) for number, kind in enumerate(kinds)]
     frame = raw(gpus=1, times=len(kinds))
     stage_frame(folder, frame.assign(timestamp=pd.Series(stamps).astype("datetime64[ms, UTC]")))
-    accounting, stored = fold(folder).accounting, samples_of(folder)
+    accounting, stored = compacted(folder).accounting, samples_of(folder)
     counted = stored["sample_count"].sum() if "sample_count" in stored else len(stored)
     return accounting.tables["samples"], int(counted)
 
@@ -197,7 +197,7 @@ def staged_events(kinds: list[str], folder: Path) -> Outcome:
     stage_frame(folder, raw(gpus=1))
     rows = chosen(kinds, gpu=(gpu(0), "GPU-never", gpu(0)), when=(DAY, DAY, LONG_AGO))
     stage_events(folder, [staged_event(code=str(2000 + number), **row) for number, row in enumerate(rows)])
-    accounting = fold(folder).accounting
+    accounting = compacted(folder).accounting
     return accounting.tables["events"], len(Dataset.open(folder / "dataset").events())
 
 

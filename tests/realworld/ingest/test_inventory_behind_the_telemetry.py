@@ -65,7 +65,7 @@ def test_a_move_that_the_inventory_does_not_know_becomes_one(tmp_path: Path) -> 
     assert result.accounting.tables["samples"].used == 4 * 144
 
 
-def test_a_move_between_two_imports_ends_the_stay_of_the_samples_that_are_there(tmp_path: Path) -> None:
+def test_a_move_between_two_imports_ends_the_installation_of_the_stored_samples(tmp_path: Path) -> None:
     whole = swapped()
     first = whole["node"].eq("node-0") | whole["gpu"].ne(gpu(0))
     run_import(tmp_path, samples=whole[first], inventory=inventory_frame())

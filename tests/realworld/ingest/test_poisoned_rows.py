@@ -11,7 +11,7 @@ from telemetry.dataset.store import Dataset
 from telemetry.staging.folder import STAGED_EVENTS, STAGED_INVENTORY, Kind
 from telemetry.staging.staged import Waiting
 from tests.telemetry.helpers import DAY, gpu
-from tests.telemetry.staging_world import NOW, fold, fold_settings, raw, samples_of, stage_frame, staging
+from tests.telemetry.staging_world import NOW, compact_settings, compacted, raw, samples_of, stage_frame, staging
 
 MS = int(DAY.timestamp() * 1000)
 INSTANTS = (2**53, 2**62, -(2**62), 0, -1, 2**43, 253402300800000, MS + 10**12)
@@ -57,7 +57,7 @@ def test_an_instant_out_of_range_stops_no_compaction(tmp_path: Path, column: str
     rows = [an_event(1), an_event(2, **{column: instant}), an_event(3)]
     stage(tmp_path, "events", as_staged(STAGED_EVENTS, rows), "a")
     stage(tmp_path, "events", as_staged(STAGED_EVENTS, [an_event(4)]), "b")
-    result = fold(tmp_path)
+    result = compacted(tmp_path)
     codes = set(Dataset.open(tmp_path / "dataset").events()["code"])
     lost = set() if column == "known_at" and instant < MS and instant >= 631152000000 else {"2"}
     assert codes == {"1", "2", "3", "4"} - lost
@@ -69,7 +69,7 @@ def test_an_instant_out_of_range_stops_no_compaction(tmp_path: Path, column: str
         0,
     )
     stage_frame(tmp_path, raw(gpus=2, start=DAY.ceil("D")))
-    assert fold(tmp_path).compacted == {"samples": 1}
+    assert compacted(tmp_path).compacted == {"samples": 1}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_an_instant_out_of_range_stops_no_compaction(tmp_path: Path, column: str
 def test_text_that_cannot_be_stored_costs_its_own_row_only(tmp_path: Path, poison: dict[str, object]) -> None:
     stage_frame(tmp_path, raw(gpus=1))
     stage(tmp_path, "events", as_staged(STAGED_EVENTS, [an_event(1), an_event(2, **poison), an_event(3)]), "a")
-    account = fold(tmp_path).accounting.tables["events"]
+    account = compacted(tmp_path).accounting.tables["events"]
     assert set(Dataset.open(tmp_path / "dataset").events()["code"]) == {"1", "3"}
     assert (account.read, account.used, account.unaccounted) == (3, 2, 0)
 
@@ -97,7 +97,7 @@ def test_an_observation_at_an_impossible_time_makes_no_installation(tmp_path: Pa
         {"gpu": gpu(number), "node": "node-0", "seen_at": ms} for number, ms in ((0, MS), (7, 2**53), (8, -(2**62)))
     ]
     stage(tmp_path, "inventory", as_staged(STAGED_INVENTORY, seen), "a")
-    account = fold(tmp_path).accounting.tables["observations"]
+    account = compacted(tmp_path).accounting.tables["observations"]
     assert set(Dataset.open(tmp_path / "dataset").inventory()["gpu"]) == {gpu(0)}
     assert (account.read, account.used, account.left_out.total()) == (3, 1, 2)
 
@@ -113,7 +113,7 @@ def test_samples_with_impossible_instants_and_numbers_leave_the_others(tmp_path:
     poisoned = table.set_column(0, "timestamp", pa.array(stamps, pa.int64()).cast(table.schema.types[0]))
     place = poisoned.column_names.index("power_w")
     pq.write_table(poisoned.set_column(place, "power_w", pa.array(power, pa.float32())), path)
-    account = fold(tmp_path).accounting.tables["samples"]
+    account = compacted(tmp_path).accounting.tables["samples"]
     assert (account.read, account.used, account.left_out.total(), account.unaccounted) == (120, 118, 2, 0)
     assert samples_of(tmp_path)["sample_count"].sum() == 118
 
@@ -124,7 +124,7 @@ def test_a_damaged_file_does_not_stop_the_next(tmp_path: Path) -> None:
         path = staging(tmp_path).root / kind / "0-damaged.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"PAR1" + bytes(range(200)) + b"PAR1")
-    result = fold(tmp_path)
+    result = compacted(tmp_path)
     assert result.compacted == {"samples": 1}
     assert result.accounting.tables["staged files"].left_out == {"cannot be read": 4}
 
@@ -141,8 +141,8 @@ def test_ten_thousand_poisoned_rows_are_all_accounted_for(tmp_path: Path) -> Non
         for _ in range(8_000)
     ]
     table = as_staged(STAGED_EVENTS, rows)
-    waiting = Waiting(staging(tmp_path), fold_settings().channels, fold_settings().telemetry.step or DAY - DAY, NOW,
-                      fold_settings().delay)  # fmt: skip
+    settings = compact_settings()
+    waiting = Waiting(staging(tmp_path), settings.channels, settings.telemetry.step or DAY - DAY, NOW, settings.delay)
     good = waiting.read_events(Path("fuzz"), table)
     account = waiting.quarantine.tables["events"]
     assert account.read == 8_000

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.pages.charts import MOST_NODES, Mark, draw, risk_chart, shade
+from serving.pages.charts import MOST_NODES, Annotation, draw, risk_chart, shade
 from serving.pages.fleet_table import FleetQuery, PageSort, natural, select, table_rows
 from serving.pages.rendering import percent
 from serving.scores.reading import PastScore, ScoredFleet, Scores, UnitPlace, read_scores, span
@@ -283,15 +283,15 @@ def test_another_password_opens_none(guarded: Running, header: str, status: int)
 
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-WORD = re.compile(r'<g class="mark[^>]*>.*?<text class="tick (end|start)" x="([\d.-]+)" y="([\d.]+)">([^<]*)</text>')
+WORD = re.compile(r'<g class="annotation.*?<text class="tick (end|start)" x="([\d.-]+)" y="([\d.]+)">([^<]*)</text>')
 
 
 @given(st.lists(st.tuples(st.floats(0, 300), st.sampled_from(["drain", "soft taint", "failure"])), max_size=30))
-def test_no_word_of_a_timeline_covers_another_and_every_mark_has_a_title(happened):
+def test_no_word_of_a_timeline_covers_another_and_every_annotation_has_a_title(happened):
     scores = [PastScore(BEGIN + timedelta(hours=6 * step), 0.1, "watch") for step in range(40)]
-    marks = [Mark(BEGIN + timedelta(hours=hours), "action", word, word) for hours, word in happened]
-    drawn = str(risk_chart(scores, {}, "risk", marks))
-    assert drawn.count('<g class="mark') == drawn.count("</title><path") == len(marks)
+    annotations = [Annotation(BEGIN + timedelta(hours=hours), "action", word, word) for hours, word in happened]
+    drawn = str(risk_chart(scores, {}, "risk", annotations))
+    assert drawn.count('<g class="annotation') == drawn.count("</title><path") == len(annotations)
     taken = []
     for side, beside, line, word in WORD.findall(drawn):
         end = float(beside) if side == "end" else float(beside) + 6.5 * len(word)
@@ -299,4 +299,4 @@ def test_no_word_of_a_timeline_covers_another_and_every_mark_has_a_title(happene
         assert 0 <= start < end <= 720
         assert all(line != other or end <= left or right <= start for left, right, other in taken)
         taken.append((start, end, line))
-    assert bool(taken) == bool(marks)
+    assert bool(taken) == bool(annotations)

@@ -17,14 +17,14 @@ from tests.killed import die_at, exit_code_of
 from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_import, write_csv
 from tests.telemetry.staging_world import (
     NOW,
+    compact_settings,
+    compacted,
     event,
-    fold,
-    fold_settings,
-    land_rows,
     raw,
     samples_of,
     stage_events,
     stage_frame,
+    stage_rows,
     staging,
     state_of,
     table_of,
@@ -39,7 +39,7 @@ def test_folding_piece_by_piece_equals_one_import(tmp_path: Path):
     pieces = frame.groupby(frame["timestamp"].dt.floor("210s"))
     for _, piece in pieces:
         stage_frame(tmp_path, piece)
-        fold(tmp_path, inventory=inventory)
+        compacted(tmp_path, inventory=inventory)
     pd.testing.assert_frame_equal(samples_of(tmp_path), whole)
     assert staging(tmp_path).waiting() == []
 
@@ -48,7 +48,7 @@ def test_the_inventory_is_learned_from_what_is_seen(tmp_path: Path):
     stage_frame(tmp_path, raw())
     seen = inventory_frame().drop(columns="installed_at").assign(seen_at=DAY, driver="580.1")
     staging(tmp_path).stage("inventory", table_of(seen))
-    fold(tmp_path)
+    compacted(tmp_path)
     inventory = Dataset.open(tmp_path / "dataset").inventory()
     assert inventory["gpu"].tolist() == [gpu(number) for number in range(4)]
     assert inventory["model"].tolist() == ["H100"] * 4
@@ -69,8 +69,8 @@ def test_a_gpu_that_moves_and_one_that_is_replaced_end_their_stays(tmp_path: Pat
     ]
     for frame in (first, second, third):
         stage_frame(tmp_path, frame)
-    land_rows(tmp_path, "inventory", *seen)
-    fold(tmp_path)
+    stage_rows(tmp_path, "inventory", *seen)
+    compacted(tmp_path)
     installations = Dataset.open(tmp_path / "dataset").inventory().set_index(["gpu", "node"])
     assert installations.loc[(gpu(0), "node-0"), "removed_at"] == later
     assert installations.loc[(gpu(0), "node-9"), "installed_at"] == later
@@ -80,9 +80,9 @@ def test_a_gpu_that_moves_and_one_that_is_replaced_end_their_stays(tmp_path: Pat
 
 def test_a_node_watched_before_its_gpus_does_not_make_them_newcomers(tmp_path: Path):
     before = (DAY - pd.Timedelta(days=9)).to_pydatetime()
-    land_rows(tmp_path, "inventory", {"node": "node-0", "rack": "r7", "seen_at": before})
+    stage_rows(tmp_path, "inventory", {"node": "node-0", "rack": "r7", "seen_at": before})
     stage_frame(tmp_path, raw(gpus=2))
-    fold(tmp_path)
+    compacted(tmp_path)
     installations = Dataset.open(tmp_path / "dataset").inventory()
     assert installations["rack"].tolist() == ["r7", "r7"]
     assert (installations["installed_at"] <= DAY).all()
@@ -91,7 +91,7 @@ def test_a_node_watched_before_its_gpus_does_not_make_them_newcomers(tmp_path: P
 def test_a_fleet_without_gpus_is_one_of_nodes(tmp_path: Path):
     frame = raw(gpus=4, times=12, every="10min")
     stage_frame(tmp_path, frame[frame["gpu"].isin([gpu(0), gpu(2)])].drop(columns=["gpu", "xid_last"]))
-    fold(tmp_path)
+    compacted(tmp_path)
     dataset = Dataset.open(tmp_path / "dataset")
     assert dataset.meta.unit == "node"
     assert dataset.inventory()["node"].tolist() == ["node-0", "node-1"]
@@ -103,8 +103,8 @@ def test_a_changed_driver_is_an_event_once(tmp_path: Path):
         when = DAY + pd.Timedelta(days=day)
         stage_frame(tmp_path, raw(gpus=1, times=5, start=when))
         row = {"gpu": gpu(0), "node": "node-0", "driver": driver, "seen_at": when.to_pydatetime()}
-        land_rows(tmp_path, "inventory", row)
-        fold(tmp_path)
+        stage_rows(tmp_path, "inventory", row)
+        compacted(tmp_path)
     dataset = Dataset.open(tmp_path / "dataset")
     events = dataset.events()
     assert events["type"].tolist() == ["driver"]
@@ -116,9 +116,9 @@ def test_a_changed_driver_is_an_event_once(tmp_path: Path):
 def test_what_the_operator_says_holds_against_what_was_seen(tmp_path: Path):
     inventory = write_csv(tmp_path / "hosts.csv", inventory_frame().assign(rack="r1", firmware="7"))
     stage_frame(tmp_path, raw(gpus=6))
-    fold(tmp_path, inventory=inventory)
+    compacted(tmp_path, inventory=inventory)
     stage_frame(tmp_path, raw(gpus=6, start=DAY + pd.Timedelta("1h")))
-    fold(tmp_path)
+    compacted(tmp_path)
     installations = Dataset.open(tmp_path / "dataset").inventory().set_index("gpu")
     assert len(installations) == 6
     assert installations.loc[gpu(0), "installed_at"] == pd.Timestamp("2026-01-01", tz="UTC")
@@ -129,9 +129,9 @@ def test_what_the_operator_says_holds_against_what_was_seen(tmp_path: Path):
 def test_an_operator_need_not_say_since_when_a_gpu_is_there(tmp_path: Path):
     hosts = inventory_frame().drop(columns=["installed_at"]).assign(rack="r1")
     stage_frame(tmp_path, raw())
-    fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", hosts))
+    compacted(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", hosts))
     stage_frame(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
-    fold(tmp_path)
+    compacted(tmp_path)
     installations = Dataset.open(tmp_path / "dataset").inventory()
     assert set(installations["installed_at"]) == {DAY}
     assert set(installations["rack"]) == {"r1"}
@@ -141,7 +141,7 @@ def test_a_damaged_file_is_put_aside(tmp_path: Path):
     stage_frame(tmp_path, raw())
     damaged = stage_frame(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
     damaged.write_bytes(damaged.read_bytes()[:-40])
-    result = fold(tmp_path)
+    result = compacted(tmp_path)
     assert (result.refused, result.compacted["samples"]) == (1, 1)
     assert (staging_of(tmp_path / "dataset") / "refused/samples" / damaged.name).exists()
 
@@ -149,11 +149,11 @@ def test_a_damaged_file_is_put_aside(tmp_path: Path):
 def test_jobs_land_and_are_updated(tmp_path: Path):
     stage_frame(tmp_path, raw())
     job = {"job": "7", "node": "node-0", "started_at": DAY.to_pydatetime(), "gpus": 8}
-    land_rows(tmp_path, "jobs", job)
-    fold(tmp_path)
+    stage_rows(tmp_path, "jobs", job)
+    compacted(tmp_path)
     ended = {**job, "ended_at": (DAY + pd.Timedelta("1h")).to_pydatetime(), "outcome": "COMPLETED"}
-    land_rows(tmp_path, "jobs", ended)
-    fold(tmp_path)
+    stage_rows(tmp_path, "jobs", ended)
+    compacted(tmp_path)
     jobs = Dataset.open(tmp_path / "dataset").jobs()
     assert jobs["outcome"].tolist() == ["completed"]
 
@@ -162,8 +162,8 @@ def test_jobs_without_a_state_of_slurm_land_as_they_are(tmp_path: Path):
     stage_frame(tmp_path, raw())
     job = {"job": "default/train", "node": "node-0", "started_at": DAY.to_pydatetime()}
     runs = {**job, "job": "default/tune", "outcome": None}
-    land_rows(tmp_path, "jobs", {**job, "outcome": "completed"}, runs)
-    fold(tmp_path)
+    stage_rows(tmp_path, "jobs", {**job, "outcome": "completed"}, runs)
+    compacted(tmp_path)
     jobs = Dataset.open(tmp_path / "dataset").jobs()
     assert jobs["outcome"].fillna("unknown").tolist() == ["completed", "unknown"]
 
@@ -174,48 +174,48 @@ def test_old_samples_go_and_old_staged_files_too(tmp_path: Path):
         assert path is not None
         compacted_at = DAY + pd.Timedelta(days=day, hours=3)
         os.utime(path, (compacted_at.timestamp(), compacted_at.timestamp()))
-        fold(tmp_path, now=compacted_at.to_pydatetime(), retention={"raw": "2d", "samples": "3d"})
+        compacted(tmp_path, now=compacted_at.to_pydatetime(), retention={"raw": "2d", "samples": "3d"})
     samples = samples_of(tmp_path)
     assert samples["timestamp"].min() >= DAY + pd.Timedelta(days=2)
     assert samples["timestamp"].max() >= DAY + pd.Timedelta(days=5)
     assert Dataset.open(tmp_path / "dataset").meta.span[0] >= (DAY + pd.Timedelta(days=1)).to_pydatetime()
-    compacted = staging_of(tmp_path / "dataset") / "compacted/samples"
-    assert len(list(compacted.glob("*.parquet"))) == 3
+    copies = staging_of(tmp_path / "dataset") / "compacted/samples"
+    assert len(list(copies.glob("*.parquet"))) == 3
     stage_frame(tmp_path, raw())
-    fold(tmp_path, retention={"raw": "0s"})  # none shall be kept
-    assert not list(compacted.glob("*.parquet"))
+    compacted(tmp_path, retention={"raw": "0s"})  # none shall be copies
+    assert not list(copies.glob("*.parquet"))
 
 
 def test_a_reader_goes_on_reading_the_dataset_it_opened(tmp_path: Path):
     stage_frame(tmp_path, raw(times=20))
-    fold(tmp_path)
+    compacted(tmp_path)
     reader = Dataset.open(tmp_path / "dataset")
     before = all_samples(ImportResult(reader, {}, {}))
     for turn in range(1, 3):
         stage_frame(tmp_path, raw(times=20, start=DAY + pd.Timedelta(hours=turn)))
-        fold(tmp_path)
+        compacted(tmp_path)
     pd.testing.assert_frame_equal(all_samples(ImportResult(reader, {}, {})), before)
     assert len(samples_of(tmp_path)) > len(before)
     del reader
     stage_frame(tmp_path, raw(times=20, start=DAY + pd.Timedelta(hours=5)))
-    fold(tmp_path)
+    compacted(tmp_path)
     assert [path.name for path in tmp_path.glob(".dataset*")] == []
 
 
-def test_one_fold_at_a_time(tmp_path: Path):
+def test_one_compaction_at_a_time(tmp_path: Path):
     stage_frame(tmp_path, raw())
     lock = staging(tmp_path).state("compact.lock")
     with FileLock(lock, fallback_to_soft=False), pytest.raises(InputError, match="another process is compacting"):
-        fold(tmp_path)
-    assert fold(tmp_path).compacted == {"samples": 1}
+        compacted(tmp_path)
+    assert compacted(tmp_path).compacted == {"samples": 1}
 
 
 def test_another_step_is_refused(tmp_path: Path):
     stage_frame(tmp_path, raw())
-    fold(tmp_path)
+    compacted(tmp_path)
     stage_frame(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
     with pytest.raises(InputError, match="a step of 10m, the new data one of 5m"):
-        fold(tmp_path, step="5m")
+        compacted(tmp_path, step="5m")
 
 
 def fold_killed_at(folder: Path, at: int) -> None:
@@ -229,17 +229,17 @@ def fold_killed_at(folder: Path, at: int) -> None:
         (telemetry.staging.folder, "write_bytes"),
     )
     die_at(at, places)
-    compact(folder / "dataset", settings=fold_settings(), now=NOW)
+    compact(folder / "dataset", settings=compact_settings(), now=NOW)
     os._exit(7)
 
 
-def test_a_fold_killed_anywhere_loses_nothing_and_counts_nothing_twice(tmp_path: Path):
+def test_a_compaction_killed_anywhere_loses_nothing_and_counts_nothing_twice(tmp_path: Path):
     frame = raw(gpus=4, times=50)
     early, late = (
         frame[frame["timestamp"] < DAY + pd.Timedelta("13min")],
         frame[frame["timestamp"] >= DAY + pd.Timedelta("13min")],
     )
-    # One GPU is seen only in the fold that dies; an event of it has waited since the one before.
+    # One GPU is seen only in the compaction that dies; an event of it has waited since the one before.
     early = early[early["gpu"] != gpu(3)]
     waits = event(DAY + pd.Timedelta("5min"), "48", gpu=gpu(3), node="node-1", source="kernel_log:kmsg")
     events = [event(DAY + pd.Timedelta(minutes=minute), "79", gpu=gpu(0)) for minute in (2, 9)]
@@ -248,9 +248,9 @@ def test_a_fold_killed_anywhere_loses_nothing_and_counts_nothing_twice(tmp_path:
     (tmp_path / "calm").mkdir()
     for piece in (early, late):
         stage_frame(tmp_path / "calm", piece)
-        fold(tmp_path / "calm")
+        compacted(tmp_path / "calm")
     stage_events(tmp_path / "calm", events)
-    fold(tmp_path / "calm")
+    compacted(tmp_path / "calm")
     whole = samples_of(tmp_path / "calm")
     killed = 0
     for call in range(1, 60, 3):
@@ -258,16 +258,16 @@ def test_a_fold_killed_anywhere_loses_nothing_and_counts_nothing_twice(tmp_path:
         folder.mkdir()
         stage_frame(folder, early)
         stage_events(folder, [waits])
-        fold(folder)
+        compacted(folder)
         stage_frame(folder, late)
         stage_events(folder, events)
         done = exit_code_of(fold_killed_at, folder, call)
         assert done in (7, 9)
         killed += done == 9
-        fold(folder)
+        compacted(folder)
         pd.testing.assert_frame_equal(samples_of(folder), whole)
         stage_frame(folder, after)
-        result = fold(folder)
+        result = compacted(folder)
         dataset = Dataset.open(folder / "dataset")
         assert dataset.events()["code"].tolist() == ["79", "48", "79"]
         assert dataset.events()["gpu"].tolist() == [gpu(0), gpu(3), gpu(0)]

@@ -10,7 +10,7 @@ import telemetry.staging.compaction
 from foundation.errors import InputError
 from telemetry.dataset.store import Dataset
 from tests.telemetry.helpers import DAY, gpu
-from tests.telemetry.staging_world import NOW, event, fold, land_rows, raw, stage_events, stage_frame, state_of
+from tests.telemetry.staging_world import NOW, compacted, event, raw, stage_events, stage_frame, stage_rows, state_of
 
 LOG = "kernel_log:journal"
 LATER = DAY + pd.Timedelta("5h")
@@ -18,7 +18,7 @@ LATER = DAY + pd.Timedelta("5h")
 
 def see(folder: Path, name: str, *, node: str = "node-0", address: str, at: pd.Timestamp = DAY) -> None:
     row = {"gpu": name, "node": node, "pci_bus_id": address, "seen_at": at.to_pydatetime()}
-    land_rows(folder, "inventory", row)
+    stage_rows(folder, "inventory", row)
 
 
 def pending(folder: Path) -> pd.DataFrame:
@@ -36,21 +36,21 @@ def fail(*_: object, **__: object) -> None:
     raise InputError("the disk is full", "somewhere", "Make room.")
 
 
-def test_a_failing_fold_loses_no_event_that_was_waiting_and_keeps_each_once(
+def test_a_failing_compaction_loses_no_event_that_was_waiting_and_keeps_each_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     stage_frame(tmp_path, raw(gpus=1))
     stage_events(tmp_path, [event(DAY, "79", gpu=gpu(1), source=LOG)])
-    fold(tmp_path)
+    compacted(tmp_path)
     stage_frame(tmp_path, raw(gpus=2, start=DAY + pd.Timedelta("30min")))
     stage_events(tmp_path, [event(DAY, "48", gpu=gpu(5), source=LOG)])
     with monkeypatch.context() as patch:
         patch.setattr(telemetry.staging.compaction.Ingest, "run", fail)
         for day in range(3):
             with pytest.raises(InputError, match="the disk is full"):
-                fold(tmp_path, now=NOW + timedelta(days=day))
+                compacted(tmp_path, now=NOW + timedelta(days=day))
     since = pending(tmp_path)["since_ms"].tolist()
-    assert fold(tmp_path, now=NOW + timedelta(days=3)).quarantined == {}
+    assert compacted(tmp_path, now=NOW + timedelta(days=3)).quarantined == {}
     assert events_of(tmp_path) == {"79": ("node-0", gpu(1))}
     assert pending(tmp_path)["code"].tolist() == ["48"]
     assert pending(tmp_path)["since_ms"].tolist() > since
@@ -66,7 +66,7 @@ def test_an_event_of_an_address_waits_for_its_node_and_for_its_gpu(tmp_path: Pat
             event(LATER, "48", pci_bus_id="0000:11:00", source=LOG),
         ],
     )
-    first = fold(tmp_path)
+    first = compacted(tmp_path)
     assert events_of(tmp_path) == {}
     assert pending(tmp_path)["pci_bus_id"].tolist() == ["0000:3b:00", "0000:11:00"]
     assert "xids_without_a_gpu" not in first.counts
@@ -74,7 +74,7 @@ def test_an_event_of_an_address_waits_for_its_node_and_for_its_gpu(tmp_path: Pat
     see(tmp_path, gpu(1), address="0:11:0")
     stage_frame(tmp_path, raw(gpus=1, start=DAY + pd.Timedelta("4h")).assign(gpu=gpu(5), node="node-5"))
     see(tmp_path, gpu(5), node="node-5", address="0:3b:0", at=DAY + pd.Timedelta("4h"))
-    fold(tmp_path)
+    compacted(tmp_path)
     assert events_of(tmp_path) == {"79": ("node-5", gpu(5)), "48": ("node-0", gpu(1))}
     assert pending(tmp_path).empty
 
@@ -86,7 +86,7 @@ def test_an_address_that_nobody_sees_a_gpu_at_is_the_nodes_in_the_end_and_is_cou
     stage_events(tmp_path, [event(DAY, "79", **lost), event(DAY, "cordon", **lost) | {"type": "drain"}])
     for days, expected in ((0, {}), (29, {}), (31, {"xids_without_a_gpu": 1}), (32, {})):
         stage_frame(tmp_path, raw(gpus=1, start=DAY + pd.Timedelta(days=days)))
-        result = fold(tmp_path, now=NOW + timedelta(days=days))
+        result = compacted(tmp_path, now=NOW + timedelta(days=days))
         counted = {name: number for name, number in result.counts.items() if name == "xids_without_a_gpu"}
         assert (counted, result.quarantined) == (expected, {})
     assert events_of(tmp_path) == {"79": ("node-0", None), "cordon": ("node-0", None)}
@@ -97,7 +97,7 @@ def test_where_no_gpu_has_an_address_nobody_waits_for_one(unit: str, tmp_path: P
     frame = raw(gpus=1, times=12, every="10min")
     stage_frame(tmp_path, frame if unit == "gpu" else frame.drop(columns=["gpu", "xid_last"]))
     stage_events(tmp_path, [event(DAY, "79", pci_bus_id="0000:10:00", source=LOG)])
-    assert fold(tmp_path).counts["xids_without_a_gpu"] == 1
+    assert compacted(tmp_path).counts["xids_without_a_gpu"] == 1
     assert events_of(tmp_path) == {"79": ("node-0", None)}
 
 
@@ -114,8 +114,8 @@ def test_events_and_jobs_find_a_node_under_more_or_less_of_its_domain(seen: str,
         ],
     )
     job = {"job": "7", "node": named, "started_at": DAY.to_pydatetime()}
-    land_rows(tmp_path, "jobs", job)
-    assert fold(tmp_path).quarantined == {}
+    stage_rows(tmp_path, "jobs", job)
+    assert compacted(tmp_path).quarantined == {}
     assert events_of(tmp_path) == {"79": (seen, gpu(0)), "48": (seen, gpu(0)), "cordon": (seen, None)}
     jobs = Dataset.open(tmp_path / "dataset").jobs()
     assert jobs["node"].tolist() == [seen]
@@ -132,6 +132,6 @@ def test_of_two_nodes_that_a_bare_name_may_be_the_gpu_tells_which(tmp_path: Path
             event(DAY, "13", node="node-0.east", gpu=gpu(1), source=LOG),
         ],
     )
-    assert fold(tmp_path).quarantined == {"on another node than the inventory says": 1}
+    assert compacted(tmp_path).quarantined == {"on another node than the inventory says": 1}
     assert events_of(tmp_path) == {"79": ("node-0.west", gpu(1))}
     assert pending(tmp_path)["code"].tolist() == ["cordon"]

@@ -106,8 +106,8 @@ class Leadership:
             self._observed.forget()
             return None
         given = spec.get("leaseDurationSeconds")
-        mark = tuple(str(spec.get(key)) for key in ("holderIdentity", "renewTime", "leaseTransitions", "acquireTime"))
-        left = self._observed.left_s(mark, given if isinstance(given, int) else None, self._api.elapsed())
+        beat = tuple(str(spec.get(key)) for key in ("holderIdentity", "renewTime", "leaseTransitions", "acquireTime"))
+        left = self._observed.left_s(beat, given if isinstance(given, int) else None, self._api.elapsed())
         if self._observed.renewed:
             return 0.0
         return left if left > 0 else None
@@ -117,16 +117,16 @@ class Leadership:
     ) -> datetime | None:
         stamp = asked.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         old = _spec(current)
-        mine = old.get("holderIdentity") == holder
+        is_renewed = old.get("holderIdentity") == holder
         transitions = old.get("leaseTransitions")
         spec: dict[str, Any] = {
             **old,
             "holderIdentity": holder,
             "leaseDurationSeconds": max(1, math.ceil(duration.total_seconds())),
-            "acquireTime": old.get("acquireTime") or stamp if mine else stamp,
+            "acquireTime": old.get("acquireTime") or stamp if is_renewed else stamp,
             "renewTime": stamp,
             "leaseTransitions": (transitions if isinstance(transitions, int) else 0)
-            + (not mine and current is not None),
+            + (not is_renewed and current is not None),
         }
         try:
             if current is None:

@@ -25,16 +25,16 @@ class ObservedLease:
     renewed: bool = False
     _seen: tuple[Hashable, float] | None = None
 
-    def left_s(self, mark: Hashable, claimed_s: float | None, now_s: float) -> float:
+    def left_s(self, beat: Hashable, claimed_s: float | None, now_s: float) -> float:
         """Return for how long it must still be respected; zero or less: it is over.
 
-        ``mark``: changes with each renewal. ``claimed_s``: how long it lasts, as it says itself.
+        ``beat``: changes with each renewal. ``claimed_s``: how long it lasts, as it says itself.
         """
-        before, self.renewed = self._seen, False
-        if before is None or before[0] != mark:
-            self.renewed = before is not None
-            before = self._seen = mark, now_s
-        return before[1] + bounded_s(claimed_s) - now_s
+        earlier, self.renewed = self._seen, False
+        if earlier is None or earlier[0] != beat:
+            self.renewed = earlier is not None
+            earlier = self._seen = beat, now_s
+        return earlier[1] + bounded_s(claimed_s) - now_s
 
     def forget(self) -> None:
         """Forget it: it is free, or ours."""

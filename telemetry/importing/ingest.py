@@ -245,10 +245,7 @@ class Ingest:
         expected = expected_rows(files)
         self.progress(0, 2 * expected)
         spill = intake.run(
-            writer.folder / ".spill",
-            writer.buckets,
-            expected,
-            lambda rows, expected: self.progress(rows, 2 * expected),
+            writer.folder / ".spill", writer.buckets, expected, lambda rows, total: self.progress(rows, 2 * total)
         )
         self.quarantine.check_loss("samples")
         self.counts.update(intake.counts)
@@ -275,13 +272,9 @@ class Ingest:
             rows = self._distinguish(intake, spill, rows, shared)
         installations = intake.installations
         runs = runs_of(rows, installations)
-        known = (
-            installations.given[installations.given["gpu"].isin(runs["gpu"])]
-            if not self.live
-            else installations.given[:0]
-        )
-        strangers = set(runs["gpu"][~runs["node"].isin(installations.given["node"])]) & set(known["gpu"])
-        if len(strangers) > _FEW and 2 * len(strangers) > len(set(installations.given["gpu"].dropna())):
+        known = set() if self.live else set(installations.given["gpu"].dropna())
+        strangers = set(runs["gpu"][~runs["node"].isin(installations.given["node"])]) & known
+        if len(strangers) > _FEW and 2 * len(strangers) > len(known):
             example = runs[runs["gpu"].isin(strangers)].iloc[0]
             raise InputError(
                 f"{len(strangers)} GPUs are on nodes that the inventory does not name, such as {example['gpu']} on "

@@ -174,7 +174,7 @@ class Histories(ClusterHistories):
         cluster = self.cluster
         theirs = {name: cluster.scheduler.nodes[name] for name in self.other.levels()}
         before, objects = cluster.levels(), dict(cluster.scheduler.nodes)
-        lost_before = self._lost()
+        lost_before = self._lost(before)
         try:
             report = cluster.round()
         except Crash:
@@ -183,7 +183,7 @@ class Histories(ClusterHistories):
         assert {name: cluster.scheduler.nodes[name] for name in theirs} == theirs
         after = cluster.levels()
         newly = [n for n, level in after.items() if level.hard and not before.get(n, Level.NONE).hard]
-        self._floors(newly, lost_before)
+        self._floors(newly, lost_before, self._lost(after))
         now = cluster.clock.now()
         for name in newly:
             base, target = objects[name].base, objects[name].object
@@ -265,10 +265,10 @@ class Histories(ClusterHistories):
         self.cluster.write(node, change)
         self.theirs = self.cluster.foreign()
 
-    def _lost(self):
+    def _lost(self, levels):
         out = []
         for name, node in self.cluster.scheduler.nodes.items():
-            hard = self.cluster.level(name).hard
+            hard = levels.get(name, Level.NONE).hard
             if hard or node.base.down or not node.base.readable or node.object.unschedulable:
                 out.append(name)
         return self._scopes(out)
@@ -277,8 +277,8 @@ class Histories(ClusterHistories):
         nodes = self.cluster.scheduler.nodes
         return Counter(scope for name in names for scope in nodes[name].base.scopes)
 
-    def _floors(self, newly, before):
-        total, after = self._scopes(self.cluster.names), self._lost()
+    def _floors(self, newly, before, after):
+        total = self._scopes(self.cluster.names)
         views = [node.base for node in self.cluster.scheduler.nodes.values()]
         # a job that does not go on without a node stops once, whether it loses one of its nodes or all
         gangs = {("job", f"{view.cluster}/{job.name}") for view in views for job in view.jobs if not job.can_shrink}
@@ -293,6 +293,6 @@ class Histories(ClusterHistories):
 
 
 Histories.TestCase.settings = settings(
-    max_examples=180, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestHistories = Histories.TestCase

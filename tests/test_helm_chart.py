@@ -42,7 +42,7 @@ def pods(made: dict[tuple[str, str, str], dict[str, Any]]) -> dict[str, dict[str
 
 
 def test_without_a_place_where_telemetry_is_it_says_what_to_set() -> None:
-    with pytest.raises(ValueError, match=r"Set prometheus\.url, or collect\.receiver\.enabled"):
+    with pytest.raises(ValueError, match=r"set prometheus\.url, collect\.receiver\.enabled"):
         rendered({})
 
 
@@ -262,8 +262,8 @@ def test_rules_and_dashboard_are_those_that_are_tested() -> None:
     [
         ({"settings": {"kubernetes": {"device_taints": True}}}, "needs act.roles.deviceTaints"),
         ({"settings": {"kubernetes": {"namespace": "elsewhere"}}}, "set it to predrain"),
-        ({"rights": "publisher"}, r"thresholds\.watch alone"),
-        ({"rights": "publisher", "settings": {"policy": {"thresholds_from": "scores"}}}, r"thresholds\.watch alone"),
+        ({"rights": "publisher"}, r"thresholds\.watch only"),
+        ({"rights": "publisher", "settings": {"policy": {"thresholds_from": "scores"}}}, r"thresholds\.watch only"),
     ],
 )
 def test_settings_that_the_chart_does_not_allow_are_refused_when_it_is_rendered(

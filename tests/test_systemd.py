@@ -158,7 +158,7 @@ def test_an_uninstallation_takes_marks_off_first_and_leaves_data_unless_they_are
     away = cluster.rename(root / "away.json")
     refused = script("uninstall", root)
     assert refused.returncode == 1
-    assert "nothing was removed" in refused.stderr
+    assert "nothing was uninstalled" in refused.stderr
     assert (root / "etc/systemd/system/predrain-act.service").is_file()
     away.rename(cluster)
 

@@ -35,5 +35,5 @@ def test_what_anyone_may_write_is_refused(tmp_path: Path, inner: str, mode: int)
     file.touch()
     refuse_other_writers(folder, (folder / "a", file))
     (folder / inner).chmod(mode)
-    with pytest.raises(InputError, match="other users can write it"):
+    with pytest.raises(InputError, match="other users can write to this path"):
         refuse_other_writers(folder, (folder / "a", file))

@@ -40,7 +40,7 @@ def test_the_report_says_what_was_promised_and_what_became_of_it(extras):
     assert made.key == "decisions"
     assert "A precision of 30.0 % was promised at" in made.before[0]
     assert "and kept:" in made.before[0]
-    assert any("stood out to no model of this run" in line for line in made.after)
+    assert any("% of the incidents had no precursor" in line for line in made.after)
     for table in made.tables:
         assert all(len(row) == len(table.header) for row in table.rows)
     assert "A precision of 85.0 % was never promised:" in section(context(extras, "blind")).before[0]

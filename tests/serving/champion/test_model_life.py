@@ -237,7 +237,7 @@ def test_a_bundle_that_anyone_may_write_scores_nothing(bundles: list[Bundle], tm
     place = tmp_path / "bundle"
     shutil.copytree(bundles[2].path, place)
     (place / "manifest.json").chmod(0o646)
-    with pytest.raises(InputError, match="other users can write it"):
+    with pytest.raises(InputError, match="other users can write to this path"):
         ModelSource(str(place), registry="sqlite:///none.db", name="predrain").current()
 
 

@@ -246,9 +246,13 @@ _MOMENTARY = frozenset({"listing", "clock"})
 
 
 def watch(
-    state: BreakerState, nodes: Sequence[ObservedNode], signals: Signals, decided_at: datetime | None,
-    config: BreakerConfig, now: datetime,
-) -> tuple[BreakerState, tuple[str, ...]]:  # fmt: skip
+    state: BreakerState,
+    nodes: Sequence[ObservedNode],
+    signals: Signals,
+    decided_at: datetime | None,
+    config: BreakerConfig,
+    now: datetime,
+) -> tuple[BreakerState, tuple[str, ...]]:
     """Look at the fleet as a whole.
 
     ``nodes``: with units only: nodes without GPUs would water every share down. Those at rest have no current scores,
@@ -286,9 +290,13 @@ def watch(
 
 
 def _settle(
-    state: BreakerState, present: Causes, frozen: Mapping[str, tuple[str, ...]], signals: Signals,
-    config: BreakerConfig, now: datetime,
-) -> tuple[BreakerState, tuple[str, ...]]:  # fmt: skip
+    state: BreakerState,
+    present: Causes,
+    frozen: Mapping[str, tuple[str, ...]],
+    signals: Signals,
+    config: BreakerConfig,
+    now: datetime,
+) -> tuple[BreakerState, tuple[str, ...]]:
     reasons: list[str] = []
     causes = dict(state.causes)
     acknowledged = {key for key in state.acknowledged if key in present}

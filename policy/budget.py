@@ -197,9 +197,13 @@ def known_starts(nodes: Iterable[NodeView], starts: Sequence[Start], now: dateti
 
 
 def grant(
-    nodes: Collection[NodeView], asks: Sequence[Ask], starts: Sequence[Start], config: BudgetConfig, now: datetime,
+    nodes: Collection[NodeView],
+    asks: Sequence[Ask],
+    starts: Sequence[Start],
+    config: BudgetConfig,
+    now: datetime,
     released: Collection[str] = (),
-) -> Grant:  # fmt: skip
+) -> Grant:
     """Decide which nodes may be taken out of service now.
 
     ``nodes``: the fleet, each node once. Those at rest count neither as out of service nor in the size of a scope.

@@ -79,9 +79,14 @@ class Case:
 
 
 def limit(
-    case: Case, stages: Mapping[str, StageState], breaker: BreakerState, signals: Signals, config: PolicyConfig,
-    now: datetime, removed: str = "",
-) -> None:  # fmt: skip
+    case: Case,
+    stages: Mapping[str, StageState],
+    breaker: BreakerState,
+    signals: Signals,
+    config: PolicyConfig,
+    now: datetime,
+    removed: str = "",
+) -> None:
     """Lower a node's target by all but the budget and what a drain is worth.
 
     ``removed``: how a mark of predrain went that somebody else removed.

@@ -138,9 +138,13 @@ def record_of(outcomes: Iterable[AlertOutcome], least: str, confidence: float, n
 
 
 def advance_stage(
-    group: str, state: StageState | None, outcomes: Iterable[AlertOutcome], config: StagesConfig, now: datetime,
+    group: str,
+    state: StageState | None,
+    outcomes: Iterable[AlertOutcome],
+    config: StagesConfig,
+    now: datetime,
     needed: Mapping[Stage, float] = FIXED,
-) -> tuple[StageState, tuple[str, ...]]:  # fmt: skip
+) -> tuple[StageState, tuple[str, ...]]:
     """Move a group one stage up or down, down to the ceiling, or leave it.
 
     A group comes into a stage when the lower bound of its precision exceeds what the stage requires, and falls out of
@@ -178,9 +182,13 @@ def advance_stage(
 
 
 def _promoted(
-    group: str, state: StageState, counted: list[AlertOutcome], config: StagesConfig, now: datetime,
+    group: str,
+    state: StageState,
+    counted: list[AlertOutcome],
+    config: StagesConfig,
+    now: datetime,
     needed: Mapping[Stage, float],
-) -> tuple[StageState, tuple[str, ...]]:  # fmt: skip
+) -> tuple[StageState, tuple[str, ...]]:
     up = STAGES[STAGES.index(state.stage) + 1]
     record, least = _record_for(up, counted, config, now, needed)
     if record.bound.alerts < config.min_outcomes or not record.bound.lower > least:

@@ -139,9 +139,13 @@ def _drift(model: Path, matrix: Path, until: str | None, *, as_json: bool) -> bo
 
 
 def _source(
-    source: str, mapping: Path | None, known: "Mapping[str, Channel]", labels: "LabelSection",
-    access: ConnectionOptions, timeout_s: float,
-) -> "Observation":  # fmt: skip
+    source: str,
+    mapping: Path | None,
+    known: "Mapping[str, Channel]",
+    labels: "LabelSection",
+    access: ConnectionOptions,
+    timeout_s: float,
+) -> "Observation":
     from foundation.errors import InputError
     from foundation.place import place_of
     from telemetry.staging.folder import staging_of

@@ -82,9 +82,15 @@ class _Writer:
         self.span_years = self.clock.days / 365.25
 
     def add(
-        self, time: int, device: tuple[int, int], kind: str, code: str, source: str = "kernel",
-        known: int | None = None, detail: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        time: int,
+        device: tuple[int, int],
+        kind: str,
+        code: str,
+        source: str = "kernel",
+        known: int | None = None,
+        detail: str | None = None,
+    ) -> None:
         at = time + KERNEL_DELAY if known is None else max(known, time)
         self.out.events.append(SimulatedEvent(time, *device, kind, code, detail, source, at))
 
@@ -279,9 +285,15 @@ class _Writer:
 
 
 def write_records(
-    node: SimulatedNode, lives: Lives, parameters: Parameters, chain: Chain, clock: SimulatedTime, seed: int,
-    acceleration: float, chronic_sbe: set[tuple[int, int]],
-) -> Records:  # fmt: skip
+    node: SimulatedNode,
+    lives: Lives,
+    parameters: Parameters,
+    chain: Chain,
+    clock: SimulatedTime,
+    seed: int,
+    acceleration: float,
+    chronic_sbe: set[tuple[int, int]],
+) -> Records:
     """Write down what is known of a node's life; ``chronic_sbe``: devices with corrected errors for ever."""
     writer = _Writer(node, lives, parameters, chain, clock, seed, acceleration)
     writer.failures()

@@ -190,9 +190,14 @@ class _Ordered:
         return float(self.evidence.risk[self.order[end - 1]])
 
     def promise(
-        self, kind: Literal["precision", "budget"], asked: float, confidence: float, end: int, bound: PrecisionBound,
+        self,
+        kind: Literal["precision", "budget"],
+        asked: float,
+        confidence: float,
+        end: int,
+        bound: PrecisionBound,
         why: str,
-    ) -> ThresholdChoice:  # fmt: skip
+    ) -> ThresholdChoice:
         """Give the decision that alerts a prefix."""
         why = f"{why}; with {confidence:.0%} confidence at least {_low(bound.lower)}"
         threshold, recall = self.threshold(end), self.evidence.recall(self.order[self.begun(end)])

@@ -46,9 +46,17 @@ class Incidents:
 
     @classmethod
     def of(
-        cls, *, row: Ints, number: Ints, cause: Ints, node: Ints, start_ms: Ints, failure_class: pd.Series,
-        shared: Ints, nodes: int,
-    ) -> Self:  # fmt: skip
+        cls,
+        *,
+        row: Ints,
+        number: Ints,
+        cause: Ints,
+        node: Ints,
+        start_ms: Ints,
+        failure_class: pd.Series,
+        shared: Ints,
+        nodes: int,
+    ) -> Self:
         """Read positive rows of units.
 
         ``row``: the row of the node; ``number``, ``cause``: node incident and common cause; ``start_ms``: start of the
@@ -393,9 +401,13 @@ def _node_rows(part: pd.DataFrame, labels: dict[str, np.ndarray], grouping: Grou
 
 
 def _scored(
-    part: pd.DataFrame, name: tuple[str, str], labels: dict[str, np.ndarray], grouping: Grouping, rows: NodeRows,
+    part: pd.DataFrame,
+    name: tuple[str, str],
+    labels: dict[str, np.ndarray],
+    grouping: Grouping,
+    rows: NodeRows,
     shared: Shared,
-) -> Scored:  # fmt: skip
+) -> Scored:
     rank = part["rank"].to_numpy(dtype=np.int64)
     risk = part["risk"].to_numpy(dtype=np.float64, na_value=np.nan)
     alert = part["alert"].to_numpy(dtype=np.bool_)

@@ -65,9 +65,15 @@ class Extras:
 
 
 def count_outcome(
-    fleet: ReplayedFleet, loads: Sequence[Placements], marks: ReplayMarks, costs: CostBenefitConfig, *,
-    reach: timedelta, soft: bool = False, extras: Sequence[Extras] | None = None,
-) -> ReplayOutcome:  # fmt: skip
+    fleet: ReplayedFleet,
+    loads: Sequence[Placements],
+    marks: ReplayMarks,
+    costs: CostBenefitConfig,
+    *,
+    reach: timedelta,
+    soft: bool = False,
+    extras: Sequence[Extras] | None = None,
+) -> ReplayOutcome:
     """Count what comes of marking nodes.
 
     ``loads``: the fleet's own jobs, or several generated loads, which are averaged.

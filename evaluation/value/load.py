@@ -69,9 +69,16 @@ class Placements:
 
     @classmethod
     def ordered(
-        cls, job: Ints, node: Ints, gpus: Ints, start: Ints, end: Ints, every: Ints | int, saved: Ints | int = -1,
+        cls,
+        job: Ints,
+        node: Ints,
+        gpus: Ints,
+        start: Ints,
+        end: Ints,
+        every: Ints | int,
+        saved: Ints | int = -1,
         fewest: Ints | int = NEVER,
-    ) -> "Placements":  # fmt: skip
+    ) -> "Placements":
         """Build from entries in any order; ``fewest``: GPUs that the job continues with."""
         order = np.lexsort((start, node))
         size = np.bincount(job, weights=gpus)[job[order]].astype(np.float64)
@@ -134,9 +141,14 @@ def jobs_of_table(jobs: pd.DataFrame, nodes: pd.Index, gpus: Ints, end: int, che
 
 
 def generated_load(
-    gpus: Ints, begin: int, end: int, seed: int, checkpoint_every: timedelta, gpus_per_job: int | None = None,
+    gpus: Ints,
+    begin: int,
+    end: int,
+    seed: int,
+    checkpoint_every: timedelta,
+    gpus_per_job: int | None = None,
     largest: int | None = None,
-) -> Placements:  # fmt: skip
+) -> Placements:
     """Generate a load and pack it on a fleet first fit.
 
     ``gpus``: GPUs of each node.

@@ -129,9 +129,16 @@ class ProbeReplay:
     """
 
     def __init__(
-        self, fleet: ReplayedFleet, jobs: Placements, at: list[int], risks: Floats, passed: Floats, found: Bools,
-        reach: timedelta, policy: PolicyConfig,
-    ) -> None:  # fmt: skip
+        self,
+        fleet: ReplayedFleet,
+        jobs: Placements,
+        at: list[int],
+        risks: Floats,
+        passed: Floats,
+        found: Bools,
+        reach: timedelta,
+        policy: PolicyConfig,
+    ) -> None:
         self._fleet, self._at, self._risks, self._passed, self._found = fleet, at, risks, passed, found
         self._policy, self._reach = policy, duration_ms(reach)
         self._gaps = deque(idle_times(fleet, jobs))

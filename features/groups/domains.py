@@ -245,9 +245,14 @@ class Rates:
 
 
 def domain_values(
-    domains: Sequence[Domain], fleet: Domain, installations: Installations, installation: Int64Array, time: Int64Array,
-    features: FeatureSection, bits: Int64Array,
-) -> NDArray[np.float32]:  # fmt: skip
+    domains: Sequence[Domain],
+    fleet: Domain,
+    installations: Installations,
+    installation: Int64Array,
+    time: Int64Array,
+    features: FeatureSection,
+    bits: Int64Array,
+) -> NDArray[np.float32]:
     """Give the values of all domains of rows by the installation that each row is in (-1: none) and its time.
 
     Rows of one domain at one time share their values, so each is computed once.

@@ -39,9 +39,17 @@ class EntityEvents(NamedTuple):
 
     @classmethod
     def of(
-        cls, entity: IntArray, entities: int, *, time: IntArray, known: IntArray, kinds: NDArray[np.uint32],
-        size: IntArray, code: IntArray, codes: int = 0,
-    ) -> "EntityEvents":  # fmt: skip
+        cls,
+        entity: IntArray,
+        entities: int,
+        *,
+        time: IntArray,
+        known: IntArray,
+        kinds: NDArray[np.uint32],
+        size: IntArray,
+        code: IntArray,
+        codes: int = 0,
+    ) -> "EntityEvents":
         """Sort the events of so many entities; ``entity`` is that of each event, 0 or more."""
         order = np.lexsort((kinds, time, known, entity))
         entity, time = entity[order], time[order]
@@ -73,9 +81,18 @@ class EventVersions:
 
     @classmethod
     def of(
-        cls, entity: IntArray, entities: int, *, time: IntArray, known: IntArray, until: IntArray,
-        kinds: NDArray[np.uint32], size: IntArray, code: IntArray | None = None, codes: int = 0,
-    ) -> "EventVersions":  # fmt: skip
+        cls,
+        entity: IntArray,
+        entities: int,
+        *,
+        time: IntArray,
+        known: IntArray,
+        until: IntArray,
+        kinds: NDArray[np.uint32],
+        size: IntArray,
+        code: IntArray | None = None,
+        codes: int = 0,
+    ) -> "EventVersions":
         """Sort the events of so many entities; ``until``: from when each does not count (ms); it is known before."""
         code = np.full(len(entity), -1, dtype=np.int64) if code is None else code
         ceases = until < NEVER

@@ -107,9 +107,11 @@ def fit_network(
 
 
 def network_log_odds(
-    shape: NetworkShape, weights: Mapping[str, np.ndarray], inputs: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
+    shape: NetworkShape,
+    weights: Mapping[str, np.ndarray],
+    inputs: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
     rows: int,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Score rows, some hundreds at a time, so that what lies between two layers stays in the cache.
 
     ``inputs``: from (begin, end) to windows and statics of those rows, so that all need not be scaled together.

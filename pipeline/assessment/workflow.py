@@ -75,9 +75,15 @@ Begin = Callable[[str], Callable[[int, int], None]]
 
 
 def assess_fleet(
-    place: Place, params: Params, out: Path, *, assumed: Assumptions, truth: Path | None = None, begin: Begin,
+    place: Place,
+    params: Params,
+    out: Path,
+    *,
+    assumed: Assumptions,
+    truth: Path | None = None,
+    begin: Begin,
     scheduler: str = "kubernetes",
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Assess a dataset; write to ``out`` only, and reuse results there that are still valid.
 
     ``truth``: the simulator's, for the row of the oracle.
@@ -218,9 +224,17 @@ def _predictions(folder: Path, *models: str) -> pd.DataFrame:
 
 
 def _value(
-    dataset: Dataset, matrix: FeatureMatrix, params: Params, out: Path, assumed: Assumptions, truth: Path | None, *,
-    sizes: bool, allowed: Collection[Rung], begin: Begin,
-) -> dict[str, Any]:  # fmt: skip
+    dataset: Dataset,
+    matrix: FeatureMatrix,
+    params: Params,
+    out: Path,
+    assumed: Assumptions,
+    truth: Path | None,
+    *,
+    sizes: bool,
+    allowed: Collection[Rung],
+    begin: Begin,
+) -> dict[str, Any]:
     """Replay policies on the fleet's failures and jobs.
 
     ``sizes``: also with jobs of each of :data:`SIZES`, and of all sizes as in a real trace.

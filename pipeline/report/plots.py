@@ -273,9 +273,15 @@ def _in_percent(*of: Axis) -> None:
 
 
 def _render(
-    key: str, title: str, description: str, draw: Callable[[Any], None], *, height: float, width: float = 7.2,
+    key: str,
+    title: str,
+    description: str,
+    draw: Callable[[Any], None],
+    *,
+    height: float,
+    width: float = 7.2,
     columns: int = 1,
-) -> Plot:  # fmt: skip
+) -> Plot:
     with mpl.rc_context({**mpl.rcParamsDefault, **_SETTINGS}):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)

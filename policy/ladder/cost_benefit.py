@@ -85,9 +85,14 @@ class Worth:
 
 
 def worth_of(
-    gpus: int, jobs: Sequence[JobView], risk: float, horizon: timedelta, config: CostBenefitConfig, now: datetime,
+    gpus: int,
+    jobs: Sequence[JobView],
+    risk: float,
+    horizon: timedelta,
+    config: CostBenefitConfig,
+    now: datetime,
     found: float = 1.0,
-) -> Worth:  # fmt: skip
+) -> Worth:
     """Weigh a drain now.
 
     ``risk``: that the node fails within ``horizon`` from now, calibrated.

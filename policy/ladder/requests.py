@@ -45,9 +45,13 @@ class Candidate:
 
 
 def requests_of(
-    candidates: Sequence[Candidate], mean_risk: float, signals: Signals, asked: Mapping[str, LastRequest],
-    config: PolicyConfig, now: datetime,
-) -> tuple[list[RungRequest], dict[str, str], Mapping[str, LastRequest]]:  # fmt: skip
+    candidates: Sequence[Candidate],
+    mean_risk: float,
+    signals: Signals,
+    asked: Mapping[str, LastRequest],
+    config: PolicyConfig,
+    now: datetime,
+) -> tuple[list[RungRequest], dict[str, str], Mapping[str, LastRequest]]:
     """Return what is requested of nodes that stay in service, the probes to stop, and the requests to remember.
 
     ``mean_risk``: of the fleet's nodes.
@@ -64,9 +68,14 @@ def requests_of(
 
 
 def candidates_of(
-    cases: list[Case], stages: Mapping[str, StageState], breaker: BreakerState, signals: Signals, state: PolicyState,
-    config: PolicyConfig, now: datetime,
-) -> list[Candidate]:  # fmt: skip
+    cases: list[Case],
+    stages: Mapping[str, StageState],
+    breaker: BreakerState,
+    signals: Signals,
+    state: PolicyState,
+    config: PolicyConfig,
+    now: datetime,
+) -> list[Candidate]:
     """Return the nodes of which a risk is known, with what bars a request; none where nothing can be requested."""
     if signals.probes is None and not signals.checkpoints:
         return []
@@ -98,9 +107,13 @@ def mean_risk(candidates: Sequence[Candidate]) -> float:
 
 
 def _bar(
-    case: Case, stages: Mapping[str, StageState], breaker: BreakerState, signals: Signals, config: PolicyConfig,
+    case: Case,
+    stages: Mapping[str, StageState],
+    breaker: BreakerState,
+    signals: Signals,
+    config: PolicyConfig,
     now: datetime,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Return why nothing is requested of a node; None: a rung of the settings may be."""
     node, assessment = case.node, case.assessment
     stage, frozen = stages[node.group_key].stage, breaker.frozen(node.group_key, node.name)
@@ -121,9 +134,13 @@ def _bar(
 
 
 def probes_of(
-    candidates: Sequence[Candidate], mean_risk: float, running: Iterable[str], config: ProbeConfig,
-    costs: CostBenefitConfig, now: datetime,
-) -> tuple[list[RungRequest], dict[str, str]]:  # fmt: skip
+    candidates: Sequence[Candidate],
+    mean_risk: float,
+    running: Iterable[str],
+    config: ProbeConfig,
+    costs: CostBenefitConfig,
+    now: datetime,
+) -> tuple[list[RungRequest], dict[str, str]]:
     """Return the probes to begin, riskiest first, and those of ``running`` to stop, each with the reason.
 
     A node is probed where that pays at its risk. It is probed again after the pause of the settings, or earlier once
@@ -169,9 +186,12 @@ def _why_stopped(candidate: Candidate | None) -> str | None:
 
 
 def checkpoints_of(
-    candidates: Sequence[Candidate], asked: Mapping[str, LastRequest], horizon: timedelta, costs: CostBenefitConfig,
+    candidates: Sequence[Candidate],
+    asked: Mapping[str, LastRequest],
+    horizon: timedelta,
+    costs: CostBenefitConfig,
     now: datetime,
-) -> tuple[list[RungRequest], dict[str, LastRequest]]:  # fmt: skip
+) -> tuple[list[RungRequest], dict[str, LastRequest]]:
     """Return the checkpoints to ask for, riskiest node first, and what is remembered of them.
 
     A job is asked where the work since its last checkpoint, times the risk that one of its nodes fails before its own

@@ -235,9 +235,12 @@ def _why_ended(prediction: "ValidRisk", reading: "RiskReading", now: datetime) -
 
 
 def _support(
-    state: TierState, reading: "RiskReading", alive: "Iterable[ValidRisk]", thresholds: Thresholds,
+    state: TierState,
+    reading: "RiskReading",
+    alive: "Iterable[ValidRisk]",
+    thresholds: Thresholds,
     risks: "NodeRiskConfig",
-) -> "tuple[ValidRisk, ...]":  # fmt: skip
+) -> "tuple[ValidRisk, ...]":
     if state.tier == "clear":
         return ()
     needed = thresholds.lower(state.tier)

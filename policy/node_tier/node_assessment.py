@@ -93,9 +93,14 @@ class Assessment:
 
 
 def assess(
-    node: NodeView, reading: RiskReading, remembered: NodeState | None, thresholds: Thresholds, risks: NodeRiskConfig,
-    rules: HardRulesConfig, now: datetime,
-) -> Assessment:  # fmt: skip
+    node: NodeView,
+    reading: RiskReading,
+    remembered: NodeState | None,
+    thresholds: Thresholds,
+    risks: NodeRiskConfig,
+    rules: HardRulesConfig,
+    now: datetime,
+) -> Assessment:
     """Assess one node; nothing may be remembered of it."""
     fresh = reading.risk
     before = remembered or _NOTHING

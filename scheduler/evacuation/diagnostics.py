@@ -219,9 +219,15 @@ class HookVerification:
     hook: Hook
 
     def start(
-        self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None = None, *,
+        self,
+        node: str,
+        units: Sequence[str],
+        key: str,
+        fence: Fence,
+        remedy: Remedy | None = None,
+        *,
         probe: bool = False,
-    ) -> WriteResult:  # fmt: skip
+    ) -> WriteResult:
         """Start it."""
         reply = self.hook.tell({**_payload("start", node, key, units), "remedy": remedy, "probe": probe}, key)
         return WriteResult(_ANSWERS[reply.kind], reply.message)

@@ -64,9 +64,15 @@ class KubernetesVerification:
         self._folder = f"/apis/batch/v1/namespaces/{self._namespace}/jobs"
 
     def start(
-        self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None = None, *,
+        self,
+        node: str,
+        units: Sequence[str],
+        key: str,
+        fence: Fence,
+        remedy: Remedy | None = None,
+        *,
         probe: bool = False,
-    ) -> WriteResult:  # fmt: skip
+    ) -> WriteResult:
         """Create the Job; an existing one with this key was started before."""
         leadership = self._scheduler.leadership
 

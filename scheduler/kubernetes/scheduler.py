@@ -78,10 +78,17 @@ class KubernetesScheduler(SchedulerExtras):
     """
 
     def __init__(
-        self, client: KubernetesClient, clock: Clock, settings: KubernetesSettings = KubernetesSettings(), *,
-        waits: bool = False, follows: bool = False, horizon: timedelta | None = None,
-        elapsed: Callable[[], float] = time.monotonic, sleep: Callable[[float], object] = time.sleep,
-    ) -> None:  # fmt: skip
+        self,
+        client: KubernetesClient,
+        clock: Clock,
+        settings: KubernetesSettings = KubernetesSettings(),
+        *,
+        waits: bool = False,
+        follows: bool = False,
+        horizon: timedelta | None = None,
+        elapsed: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
         self.settings = settings
         self.clock = clock
         self.keys = Keys(

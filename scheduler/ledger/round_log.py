@@ -88,9 +88,14 @@ class RoundLog:
             self.ledger.find(self.clock.now(), node, kind, message, content or {})
 
     def step(
-        self, node: str, verb: str, outcome: str, workload: str | None = None, message: str = "",
+        self,
+        node: str,
+        verb: str,
+        outcome: str,
+        workload: str | None = None,
+        message: str = "",
         writes: tuple[Write, ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add a step to the report."""
         self.report.work.append(WorkStep(node, verb, outcome, workload, message, writes))
 

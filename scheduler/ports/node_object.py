@@ -77,9 +77,14 @@ class Keys:
     """
 
     def __init__(
-        self, prefix: str = "predrain.io", *, avoid: str | None = None, horizon: timedelta | None = None,
-        foreign: tuple[ForeignMark, ...] = (), owner: str = WRITER,
-    ) -> None:  # fmt: skip
+        self,
+        prefix: str = "predrain.io",
+        *,
+        avoid: str | None = None,
+        horizon: timedelta | None = None,
+        foreign: tuple[ForeignMark, ...] = (),
+        owner: str = WRITER,
+    ) -> None:
         self.owner = owner
         self.avoid, self.horizon, self.foreign = avoid, horizon, ForeignMarks((*foreign, *catalogue()))
         self.taint = f"{prefix}/at-risk"  # of both taints, which differ by their effect

@@ -46,9 +46,14 @@ class StoredValue(Generic[T]):
     """
 
     def __init__(
-        self, empty: T, head: str, what: str, setting: str,
-        load: Callable[[], StoredState], save: Callable[[str, str], WriteResult],
-    ) -> None:  # fmt: skip
+        self,
+        empty: T,
+        head: str,
+        what: str,
+        setting: str,
+        load: Callable[[], StoredState],
+        save: Callable[[str, str], WriteResult],
+    ) -> None:
         self.value = self._empty = empty
         self.known = False
         self._head, self._what, self._setting = head, what, setting

@@ -114,9 +114,15 @@ class Verification(Protocol):
     """The operator's procedure on a node: the remedy of a fault, if there is one, and a diagnostic."""
 
     def start(
-        self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None = None, *,
+        self,
+        node: str,
+        units: Sequence[str],
+        key: str,
+        fence: Fence,
+        remedy: Remedy | None = None,
+        *,
         probe: bool = False,
-    ) -> WriteResult:  # fmt: skip
+    ) -> WriteResult:
         """Start it, past predrain's taint; ``already`` where one of this key was started before, with any outcome.
 
         ``probe``: the node is idle and in service. It runs at the lowest priority, and any job preempts it.

@@ -33,9 +33,15 @@ class SlurmProbes:
         self._port, self._folder, self._settings, self._clock = port, folder, settings, clock
 
     def start(
-        self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None = None, *,
+        self,
+        node: str,
+        units: Sequence[str],
+        key: str,
+        fence: Fence,
+        remedy: Remedy | None = None,
+        *,
         probe: bool = False,
-    ) -> WriteResult:  # fmt: skip
+    ) -> WriteResult:
         """Submit the job; one that was submitted under this key is not submitted again."""
         if not probe or remedy is not None or not _NAME.match(node):
             return WriteResult("refused", f"only a probe of a single node is a job, not of {node!r}")

@@ -45,9 +45,13 @@ class PlaceRuns:
         self._parts: list[pd.DataFrame] = []
 
     def add(
-        self, unit: npt.NDArray[np.int64], node: npt.NDArray[np.int64], ms: npt.NDArray[np.int64],
-        address: Names, slot: Names,
-    ) -> None:  # fmt: skip
+        self,
+        unit: npt.NDArray[np.int64],
+        node: npt.NDArray[np.int64],
+        ms: npt.NDArray[np.int64],
+        address: Names,
+        slot: Names,
+    ) -> None:
         """Take a batch of rows; codes of units and nodes, shape (n,)."""
         (address_of, addresses), (slot_of, slots) = address, slot
         packed = (node * (len(addresses) + 1) + address_of + 1) * (len(slots) + 1) + slot_of + 1

@@ -176,7 +176,7 @@ class SlurmCollector:
                 known = self._run(("sacctmgr", "--noheader", "--parsable2", "show", "tres", "format=type,name"))
             except CommandError:
                 return True
-            self._gpus_accounted = "gres|gpu" in known
+            self._gpus_accounted = not known.strip() or "gres|gpu" in known
         return self._gpus_accounted
 
     def _stage(self, jobs: Sequence[Job], known: dict[str, str], *, floor: datetime) -> None:

@@ -164,7 +164,7 @@ def test_incidents_are_those_that_the_model_of_the_scores_was_trained_on(tmp_pat
     dataset(data, (T0, "g0", "xid", "79"), (T0, "g1", "xid", "31"))
 
     def incident_units(**labels):
-        summary.write_text(json.dumps({"labels": labels}))
+        summary.write_text(json.dumps({"labels": labels, "drain_horizon_seconds": 0}))
         units = source.read(T0 + DAY).units
         return {unit for unit, all_of in units.items() if any(happening.kind == "incident" for happening in all_of)}
 

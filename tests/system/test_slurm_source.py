@@ -53,11 +53,11 @@ def test_drains_a_job_and_a_killed_controller(cluster: SlurmCluster, tmp_path: P
     job = cluster.submit("-w", "n1", "--gres=gpu:2", "-c1", script=f"until test -e {tmp_path}/end; do sleep 0.2; done")
     cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING")
     cluster.update("n1", state="drain", reason="xid 79 on gpu 3")
-    assert json.loads(collect(cluster, dataset).stdout)["jobs"] == 1
+    cluster.wait(lambda: json.loads(collect(cluster, dataset).stdout)["jobs"] == 1)  # slurmdbd hears of it later
     cluster.update("n1", state="drain", reason="gpu 3 replaced, burn-in")
     (tmp_path / "end").touch()
     cluster.wait(lambda: cluster.job(job)["job_state"] == "COMPLETED")
-    collect(cluster, dataset)
+    cluster.wait(lambda: json.loads(collect(cluster, dataset).stdout)["jobs"] == 1)
 
     cluster.wait_until_saved()
     cluster.kill("slurmctld")

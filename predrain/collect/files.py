@@ -19,8 +19,8 @@ def openmetrics(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="Dumps of lines `name{labels} value timestamp`, JSON of `query_range`, VictoriaMetrics or "
-            "OpenTelemetry, or CSV of Grafana; plain, .gz or .zst.",
+            help="Series as OpenMetrics text, as JSON from `query_range`, VictoriaMetrics or OpenTelemetry, or as CSV "
+            "from Grafana; plain, .gz or .zst.",
             metavar="FILE",
         ),
     ],

@@ -23,7 +23,7 @@ _MAX_UNITS: Final = 64
 _EXISTS: Final = 409
 _PROBE_DEADLINE_S: Final = 1800
 _PROBE_GRACE_S: Final = 30
-"""Half of the time by which a preempted probe is expected to delay a job (``policy.probes.preemption``)."""
+"""Maximum grace period of a probe: half of the delay that ``policy.probes.preemption`` assumes."""
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

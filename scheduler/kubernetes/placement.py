@@ -179,7 +179,7 @@ class PlacementCheck:
         return self._cached(path, "list nodes", lambda: self._api.client.list_all(path, {}, _node, _PAGE)[0])
 
     def _cached(self, key: str, right: str, read: Callable[[], T]) -> T:
-        """Return what was read within ``_CACHE_S``, or read it; what cannot be read leaves a pod undecided."""
+        """Return a result at most ``_CACHE_S`` old, or read it; a pod is undecided if the read fails."""
         now_s = self._api.elapsed()
         self._known = {key: known for key, known in self._known.items() if now_s - known[1] < _CACHE_S}
         if key not in self._known:

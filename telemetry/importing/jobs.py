@@ -43,7 +43,7 @@ _COUNTED: Final = re.compile(
 
 _STEP: Final = re.compile(r"(?P<job>\d+(?P<part>[_+]\d+)?)\.(?:(?P<word>batch|extern|interactive|[a-z]*\+)|\d+)")
 CUT: Final = "text cut off by the width of its column"
-"""Reason of rows whose job or nodes end in the ``+`` that sacct writes in place of what does not fit."""
+"""Reason of rows whose job or nodes end in the ``+`` with which sacct truncates a cell."""
 
 _STATE: Final = re.compile(r"[A-Z][A-Z_]+(?:\+| by .+)?")
 _NO_NODE, _NO_START = "none assigned", ("unknown", "none", "n/a")

@@ -185,11 +185,11 @@ class ClusterHistories(RuleBasedStateMachine):
         self.cluster.restart()
 
     def everything_ends(self) -> None:
-        """Whatever happened, days later one round takes off everything of ours, and nothing else."""
+        """Whatever happened, a round days later removes every mark of predrain, and nothing else."""
         self.cluster.scheduler.lease = None
         self.another_process()
         self.cluster.clock.move(timedelta(days=10))
         report = self.cluster.round()
         assert not report.failed, report.errors
-        assert self.cluster.levels() == {}, "everything of ours goes when nothing new is said"
+        assert self.cluster.levels() == {}, "every mark of predrain expires without new scores"
         self.nothing_foreign_is_changed()

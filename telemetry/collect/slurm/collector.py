@@ -170,7 +170,7 @@ class SlurmCollector:
         _log.warning("%s: jobs are read from the controller's memory, starting now", reason)
 
     def _accounts_gpus(self) -> bool:
-        """Whether accounting knows GPUs; true where that cannot be read."""
+        """Tell whether accounting records GPUs; true if sacctmgr does not say."""
         if self._gpus_accounted is None:
             try:
                 known = self._run(("sacctmgr", "--noheader", "--parsable2", "show", "tres", "format=type,name"))

@@ -96,7 +96,7 @@ def read_fixed(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileR
 
 
 def _batch(numbers: list[int], rows: list[list[str | None]], names: list[str]) -> FileRows:
-    """Return rows of cells; of columns with one name, the last."""
+    """Return rows of cells; where columns share a name, the last one is kept."""
     values = zip(*rows, strict=True) if rows else ([] for _ in names)
     columns = {name: pa.array(column, pa.string()) for name, column in zip(names, values, strict=True)}
     return FileRows(np.array(numbers, np.int64), pa.table(columns), {})

@@ -1,14 +1,16 @@
-"""An API server as the adapter reads it: what cannot be read is a :class:`SchedulerError`."""
+"""An API server as the adapter reads it: a failed read is a :class:`SchedulerError`, or leaves a pod undecided."""
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from foundation.kubernetes.api import ApiRefused, Object, Unreachable
 from foundation.kubernetes.client import KubernetesClient
 from scheduler.ports.errors import SchedulerError
 
-_NOT_FOUND = 404
+_FORBIDDEN: Final = 403
+_NOT_FOUND: Final = 404
+_CACHE_S: Final = 30.0
 T = TypeVar("T")
 
 
@@ -46,3 +48,41 @@ class ApiServer:
 
     def _error(self, path: str, error: Exception) -> SchedulerError:
         return SchedulerError(f"{self.name}{path if isinstance(error, ApiRefused) else ''}: {error}")
+
+
+class UndecidedError(Exception):
+    """A decision about a pod is impossible because of a failed read; the message states the cause."""
+
+
+class CachedReads:
+    """Reads for decisions about the pods of one round: each object is read once in 30 s."""
+
+    def __init__(self, api: ApiServer) -> None:
+        self.api = api
+        self._results: dict[str, tuple[Any, float]] = {}  # result and time of the read, by key
+
+    def object(self, path: str, resource: str) -> Object:
+        """Read one object, or raise :class:`UndecidedError`."""
+        return self.cached(path, f"get {resource}", lambda: self.api.client.get(path, None))
+
+    def cached(self, key: str, right: str, read: Callable[[], T]) -> T:
+        """Return a result at most ``_CACHE_S`` old, or read it."""
+        now_s = self.api.elapsed()
+        self._results = {key: result for key, result in self._results.items() if now_s - result[1] < _CACHE_S}
+        if key not in self._results:
+            self._results[key] = self.uncached(right, read), now_s
+        return cast(T, self._results[key][0])
+
+    @staticmethod
+    def uncached(right: str, read: Callable[[], T]) -> T:
+        """Read, or raise :class:`UndecidedError`, which names the missing right if the server denied it."""
+        try:
+            return read()
+        except ApiRefused as error:
+            if error.status == _FORBIDDEN:
+                raise UndecidedError(
+                    f"the controller lacks the right to {right} (deploy/kubernetes/actuator-rbac.yaml)"
+                ) from None
+            raise UndecidedError(str(error)) from None
+        except Unreachable as error:
+            raise UndecidedError(str(error)) from None

@@ -5,39 +5,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from fnmatch import fnmatchcase
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 from urllib.parse import quote
 
-from foundation.kubernetes.api import CLAIM_VERSIONS, ApiRefused, Object, Unreachable, parse_quantity
-from scheduler.kubernetes.api import ApiServer
+from foundation.kubernetes.api import CLAIM_VERSIONS, Object, parse_quantity
+from scheduler.kubernetes.api import CachedReads, UndecidedError
 from scheduler.kubernetes.pods import LIVING
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.workloads import ANYWHERE, Placement
 
 _CORE: Final = "/api/v1"
 _CLAIMS: Final = "/apis/resource.k8s.io"
-_FORBIDDEN: Final = 403
 _PAGE: Final = 250
-_CACHE_S: Final = 30.0
 _HOSTNAME: Final = "kubernetes.io/hostname"
-_ONE_SHOT: Final = (
-    ("argoproj.io", "Workflow"), ("tekton.dev", "TaskRun"), ("sparkoperator.k8s.io", "SparkApplication"),
-    ("kubevirt.io", "VirtualMachineInstance"), ("actions.github.com", "EphemeralRunner"),
-)  # fmt: skip
-_HEADS: Final = (("ray.io/node-type", "head", "Ray"), ("dask.org/component", "scheduler", "Dask"))
-_ENDS: Final = ("AbortJob", "TerminateJob", "CompleteJob")  # actions of a Volcano policy
-_ON_EVICTION: Final = {"PodEvicted", "PodFailed", "*"}  # an evicted pod fails before it is removed
-_RETRIES: Final = 6  # of a Job that states no backoffLimit
-_REPLICATED_JOB: Final = "jobset.sigs.k8s.io/replicatedjob-name"
-_INDEX_FAILURES: Final = "batch.kubernetes.io/job-index-failure-count"
 _HARD: Final = ("NoSchedule", "NoExecute")
 _ALWAYS: Final = ("cpu", "memory", "ephemeral-storage")  # resources that each node has, also where it reports none
-_BY_SIGNAL: Final = (137, 143)  # exit codes of a program that an eviction ends
-T = TypeVar("T")
-
-
-class _UndecidedError(Exception):
-    """It cannot be decided whether a pod can run elsewhere; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,52 +37,14 @@ class PlacementCheck:
     compared with the allocatable size of a whole node.
     """
 
-    def __init__(self, api: ApiServer, *, kueue_replaces_nodes: bool) -> None:
-        self._api, self._kueue_replaces_nodes = api, kueue_replaces_nodes
-        self._known: dict[str, tuple[Any, float]] = {}  # what was read, and when
-
-    def fails_owner(self, pod: Object, owner: Object) -> str | None:
-        """Return why an eviction would end the work of a pod for good: to its owner it is a failure like any other."""
-        group, kind, name = str(owner.get("apiVersion")).partition("/")[0], owner.get("kind"), owner["name"]
-        labels, mpi = pod["metadata"].get("labels") or {}, (group, kind) == ("kubeflow.org", "MPIJob")
-        never = group == "kubeflow.org" and not mpi and (pod.get("spec") or {}).get("restartPolicy") == "Never"
-        if (group, kind) in _ONE_SHOT or never:
-            return f"{kind} {name} takes an eviction for a failure, and may not restart it"
-        cluster = next((tool for key, value, tool in _HEADS if labels.get(key) == value), None)
-        if cluster is not None and labels.get("ray.io/originated-from-crd") != "RayService":
-            return f"it is the head of {cluster} cluster {name}, whose jobs end with it"
-        try:
-            if (group, kind) == ("batch.volcano.sh", "Job"):
-                job = self._object(_path(pod, "batch.volcano.sh/v1alpha1", "jobs", name), "jobs.batch.volcano.sh")
-                return _fails_volcano(job, labels.get("volcano.sh/task-spec"))
-            if mpi:  # mpirun in the launcher fails with any of its workers
-                name = f"{name}-launcher"
-            elif (group, kind) != ("batch", "Job"):
-                return None
-            job = self._object(_path(pod, "batch/v1", "jobs", name), "jobs")
-            controllers = [ref for ref in job["metadata"].get("ownerReferences") or () if ref.get("controller")]
-            if any(ref.get("kind") == "AppWrapper" for ref in controllers):  # it starts its Jobs again
-                return None
-            failed = _fails(job, (pod["metadata"].get("annotations") or {}).get(_INDEX_FAILURES))
-            if failed is None:
-                return None
-            reason, why = failed
-            for ref in (ref for ref in controllers if ref["kind"] == "JobSet"):
-                jobset = self._object(_path(pod, "jobset.x-k8s.io/v1alpha2", "jobsets", ref["name"]), "jobsets")
-                if _restarts(jobset, (job["metadata"].get("labels") or {}).get(_REPLICATED_JOB), reason):
-                    return None
-                why = f"{why}, and JobSet {ref['name']} would not restart it"
-        except _UndecidedError as undecided:
-            return f"cannot determine whether {kind} {name} would restart it: {undecided}"
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            return f"cannot determine whether {kind} {name} would restart it: {error!r}"
-        return f"Job {name} would fail permanently: {why}"
+    def __init__(self, reads: CachedReads, *, kueue_replaces_nodes: bool) -> None:
+        self._reads, self._kueue_replaces_nodes = reads, kueue_replaces_nodes
 
     def of(self, pod: Object) -> Placement:
         """Decide about a pod; what cannot be read leaves it undecided."""
         try:
             return self._decide(pod)
-        except _UndecidedError as undecided:
+        except UndecidedError as undecided:
             return Placement(None, str(undecided))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             return Placement(None, f"its specification cannot be parsed: {error!r}")
@@ -111,7 +55,7 @@ class PlacementCheck:
             return Placement(False, f"its template sets nodeName {here}")
         if _HOSTNAME in (spec.get("nodeSelector") or {}) and _is_placed_by_kueue(pod):
             if not self._kueue_replaces_nodes:
-                raise _UndecidedError(
+                raise UndecidedError(
                     f"Kueue assigned it to {here} (set kubernetes.kueue_replaces_nodes if Kueue replaces tainted nodes)"
                 )
             spec = {**spec, "nodeSelector": {k: v for k, v in spec["nodeSelector"].items() if k != _HOSTNAME}}
@@ -159,44 +103,23 @@ class PlacementCheck:
             if claim is None:
                 continue
             path = f"{_CORE}/namespaces/{quote(namespace, safe='')}/persistentvolumeclaims/{quote(claim, safe='')}"
-            bound = (self._object(path, "persistentvolumeclaims").get("spec") or {}).get("volumeName")
+            bound = (self._reads.object(path, "persistentvolumeclaims").get("spec") or {}).get("volumeName")
             if not bound:
-                raise _UndecidedError(f"its claim {claim} is not bound")
+                raise UndecidedError(f"its claim {claim} is not bound")
             volume_path = f"{_CORE}/persistentvolumes/{quote(bound, safe='')}"
-            source = self._object(volume_path, "persistentvolumes").get("spec") or {}
+            source = self._reads.object(volume_path, "persistentvolumes").get("spec") or {}
             required = (source.get("nodeAffinity") or {}).get("required")
             if required is not None:
                 yield f"its volume {bound} is bound to nodes", list(required.get("nodeSelectorTerms") or ())
             elif "hostPath" in source or "local" in source:
                 yield f"its volume {bound} is a directory of the node", []
 
-    def _object(self, path: str, resource: str) -> Object:
-        return self._cached(path, f"get {resource}", lambda: self._api.client.get(path, None))
-
     def _nodes(self) -> list[_Node]:
         """Return all nodes that take pods."""
         path = f"{_CORE}/nodes"
-        return self._cached(path, "list nodes", lambda: self._api.client.list_all(path, {}, _node, _PAGE)[0])
-
-    def _cached(self, key: str, right: str, read: Callable[[], T]) -> T:
-        """Return a result at most ``_CACHE_S`` old, or read it; a pod is undecided if the read fails."""
-        now_s = self._api.elapsed()
-        self._known = {key: known for key, known in self._known.items() if now_s - known[1] < _CACHE_S}
-        if key not in self._known:
-            self._known[key] = self._undecided(right, read), now_s
-        return cast(T, self._known[key][0])
-
-    def _undecided(self, right: str, read: Callable[[], T]) -> T:
-        try:
-            return read()
-        except ApiRefused as error:
-            if error.status == _FORBIDDEN:
-                raise _UndecidedError(
-                    f"the controller lacks the right to {right} (deploy/kubernetes/actuator-rbac.yaml)"
-                ) from None
-            raise _UndecidedError(str(error)) from None
-        except Unreachable as error:
-            raise _UndecidedError(str(error)) from None
+        return self._reads.cached(
+            path, "list nodes", lambda: self._reads.api.client.list_all(path, {}, _node, _PAGE)[0]
+        )
 
     def _device_drivers(self) -> Mapping[str, set[str]]:
         """Return the drivers that offer devices for claims, by node; how many of them a pod claims is not compared."""
@@ -207,17 +130,17 @@ class PlacementCheck:
             def note(raw: Object) -> None:
                 drivers[raw["spec"].get("nodeName") or ""].add(raw["spec"]["driver"])
 
-            version = next((v for v in CLAIM_VERSIONS if self._api.read(f"{_CLAIMS}/{v}") is not None), None)
-            self._api.listing(f"{_CLAIMS}/{version}/resourceslices", {}, _PAGE, note)
+            version = next((v for v in CLAIM_VERSIONS if self._reads.api.read(f"{_CLAIMS}/{v}") is not None), None)
+            self._reads.api.listing(f"{_CLAIMS}/{version}/resourceslices", {}, _PAGE, note)
             return drivers
 
         try:
-            return self._cached(_CLAIMS, "list resourceslices", read)
+            return self._reads.cached(_CLAIMS, "list resourceslices", read)
         except SchedulerError as error:
-            raise _UndecidedError(f"it has resource claims, and the devices of nodes cannot be read: {error}") from None
+            raise UndecidedError(f"it has resource claims, and the devices of nodes cannot be read: {error}") from None
 
     def _label_here(self, here: str, key: str) -> str | None:
-        raw = self._object(f"{_CORE}/nodes/{quote(here, safe='')}", "nodes")
+        raw = self._reads.object(f"{_CORE}/nodes/{quote(here, safe='')}", "nodes")
         labels = (raw.get("metadata") or {}).get("labels") or {}
         return here if key == _HOSTNAME else labels.get(key)
 
@@ -238,9 +161,9 @@ class PlacementCheck:
         namespace = metadata.get("namespace") or "default"
         params = {"fieldSelector": LIVING, "limit": str(_PAGE * 4)}
         path = f"{_CORE}/namespaces/{quote(namespace, safe='')}/pods"
-        page = self._undecided("list pods", lambda: self._api.client.get(path, params))
+        page = self._reads.uncached("list pods", lambda: self._reads.api.client.get(path, params))
         if (page.get("metadata") or {}).get("continue"):
-            raise _UndecidedError(f"namespace {namespace} has too many pods for its anti-affinity or spread")
+            raise UndecidedError(f"namespace {namespace} has too many pods for its anti-affinity or spread")
         others = [
             (node, other["metadata"].get("labels") or {})
             for other in page.get("items") or ()
@@ -260,7 +183,7 @@ class PlacementCheck:
         limits: list[tuple[str, Counter[str], int, bool]] = []  # most others in a domain, whether a node must be in one
         for term in apart:
             if term.get("namespaces") or term.get("namespaceSelector") is not None:
-                raise _UndecidedError("its required anti-affinity names other namespaces")
+                raise UndecidedError("its required anti-affinity names other namespaces")
             limits.append((term.get("topologyKey") or _HOSTNAME, domains_of(term), 0, False))
         for rule in spread:
             labels = metadata.get("labels") or {}
@@ -303,74 +226,6 @@ def _node(raw: Object) -> _Node | None:
 def _holds(node: _Node, requests: Mapping[str, Decimal]) -> bool:
     """Whether an empty node is large enough; of devices it has none that it does not report."""
     return all(amount <= node.size[name] if name in node.size else name in _ALWAYS for name, amount in requests.items())
-
-
-def _path(pod: Object, group: str, resource: str, name: str) -> str:
-    namespace = quote(pod["metadata"].get("namespace") or "default", safe="")
-    return f"/apis/{group}/namespaces/{namespace}/{resource}/{quote(name, safe='')}"
-
-
-def _fails(job: Object, index_failures: object) -> tuple[str, str] | None:
-    """Return as what and why a Job fails by one more evicted pod; None: it starts another."""
-    spec, status = job["spec"], job.get("status") or {}
-    decided = _action_on_eviction((spec.get("podFailurePolicy") or {}).get("rules") or ())
-    if decided == "Ignore":
-        return None
-    if decided in ("FailJob", "FailIndex"):
-        reason = "PodFailurePolicy" if decided == "FailJob" else "FailedIndexes"
-        return reason, f"its podFailurePolicy has {decided} for an eviction"
-    reason, limit, failures = "BackoffLimitExceeded", spec.get("backoffLimit", _RETRIES), status.get("failed") or 0
-    if spec.get("backoffLimitPerIndex") is not None:
-        reason, limit, failures = "FailedIndexes", spec["backoffLimitPerIndex"], index_failures or 0
-    return None if int(limit) > int(failures) else (reason, "an eviction counts as a failure, and no retry is left")
-
-
-def _restarts(jobset: Object, part: str | None, reason: str) -> bool:
-    """Whether a JobSet restarts after one of its Jobs failed; the first rule that matches decides.
-
-    A rule on the message of the failure, which is not known, counts where it would fail the JobSet.
-    """
-    policy, status = (jobset.get("spec") or {}).get("failurePolicy") or {}, jobset.get("status") or {}
-    for rule in policy.get("rules") or ():
-        action = str(rule.get("action"))
-        matches = reason in (rule.get("onJobFailureReasons") or (reason,))
-        matches = matches and part in (rule.get("targetReplicatedJobs") or (part,))
-        if matches and (action == "FailJobSet" or not rule.get("onJobFailureMessagePatterns")):
-            if action == "FailJobSet" or action.endswith("IgnoreMaxRestarts"):
-                return action != "FailJobSet"
-            break
-    restarts = status.get("restartsCountTowardsMax", status.get("restarts"))
-    return int(policy.get("maxRestarts") or 0) > int(restarts or 0)
-
-
-def _fails_volcano(job: Object, task: str | None) -> str | None:
-    """Return why a Volcano Job ends with an evicted pod of a task; None: it starts another."""
-    spec = job["spec"]
-    of_task = [policy for entry in spec.get("tasks") or () if entry.get("name") == task
-               for policy in entry.get("policies") or ()]  # fmt: skip
-    for policy in (*of_task, *(spec.get("policies") or ())):
-        if policy.get("action") in _ENDS and _ON_EVICTION & {policy.get("event"), *(policy.get("events") or ())}:
-            return f"Job {job['metadata']['name']} ends with an evicted pod (policy {policy['action']})"
-    return None
-
-
-def _action_on_eviction(rules: Iterable[Object]) -> str | None:
-    """Return what a policy does about an evicted pod: the first rule that matches decides; None: none does.
-
-    Which exit code the pod ends with is not known. A rule on exit codes counts where it could fail the Job.
-    """
-    for rule in rules:
-        codes, action = rule.get("onExitCodes"), str(rule.get("action"))
-        excluded = codes is not None and set(_BY_SIGNAL) <= set(codes.get("values") or ())
-        by_code = codes is not None and action.startswith("Fail") and (
-            bool(set(_BY_SIGNAL) & set(codes.get("values") or ())) if codes.get("operator") == "In" else not excluded
-        )  # fmt: skip
-        if by_code or any(
-            wanted.get("type") == "DisruptionTarget" and wanted.get("status", "True") == "True"
-            for wanted in rule.get("onPodConditions") or ()
-        ):
-            return action
-    return None
 
 
 def _label(node: _Node, key: str) -> str | None:
@@ -429,7 +284,7 @@ def _matches(rule: Object, value: str | None) -> bool:
         if value is None or not value.lstrip("-").isdecimal():
             return False
         return int(value) > int(values[0]) if operator == "Gt" else int(value) < int(values[0])
-    raise _UndecidedError(f"its node affinity has the unknown operator {operator}")
+    raise UndecidedError(f"its node affinity has the unknown operator {operator}")
 
 
 def _is_hard(rule: Object) -> bool:

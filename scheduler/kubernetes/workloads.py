@@ -13,9 +13,11 @@ from foundation.kubernetes.api import Object, Response, Unreachable
 from foundation.kubernetes.client import MERGE_PATCH
 from foundation.kubernetes.opt_out import read_switch, unclear
 from policy.fleet import JobView
+from scheduler.kubernetes.api import CachedReads
 from scheduler.kubernetes.config_map import ConfigMapText
 from scheduler.kubernetes.placement import PlacementCheck
 from scheduler.kubernetes.pods import LIVING, PODS, annotations_of, duration, jobs_of, pod_part
+from scheduler.kubernetes.restarts import RestartCheck
 from scheduler.kubernetes.scheduler import FIELD_MANAGER, KubernetesScheduler
 from scheduler.ports.codec import instant, json_object
 from scheduler.ports.errors import SchedulerError
@@ -78,7 +80,9 @@ class KubernetesWorkloads:
         self.load_progress, self.save_progress = progress.load, progress.save
         self._version: str | None = None
         self._may_patch: dict[str, tuple[bool, float]] = {}
-        self._placements = PlacementCheck(self._api, kueue_replaces_nodes=self._settings.kueue_replaces_nodes)
+        reads = CachedReads(self._api)
+        self._restarts = RestartCheck(reads)
+        self._placements = PlacementCheck(reads, kueue_replaces_nodes=self._settings.kueue_replaces_nodes)
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
         """List the pods that are bound to a node and have not ended, or raise ``SchedulerError``.
@@ -175,7 +179,7 @@ class KubernetesWorkloads:
             return None
         if owner is None and not self._settings.evict_unmanaged:
             return f"it has no controller that would restart it ({evict}=true allows the eviction)"
-        failure = None if owner is None else self._placements.fails_owner(pod, owner)
+        failure = None if owner is None else self._restarts.permanent_failure(pod, owner)
         if failure is not None:
             return f"{failure} ({evict}=true allows the eviction)"
         local = _local_data(pod["spec"])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from foundation.kubernetes.client import KubernetesClient
-from scheduler.kubernetes.api import ApiServer
+from scheduler.kubernetes.api import ApiServer, CachedReads
 from scheduler.kubernetes.placement import PlacementCheck
 from tests.clock import Clock
 from tests.scheduler.kubernetes.api_world import Raw, World
@@ -43,7 +43,7 @@ class Place:
         for name in ("n1", "n2", "n3"):
             self.change(name, lambda raw, name=name: raw["metadata"]["labels"].update({HOST: name, "slot": name[1:]}))
         self.api = ApiServer(client, self.elapsed.monotonic)
-        self.placements = PlacementCheck(self.api, kueue_replaces_nodes=False)
+        self.placements = PlacementCheck(CachedReads(self.api), kueue_replaces_nodes=False)
 
     def change(self, name: str, how: Any) -> None:
         self.world.edit(f"/api/v1/nodes/{name}", how)
@@ -213,7 +213,7 @@ def test_a_node_that_kueue_assigned_is_no_requirement_of_the_pod(place, part, ke
     def decide(*, replaces: bool, **selector: str) -> bool | None:
         raw = pod("a", "n1", nodeSelector={HOST: "n1", **selector})
         raw["metadata"][part] = {key: "x"}
-        return PlacementCheck(place.api, kueue_replaces_nodes=replaces).of(raw).elsewhere
+        return PlacementCheck(CachedReads(place.api), kueue_replaces_nodes=replaces).of(raw).elsewhere
 
     assert decide(replaces=False) is None
     assert decide(replaces=True) is True
@@ -283,120 +283,6 @@ def test_a_pod_goes_where_its_spread_allows_it(place, constraints, others, elsew
     labels = {"app": "db", "version": "2"}
     mine = {**mine, "metadata": {"name": "a", "namespace": "team", "uid": "u", "labels": labels}}
     assert place.placements.of(mine).elsewhere is elsewhere
-
-
-def codes(operator: str, *values: int) -> Raw:
-    return {"action": "FailJob", "onExitCodes": {"operator": operator, "values": list(values)}}
-
-
-def on(reason: str) -> Raw:
-    return {"action": "FailJobSet", "onJobFailureReasons": [reason]}
-
-
-ANY_RESTART = {"action": "RestartJobSetAndIgnoreMaxRestarts"}
-IGNORED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
-
-
-@pytest.mark.parametrize(
-    ("job", "lost"),
-    [
-        ({"backoffLimit": 0}, True),
-        ({"backoffLimit": 0, "podFailurePolicy": {"rules": [IGNORED]}}, False),
-        ({"backoffLimit": 0, "podFailurePolicy": {"rules": [{**IGNORED, "action": "FailJob"}]}}, True),
-        ({"backoffLimit": 9, "podFailurePolicy": {"rules": [{**IGNORED, "action": "FailJob"}]}}, True),
-        ({"backoffLimit": 9, "podFailurePolicy": {"rules": [{**IGNORED, "action": "FailIndex"}, IGNORED]}}, True),
-        ({"backoffLimit": 0, "podFailurePolicy": {"rules": [IGNORED, {**IGNORED, "action": "FailJob"}]}}, False),
-        ({"backoffLimit": 9, "podFailurePolicy": {"rules": [{**IGNORED, "action": "Count"}]}}, False),
-        ({"podFailurePolicy": {"rules": [codes("In", 1, 143), IGNORED]}}, True),
-        ({"podFailurePolicy": {"rules": [codes("In", 1, 42), IGNORED]}}, False),
-        ({"podFailurePolicy": {"rules": [codes("NotIn", 3), IGNORED]}}, True),
-        ({"podFailurePolicy": {"rules": [codes("NotIn", 137, 143), IGNORED]}}, False),
-        ({"backoffLimit": 2}, False),
-        ({"backoffLimit": 2, "failed": 2}, True),
-        ({}, False),
-        ({"failed": 6}, True),
-        ({"backoffLimitPerIndex": 1}, False),
-        ({"backoffLimitPerIndex": 1, "failures": "1"}, True),
-        ({"backoffLimit": 0, "owner": "AppWrapper"}, False),
-        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (3, 0)}, False),
-        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (3, 3)}, True),
-        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (None, None)}, True),
-        ({"backoffLimit": 0, "owner": "JobSet"}, True),  # it cannot be read
-        ({"backoffLimit": 1, "owner": "JobSet"}, False),
-        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (3, 3), "counted": 1}, False),
-        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (3, 0), "rules": [{"action": "FailJobSet"}]}, True),
-        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (0, 0), "rules": [ANY_RESTART]}, False),
-        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (3, 0), "rules": [on("PodFailurePolicy")]}, False),
-        ({"podFailurePolicy": {"rules": [codes("In", 143)]}, "owner": "JobSet", "restarts": (3, 0),
-          "rules": [on("PodFailurePolicy")]}, True),
-        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (3, 0),
-          "rules": [{"action": "FailJobSet", "targetReplicatedJobs": ["leader"]}]}, False),
-        ({"backoffLimit": 0, "owner": "JobSet", "restarts": (0, 0),
-          "rules": [{**ANY_RESTART, "onJobFailureMessagePatterns": ["maintenance"]}]}, True),
-        ({"backoffLimit": 0, "owner": "CronJob"}, True),
-        ({"backoffLimit": 0, "owner": "MPIJob"}, True),
-        ({"backoffLimit": 0, "owner": "RayJob"}, True),
-        ({"backoffLimit": "many"}, True),
-    ],
-)  # fmt: skip
-def test_a_job_that_would_fail_for_good_by_an_eviction_keeps_its_pod(place, job, lost):
-    job = dict(job)
-    status = {"failed": job.pop("failed")} if "failed" in job else {}
-    above = [{"kind": job.pop("owner"), "name": "x", "controller": True}] if "owner" in job else []
-    failures, restarts = job.pop("failures", None), job.pop("restarts", None)
-    rules, counted = job.pop("rules", []), job.pop("counted", None)
-    if restarts is not None:
-        whole = {"metadata": {"name": "x"}, "spec": {"failurePolicy": {"maxRestarts": restarts[0], "rules": rules}}}
-        towards = {} if counted is None else {"restartsCountTowardsMax": counted}
-        whole = {**whole, "status": {"restarts": restarts[1], **towards}}
-        place.world.put("/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets/x", whole)
-    part = {"jobset.sigs.k8s.io/replicatedjob-name": "workers"}
-    metadata = {"name": "train", "ownerReferences": above, "labels": part}
-    for name in ("train", "train-launcher"):
-        raw = {"metadata": metadata, "spec": job, "status": status}
-        place.world.put(f"/apis/batch/v1/namespaces/team/jobs/{name}", raw)
-    notes = {} if failures is None else {"batch.kubernetes.io/job-index-failure-count": failures}
-    mine = {"metadata": {"name": "a", "namespace": "team", "annotations": notes}}
-    owner = {"kind": "Job", "apiVersion": "batch/v1", "name": "train"}
-    assert (place.placements.fails_owner(mine, owner) is not None) is lost
-    assert place.placements.fails_owner(mine, {**owner, "apiVersion": "batch.example/v1"}) is None
-    launched = {**owner, "apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob"}
-    assert (place.placements.fails_owner(mine, launched) is not None) is lost, "its launcher fails with a worker"
-
-
-def event(name: str, action: str) -> Raw:
-    return {"event": name, "action": action}
-
-
-@pytest.mark.parametrize(
-    ("spec", "lost"),
-    [
-        ({}, False),
-        ({"policies": [event("PodEvicted", "RestartJob")]}, False),
-        ({"policies": [event("PodEvicted", "AbortJob")]}, True),
-        ({"policies": [{"events": ["TaskCompleted", "*"], "action": "CompleteJob"}]}, True),
-        ({"policies": [event("PodEvicted", "RestartJob"), event("PodFailed", "TerminateJob")]}, True),
-        ({"tasks": [{"name": "worker", "policies": [event("PodEvicted", "TerminateJob")]}]}, True),
-        ({"tasks": [{"name": "master", "policies": [event("PodEvicted", "TerminateJob")]}]}, False),
-        ({"policies": 7}, True),
-    ],
-)
-def test_a_volcano_job_that_ends_with_an_evicted_pod_keeps_it(place, spec, lost):
-    place.world.put(
-        "/apis/batch.volcano.sh/v1alpha1/namespaces/team/jobs/train", {"metadata": {"name": "train"}, "spec": spec}
-    )
-    mine = {"metadata": {"name": "a", "namespace": "team", "labels": {"volcano.sh/task-spec": "worker"}}}
-    owner = {"kind": "Job", "apiVersion": "batch.volcano.sh/v1alpha1", "name": "train"}
-    assert (place.placements.fails_owner(mine, owner) is not None) is lost
-    assert "not found" in place.placements.fails_owner(mine, {**owner, "name": "gone"})
-
-
-def test_a_job_that_cannot_be_read_keeps_its_pod_and_the_missing_right_is_named(place):
-    mine = {"metadata": {"name": "a", "namespace": "team"}}
-    owner = {"kind": "Job", "apiVersion": "batch/v1", "name": "train"}
-    assert "not found" in place.placements.fails_owner(mine, owner)
-    place.world.fail("GET", "/jobs/train", 403, content={"message": "forbidden"})
-    assert "lacks the right to get jobs" in place.placements.fails_owner(mine, owner)
 
 
 def test_a_pod_with_claims_needs_a_node_with_devices_of_the_same_drivers(place):

@@ -47,7 +47,7 @@ class Batch:
     ``kind``: table that the file is read as, which is its section in the mapping.
     ``good``: rows that are not refused; shape (n,).
     ``decimal``: decimal mark of the file's numbers, where a column does not show another.
-    ``disagreeing``: columns that the header repeats with different values, with an example.
+    ``disagreeing``: columns that the file repeats with different values, with an example.
     ``orders``: order of day and month by column, once a batch of the file has shown it.
     ``columns``: source column by the dataset's, set with ``mapping`` by :meth:`resolve`; methods take the latter.
     """
@@ -95,7 +95,7 @@ class Batch:
             where = f"{self.file}, column {source!r}"
             if source in self.disagreeing:
                 problem = (
-                    f"the header has this column several times, with different values ({self.disagreeing[source]})"
+                    f"the file has this column several times, with different values ({self.disagreeing[source]})"
                 )
                 raise InputError(problem, where, "Rename the one to be read, or map it to null.")
             if source not in self.table.column_names:  # objects of JSON need not have the same keys

@@ -8,7 +8,7 @@ import logging
 import re
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -36,7 +36,7 @@ class FileRows(NamedTuple):
     """Rows of a file.
 
     ``numbers``: shape (n,).
-    ``disagreeing``: columns that the header has several times with different values in one row, with an example.
+    ``disagreeing``: columns that the file has several times with different values in one row, with an example.
     """
 
     numbers: npt.NDArray[np.int64]
@@ -204,7 +204,7 @@ def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) 
                 if len(gone):
                     numbers = np.setdiff1d(numbers, gone)[: batch.num_rows]
                 first = int(numbers[-1]) + 1 if len(numbers) else first
-                content, disagreeing = _distinct(batch, header)
+                content, disagreeing = distinct(header.written, batch.columns)
                 numbers, content = _without_headers(numbers, content, header, table, path, quarantine)
                 _count_swallowed(content, numbers, table, path, quarantine)
                 yield FileRows(numbers, _joined(content, header), disagreeing)
@@ -224,14 +224,14 @@ def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) 
         yield FileRows(np.empty(0, np.int64), _joined(empty, header), {})
 
 
-def _distinct(batch: pa.RecordBatch, header: CsvHeader) -> tuple[pa.Table, dict[str, str]]:
-    """Name the columns without blanks, and make one of each that the header repeats: its first value that is not null.
+def distinct(names: Sequence[str], values: Sequence[pa.Array]) -> tuple[pa.Table, dict[str, str]]:
+    """Name columns without blanks, and make one of those that share a name: its first value that is not null.
 
     Returns the columns of which one row has different values, too: Jira repeats a column for each label of a ticket.
     """
     columns: dict[str, pa.Array] = {}
     disagreeing: dict[str, str] = {}
-    for name, column in zip(header.written, batch.columns, strict=True):
+    for name, column in zip(names, values, strict=True):
         plain = name.strip()
         if plain not in columns:
             columns[plain] = column

@@ -97,5 +97,5 @@ def _row(cells: list[str], header: _Header) -> list[str] | str:
     cell_of = dict(zip(header.names, named, strict=True))
     time = [cell_of["Date"], cell_of["Time"]] if {"Date", "Time"} <= cell_of.keys() else before
     slot = cell_of.get("gpu") or cell_of["Entity"]
-    values = [cell for name, cell in cell_of.items() if _column(name) is not None]
+    values = [cell for name, cell in zip(header.names, named, strict=True) if _column(name) is not None]
     return [" ".join(time).strip("[]"), slot, *values]

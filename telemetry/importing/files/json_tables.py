@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from foundation.errors import InputError
 from telemetry.importing.columns import COLUMN_NAMES
-from telemetry.importing.files.csv_tables import BATCH_ROWS, MAX_COLUMNS, NULL_TEXTS, FileRows
+from telemetry.importing.files.csv_tables import BATCH_ROWS, MAX_COLUMNS, NULL_TEXTS, FileRows, distinct
 from telemetry.importing.quarantine import Quarantine
 from telemetry.packing import open_for_arrow
 
@@ -22,6 +22,21 @@ _MAX_CELLS: Final = 1 << 22
 _MAX_DEPTH: Final = 50
 _KEY: Final = re.compile(r'[\s,}]*"(?P<name>[^"\\]*)"\s*:\s*')
 _TOO_DEEP: Final = "nested too deeply"
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; a second value of a key gets the key with a blank, which makes it a column that repeats."""
+    content = dict(pairs)
+    if len(content) == len(pairs):
+        return content
+    content = dict.fromkeys(content)
+    for key, value in pairs:
+        if value is not None and value not in NULL_TEXTS:
+            content[key if content[key] in (None, value) else f"{key} "] = value
+    return content
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_object)
 
 
 class _Malformed(Exception):
@@ -35,7 +50,7 @@ def json_columns(path: Path) -> list[str]:
     names: dict[str, None] = {}
     for _, record in _records(path):
         if not isinstance(record, _Malformed):
-            names |= dict.fromkeys(record)
+            names |= dict.fromkeys(map(str.strip, record))
             _check_columns(names, path)
     return list(names)
 
@@ -66,8 +81,8 @@ def read_json(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileRo
 
 
 def _batch(numbers: list[int], records: list[dict[str, str | None]], names: Mapping[str, None]) -> FileRows:
-    schema = pa.schema([(name, pa.string()) for name in names])
-    return FileRows(np.array(numbers, np.int64), pa.Table.from_pylist(records, schema=schema), {})
+    columns = [pa.array([record.get(name) for record in records], pa.string()) for name in names]
+    return FileRows(np.array(numbers, np.int64), *distinct(list(names), columns))
 
 
 def _check_columns(names: Mapping[str, None], path: Path) -> None:
@@ -81,7 +96,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, str | None] | _Malform
             yield number, value
         elif isinstance(value, Mapping):
             try:
-                yield number, _flat(value)
+                yield number, _object(_flat(value))
             except RecursionError:
                 yield number, _Malformed("", _TOO_DEEP)
         else:
@@ -113,7 +128,7 @@ def json_values(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _list_in(text: str) -> int | None:
     """Return where the rows begin in what an API returns (``{"meta": {…}, "jobs": [{…``), by the name of the list."""
-    decoder, place = json.JSONDecoder(), 1
+    place = 1
     while (key := _KEY.match(text, place)) is not None:
         place = key.end()
         is_list = key["name"].lower() in COLUMN_NAMES["lists"]
@@ -123,7 +138,7 @@ def _list_in(text: str) -> int | None:
             place += 1
             continue
         try:
-            _, place = decoder.raw_decode(text, place)
+            _, place = _DECODER.raw_decode(text, place)
         except (ValueError, RecursionError):
             return None
     return None
@@ -147,7 +162,7 @@ def _lines(head: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[int, 
 
 def _elements(text: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the elements of a list; elements after one that is not JSON cannot be separated and are lost with it."""
-    decoder, number, place = json.JSONDecoder(), 0, 0
+    number, place = 0, 0
     while True:
         while place < len(text) and text[place] in " \t\r\n,":
             place += 1
@@ -155,7 +170,7 @@ def _elements(text: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[in
             return
         problem = "not JSON"
         try:
-            value, end = decoder.raw_decode(text, place)
+            value, end = _DECODER.raw_decode(text, place)
             if end < len(text) or not (chunk := stream.read(_CHUNK)):  # a number may continue in the next chunk
                 number, place = number + 1, end
                 yield number, value
@@ -173,7 +188,7 @@ def _elements(text: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[in
 
 def _parse(text: str) -> Any:
     try:
-        return json.loads(text)
+        return _DECODER.decode(text)
     except RecursionError:
         return _Malformed(text[:1000], _TOO_DEEP)
     except ValueError:
@@ -185,15 +200,15 @@ def _check_size(text: str, path: Path) -> None:
         raise InputError("one value is larger than 16 MiB", str(path), "Write a JSON object a line.")
 
 
-def _flat(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, str | None]:
+def _flat(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[str, str | None]]:
     if depth > _MAX_DEPTH:
         raise RecursionError
-    flat: dict[str, str | None] = {}
+    flat: list[tuple[str, str | None]] = []
     for key, value in record.items():
         name = f"{prefix}{key}".encode("utf-8", "replace").decode().strip()
         if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}.", depth + 1))
+            flat += _flat(value, f"{name}.", depth + 1)
         else:
             text = value.encode("utf-8", "replace").decode() if isinstance(value, str) else json.dumps(value)
-            flat[name] = None if text in NULL_TEXTS else text
+            flat.append((name, None if text in NULL_TEXTS else text))
     return flat

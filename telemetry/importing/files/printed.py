@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from foundation.errors import InputError
-from telemetry.importing.files.csv_tables import BATCH_ROWS, NULL_TEXTS, REPEATED_HEADER, FileRows
+from telemetry.importing.files.csv_tables import BATCH_ROWS, NULL_TEXTS, REPEATED_HEADER, FileRows, distinct
 from telemetry.importing.quarantine import Quarantine
 from telemetry.packing import open_packed
 
@@ -96,10 +96,8 @@ def read_fixed(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileR
 
 
 def _batch(numbers: list[int], rows: list[list[str | None]], names: list[str]) -> FileRows:
-    """Return rows of cells; where columns share a name, the last one is kept."""
     values = zip(*rows, strict=True) if rows else ([] for _ in names)
-    columns = {name: pa.array(column, pa.string()) for name, column in zip(names, values, strict=True)}
-    return FileRows(np.array(numbers, np.int64), pa.table(columns), {})
+    return FileRows(np.array(numbers, np.int64), *distinct(names, [pa.array(column, pa.string()) for column in values]))
 
 
 def _spans(dashes: str) -> list[tuple[int, int]]:

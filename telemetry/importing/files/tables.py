@@ -16,7 +16,7 @@ from foundation.errors import InputError
 from foundation.files import check_regular
 from telemetry.importing.batch import Batch
 from telemetry.importing.columns import as_text
-from telemetry.importing.files.csv_tables import BATCH_ROWS, FileRows, read_csv, read_header
+from telemetry.importing.files.csv_tables import BATCH_ROWS, FileRows, distinct, read_csv, read_header
 from telemetry.importing.files.dmon import dmon_columns, is_dmon, read_dmon
 from telemetry.importing.files.json_tables import json_columns, read_json
 from telemetry.importing.files.printed import fixed_columns, read_fixed
@@ -40,7 +40,7 @@ def long_columns(batches: Iterable[FileRows], long: LongFormat, wanted: Callable
     """Return the columns that a long table has once it is wide: its other columns, its labels, its wanted metrics."""
     names: dict[str, None] = {}
     for batch in batches:
-        keys, metrics = _keys(batch.table, long)
+        keys, metrics, _ = _keys(batch.table, long)
         names |= dict.fromkeys(keys.columns)
         names |= dict.fromkeys(metric for metric in pd.unique(metrics) if metric is not None and wanted(metric))
     return list(names)
@@ -55,7 +55,7 @@ def widen(
     A metric that a thing has twice at one time gets two rows, which merging compares.
     """
     for batch in batches:
-        keys, metrics = _keys(batch.table, long)
+        keys, metrics, disagreeing = _keys(batch.table, long)
         codes, names = pd.factorize(metrics)
         counts = np.bincount(codes[codes >= 0], minlength=len(names))
         is_wanted = np.array([wanted(str(name)) for name in names], bool)
@@ -77,21 +77,24 @@ def widen(
             wide = np.full(len(first), None, dtype=object)
             wide[row[codes == code]] = values[codes == code]
             columns[str(names[code])] = pa.array(wide, pa.string())
-        yield FileRows(batch.numbers[chosen][first], pa.table(columns), batch.disagreeing)
+        yield FileRows(batch.numbers[chosen][first], pa.table(columns), batch.disagreeing | disagreeing)
 
 
-def _keys(table: pa.Table, long: LongFormat) -> tuple[pd.DataFrame, np.ndarray]:
-    """Return the columns that distinguish things, with the labels as columns, and the metric of each row."""
+def _keys(table: pa.Table, long: LongFormat) -> tuple[pd.DataFrame, np.ndarray, dict[str, str]]:
+    """Return the columns that distinguish things, with the labels as columns, the metric of each row, and disagreements
+    of labels and columns.
+    """
     length = table.num_rows
-    used = {long.metric, long.value, long.labels}
-    keys = {name: as_text(table.column(name), length) for name in table.column_names if name not in used}
-    frame = pd.DataFrame(keys, index=range(length), dtype=object)
+    names = [name for name in table.column_names if name not in {long.metric, long.value, long.labels}]
+    keys = [as_text(table.column(name), length) for name in names]
     if long.labels is not None:
         codes, texts = pd.factorize(as_text(table.column(long.labels), length))
-        labels = pd.DataFrame([_labels(text) for text in texts] + [{}]).iloc[codes].reset_index(drop=True)
-        for name in labels.columns:
-            frame[name] = labels[name].astype(object).where(labels[name].notna(), None)
-    return frame, as_text(table.column(long.metric), length)
+        labels = pd.DataFrame([_labels(text) for text in texts] + [{}]).iloc[codes]
+        names.extend(labels.columns)
+        keys += [labels[name].to_numpy(object) for name in labels.columns]
+    content, disagreeing = distinct(names, [pa.array(column, pa.string(), from_pandas=True) for column in keys])
+    frame = content.to_pandas().astype(object)
+    return frame.where(frame.notna(), None), as_text(table.column(long.metric), length), disagreeing
 
 
 def _labels(text: str) -> dict[str, str]:
@@ -190,7 +193,7 @@ def column_names(
 
 def _names_of(path: Path, kind: str) -> list[str]:
     if kind == "parquet":
-        return list(pq.read_schema(path).names)
+        return list(dict.fromkeys(map(str.strip, pq.read_schema(path).names)))
     if kind == "dmon":
         return dmon_columns(path)
     if (fixed := fixed_columns(path)) is not None and kind == "fixed":
@@ -236,11 +239,12 @@ def _read_parquet(path: Path) -> Iterator[FileRows]:
     first = 1
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=BATCH_ROWS):
-            table = pa.Table.from_batches([batch])
+            table, disagreeing = distinct(batch.schema.names, batch.columns)
             for place, name in enumerate(table.column_names):
                 if pa.types.is_string_view(table.schema.types[place]):  # which Arrow can hardly filter
                     table = table.set_column(place, name, table.column(place).cast(pa.string()))
-            yield FileRows(np.arange(first, first + batch.num_rows), table, {})
+            yield FileRows(np.arange(first, first + batch.num_rows), table, disagreeing)
             first += batch.num_rows
         if file.metadata.num_rows == 0:
-            yield FileRows(np.empty(0, np.int64), file.schema_arrow.empty_table(), {})
+            empty = file.schema_arrow.empty_table()
+            yield FileRows(np.empty(0, np.int64), *distinct(empty.column_names, empty.columns))

@@ -94,9 +94,7 @@ class Batch:
             source = self.columns[name]
             where = f"{self.file}, column {source!r}"
             if source in self.disagreeing:
-                problem = (
-                    f"the file has this column several times, with different values ({self.disagreeing[source]})"
-                )
+                problem = f"the file has this column several times, with different values ({self.disagreeing[source]})"
                 raise InputError(problem, where, "Rename the one to be read, or map it to null.")
             if source not in self.table.column_names:  # objects of JSON need not have the same keys
                 return pa.chunked_array([pa.nulls(self.table.num_rows, pa.string())])

@@ -49,10 +49,13 @@ _STATE: Final = re.compile(r"[A-Z][A-Z_]+(?:\+| by .+)?")
 _NO_NODE, _NO_START = "none assigned", ("unknown", "none", "n/a")
 _NOT_STARTED: Final = ("pending", '["pending"]', "pend", "q")  # of Slurm, LSF and PBS
 _HOSTS: Final = {
-    "+": re.compile(r"(?P<node>[A-Za-z0-9][\w.-]*)/\d[\d,*-]*"),
+    "+": re.compile(r"\(?(?P<node>[A-Za-z0-9][\w.-]*)(?:/\d[\d,*-]*|(?:\[\d+\])?(?::\w+=[^:()]*)+)\)?"),
     ":": re.compile(r"(?:\d+\*)?(?P<node>[A-Za-z][\w.-]*)"),
 }
-"""Separator and entries of ``exec_host``: ``n1/0*8+n2/0*8`` of PBS, ``n1/0-7+n2/0`` of Torque, ``8*n1:8*n2`` of LSF."""
+"""Separator and entries of ``exec_host``: ``n1/0*8+n2/0*8`` of PBS, ``n1/0-7+n2/0`` of Torque, ``8*n1:8*n2`` of LSF.
+
+The first one's are those of PBS' ``exec_vnode``, too: ``(n1:ncpus=8:ngpus=4)+(n2[0]:ncpus=8:ngpus=4)``.
+"""
 
 
 def read_jobs(

@@ -20,6 +20,11 @@ _RENAMED: Final = {
     "gpu_pci_address": "pci_bus_id",
     "gpu_index": "gpu",
     "gpu_number": "gpu",
+    "gpu_memory_state": "memory_state",
+    "gpu_error_type": "error_type",
+    "gpu_error_xid": "xid",
+    "gpu_clock_violation": "violation",
+    "gpu_pipe": "pipe",
 }
 _UUID: Final = re.compile(r"(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _IDENTITIES: Final = frozenset({"UUID", "uuid", "gpu_uuid"})
@@ -34,8 +39,11 @@ _DELTA: Final = (1, "AGGREGATION_TEMPORALITY_DELTA")
 _NO_VALUE: Final = 1
 
 
-def otlp_lines(request: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the data points of an export request; a delta, of which no total is known, under a name of its own."""
+def otlp_lines(request: Mapping[str, Any], totals: dict[str, tuple[float, int]]) -> Iterator[str]:
+    """Yield the data points of an export request.
+
+    ``totals``: value and time in ms of each series of deltas, which begins at 0; updated.
+    """
     for resource in request["resourceMetrics"]:
         of_resource = _labels(resource.get("resource", {}).get("attributes", ()))
         for scope in resource["scopeMetrics"]:
@@ -47,18 +55,31 @@ def otlp_lines(request: Mapping[str, Any]) -> Iterator[str]:
                     points = [(metric, {}, None)]
                 for point in points:
                     try:
-                        yield from _lines(of_resource, *point)
+                        yield from _lines(of_resource, *point, totals)
                     except BAD_EXPORT as error:
                         yield f"no data point ({error!r}): {str(point)[:60]}"
 
 
 def _lines(
-    labels: dict[str, str], metric: Mapping[str, Any], content: Mapping[str, Any], point: Mapping[str, Any]
+    labels: dict[str, str],
+    metric: Mapping[str, Any],
+    content: Mapping[str, Any],
+    point: Mapping[str, Any],
+    totals: dict[str, tuple[float, int]],
 ) -> list[str]:
     if int(point.get("flags", 0)) & _NO_VALUE:
         return []
-    name = metric["name"] + "_delta" * (content.get("aggregationTemporality") in _DELTA)
-    return [_line(name, metric.get("unit", ""), labels | _labels(point.get("attributes", ())), point)]
+    series, value = _series(metric, labels | _labels(point.get("attributes", ())), point)
+    ms = int(point["timeUnixNano"]) // 1_000_000
+    if content.get("aggregationTemporality") not in _DELTA:
+        return [f"{series} {value!r} {ms}"]
+    start = int(point.get("startTimeUnixNano", 0)) // 1_000_000 or ms - 1
+    first = [] if series in totals else [f"{series} 0.0 {start}"]
+    total, last = totals.get(series, (0.0, start))
+    if ms <= last:
+        raise ValueError("a delta that is not after the last one of its series")
+    totals[series] = total + value, ms
+    return [*first, f"{series} {total + value!r} {ms}"]
 
 
 def _labels(attributes: list[Mapping[str, Any]]) -> dict[str, str]:
@@ -68,14 +89,17 @@ def _labels(attributes: list[Mapping[str, Any]]) -> dict[str, str]:
     }
 
 
-def _line(name: str, unit: str, labels: dict[str, str], point: Mapping[str, Any]) -> str:
+def _series(metric: Mapping[str, Any], labels: dict[str, str], point: Mapping[str, Any]) -> tuple[str, float]:
+    name, unit = metric["name"], metric.get("unit", "")
     labels = {_RENAMED.get(label, label): text for label, text in labels.items()}
     value = float(point.get("asDouble", point.get("asInt", "nan")))
     for known, conditions, channel in _NAMES:
         if known == name and all(labels.get(label, "") in texts.split("|") for label, texts in conditions):
-            scale = conversion("ratio" if unit == "1" else unit, CATALOGUE[channel].unit)
+            target = CATALOGUE[channel].unit if channel in CATALOGUE else "errors"
+            is_count = target == "errors" and (unit == "1" or unit.startswith("{"))
+            scale = conversion(target if is_count else "ratio" if unit == "1" else unit, target)
             if scale is None:
-                return f"the unit {unit!r} of {name} is none of {channel}"
+                raise ValueError(f"the unit {unit!r} of {name} is none of {channel}")
             name, value = channel, value * scale.scale + scale.offset
             break
     if not labels.keys() & _IDENTITIES:
@@ -84,4 +108,4 @@ def _line(name: str, unit: str, labels: dict[str, str], point: Mapping[str, Any]
         labels["UUID"], slot = (component, "") if _UUID.fullmatch(component) else ("", component)
         labels.setdefault("gpu", slot)
     pairs = ",".join(f"{label}={json.dumps(text)}" for label, text in labels.items() if label)
-    return f"{re.sub(r'[^A-Za-z0-9_:]', '_', name)}{{{pairs}}} {value!r} {int(point['timeUnixNano']) // 1_000_000}"
+    return f"{re.sub(r'[^A-Za-z0-9_:]', '_', name)}{{{pairs}}}", value

@@ -49,10 +49,11 @@ def _export_kind(path: Path) -> str | None:
 
 
 def _of_json(path: Path) -> Iterator[str]:
+    totals: dict[str, tuple[float, int]] = {}
     for _, value in json_values(path):
         if isinstance(value, Mapping) and "resourceMetrics" in value:
             try:
-                yield from otlp_lines(value)
+                yield from otlp_lines(value, totals)
             except BAD_EXPORT as error:
                 yield f"no metrics of OpenTelemetry ({error!r}): {str(value)[:60]}"
             continue

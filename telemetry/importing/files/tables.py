@@ -81,9 +81,7 @@ def widen(
 
 
 def _keys(table: pa.Table, long: LongFormat) -> tuple[pd.DataFrame, np.ndarray, dict[str, str]]:
-    """Return the columns that distinguish things, with the labels as columns, the metric of each row, and disagreements
-    of labels and columns.
-    """
+    """Return the columns that distinguish things, labels too, the metric of each row, and see :func:`distinct`."""
     length = table.num_rows
     names = [name for name in table.column_names if name not in {long.metric, long.value, long.labels}]
     keys = [as_text(table.column(name), length) for name in names]

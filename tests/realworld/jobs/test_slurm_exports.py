@@ -171,9 +171,13 @@ def test_hosts_of_pbs_and_lsf(tmp_path: Path, hosts: str, nodes: list[int]) -> N
     assert dict(result.accounting.tables["jobs"].left_out)["has not started"] == 1  # type: ignore[attr-defined]
 
 
-def test_a_table_of_qstat(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_hosts", [True, False])
+def test_a_table_of_qstat(tmp_path: Path, has_hosts: bool) -> None:
     row = {"Job_Id": "7.pbs", "job_state": "F", "exec_host": "node-0/0*8+node-1/0*8", "Resource_List": {"ngpus": 8}}
-    row |= {"stime": "Sun Mar  1 00:00:00 2026", "end": "Sun Mar  1 01:00:00 2026", "exec_vnode": "(node-0:ncpus=8)"}
+    row |= {"stime": "Sun Mar  1 00:00:00 2026", "end": "Sun Mar  1 01:00:00 2026"}
+    row |= {"exec_vnode": "(node-0[0]:ncpus=4:ngpus=2+node-0[1]:ncpus=4:ngpus=2)+(node-1:ncpus=8:mem=9kb:ngpus=4)"}
+    if not has_hosts:
+        del row["exec_host"]
     jobs, _ = imported(tmp_path, "qstat.jsonl", json.dumps(row) + "\n", UTC)
     assert jobs == [("7.pbs", f"node-{number}", "00:00", "01:00", 4, "F") for number in (0, 1)]
 

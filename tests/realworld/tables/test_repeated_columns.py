@@ -85,9 +85,9 @@ def test_a_used_column_with_two_values_in_a_row_is_refused_with_both(tmp_path: P
 def test_a_column_of_dmon_that_repeats(tmp_path: Path, values: tuple[str, str]) -> None:
     line = "2026-03-01T00:00:00Z {:8} {} {}\n"
     (tmp_path / "dmon.txt").write_text(line.format("#Entity", "TMPTR", "TMPTR") + line.format("GPU 0", *values))
-    given = {"samples": [tmp_path / "dmon.txt"], "mapping": "samples: {constants: {node: n}}\n"}
     with pytest.raises(InputError, match="'40' and '50'") if len({*values}) > 1 else nullcontext():
-        result = run_import(tmp_path, **given)
+        given = [tmp_path / "dmon.txt"]
+        result = run_import(tmp_path, samples=given, mapping="samples: {constants: {node: n}}\n")
         rows = [result.dataset.read_bucket(number).to_pandas() for number in result.dataset.buckets()]
         assert [row["gpu_temp_c"][0] for row in rows if len(row)] == [40]
 

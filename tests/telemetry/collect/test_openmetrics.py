@@ -224,8 +224,8 @@ def test_metrics_of_opentelemetry_are_channels_in_their_units(
         point = {"attributes": attributes(labels), "timeUnixNano": str(T0 * 10**9), "asDouble": value}
         return {"name": name, "unit": unit, "sum": {"dataPoints": [7, point, point | {"flags": 1}], **more}}
 
-    delta = metric("hw.gpu.io", "By", {}, 7, aggregationTemporality=1)
-    scope = {"scope": {"name": "gpu"}, "metrics": [{"name": "x"}, delta, *(metric(*point) for point in points)]}
+    other = metric("hw.gpu.io", "By", {}, 7)
+    scope = {"scope": {"name": "gpu"}, "metrics": [{"name": "x"}, other, *(metric(*point) for point in points)]}
     request = {"resourceMetrics": [{"resource": {"attributes": attributes(resource)}, "scopeMetrics": [scope]}]}
     path = tmp_path / "metrics.json"
     path.write_text(json.dumps(request) + "\n" + json.dumps({"resourceMetrics": [7]}) + "\n")
@@ -234,7 +234,44 @@ def test_metrics_of_opentelemetry_are_channels_in_their_units(
     assert {entry["node"] for entry in staged(tmp_path / "live")} == {"n1"}
     assert (account.read, account.used, account.unaccounted) == (2 * len(points) + 4, len(row), 0)
     assert account.left_out[BAD_LINE] == len(points) + 3 + bad, "no request, metric, data point, unit of the quantity"
-    assert account.left_out["hw_gpu_io_delta: no channel"] == 1
+    assert account.left_out["hw_gpu_io: no channel"] == 1
+
+
+def test_deltas_of_opentelemetry_add_up_to_a_counter(tmp_path: Path) -> None:
+    """One that repeats is left out; a series that another file continues begins at zero again, which is a reset."""
+
+    def request(*deltas: tuple[int, int, float]) -> str:
+        points = [
+            {"asDouble": value, "timeUnixNano": (T0 + end) * 10**9, "startTimeUnixNano": (T0 + start) * 10**9}
+            for start, end, value in deltas
+        ]
+        content = {"dataPoints": points, "aggregationTemporality": 1, "isMonotonic": True}
+        scope = {"metrics": [{"name": "hw.energy", "unit": "J", "sum": content}]}
+        resource = {"attributes": attributes({**HW, "hw.id": UUID, "hw.type": "gpu"})}
+        return json.dumps({"resourceMetrics": [{"resource": resource, "scopeMetrics": [scope]}]}) + "\n"
+
+    path = tmp_path / "metrics.json"
+    path.write_text(request((0, 60, 2), (0, 60, 2)) + request((60, 120, 0.5), (300, 360, 4)))
+    account = stage_frame(path, tmp_path / "live")["account"]
+    energy = {time - T0 * 1000: row["energy_mj"] for (_, time), row in as_plain(staged(tmp_path / "live")).items()}
+    assert energy == {0: 0, 60_000: 2000, 120_000: 2500, 360_000: 6500}
+    assert account.left_out == {BAD_LINE: 1}
+
+
+def test_errors_and_xids_of_the_ops_agent(tmp_path: Path) -> None:
+    def metric(name: str, labels: dict[str, Any], value: int, seconds: int) -> dict[str, Any]:
+        point = {"attributes": attributes(labels), "timeUnixNano": str((T0 + seconds) * 10**9), "asInt": str(value)}
+        return {"name": name, "unit": "{err}", "sum": {"dataPoints": [point]}}
+
+    metrics = [metric("gpu.dcgm.ecc_errors", {"gpu.error.type": "dbe"}, 3 + turn, 60 * turn) for turn in range(3)]
+    metrics += [metric("gpu.dcgm.xid_errors", {"gpu.error.xid": 79}, turn, 60 * turn) for turn in (1, 2)]
+    resource = {"attributes": attributes({**HW, "gpu.uuid": UUID, "gpu.number": 0})}
+    request = {"resourceMetrics": [{"resource": resource, "scopeMetrics": [{"metrics": metrics}]}]}
+    (tmp_path / "metrics.json").write_text(json.dumps(request))
+    stage_frame(tmp_path / "metrics.json", tmp_path / "live")
+    rows = as_plain(staged(tmp_path / "live"))
+    assert [row["ecc_dbe_volatile_total"] for row in rows.values()] == [3, 4, 5]
+    assert {(row["gpu"], row["code"]) for row in staged(tmp_path / "live", "events")} == {(UUID, "79")}
 
 
 def test_the_files_are_as_many_as_the_samples_need_whatever_time_they_span(tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ if __name__ == "__main__":  # run as a file, the top of the repository is not on
 from telemetry.collect.remote_write.decoding import RemoteWriteDecoder
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.staging.folder import StagingFolder
 
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 GPUS: Final = 64
@@ -115,6 +114,8 @@ def import_samples(form: str) -> Callable[[list[Path], Path, int], list[float]]:
 
 def compact(checkouts: list[Path], folder: Path, rows: int) -> list[float]:
     """Time the compaction of staged samples in twenty files, each a span of time."""
+    from telemetry.staging.folder import StagingFolder  # an older checkout, which decodes by this file, lacks it
+
     seen = pa.table({
         "node": [f"gpu{number // 8:03d}" for number in range(GPUS)],
         "gpu": [f"GPU-{number + 1:06d}" for number in range(GPUS)],

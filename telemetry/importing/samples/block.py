@@ -39,7 +39,14 @@ class ChannelValues:
 
     def take(self, index: npt.NDArray[np.int64]) -> "ChannelValues":
         """Return the rows at ``index``."""
+        if self.valid.strides == (0,) and not self.valid.any():
+            return ChannelValues.absent(self.values.dtype, len(index))
         return ChannelValues(self.values[index], self.valid[index])
+
+    @classmethod
+    def absent(cls, dtype: np.dtype[Any], length: int) -> "ChannelValues":
+        """Return a channel without values: one zero repeated, which costs no memory and must not be written to."""
+        return cls(np.broadcast_to(np.zeros(1, dtype), length), np.broadcast_to(False, length))
 
 
 @dataclass(slots=True)
@@ -85,7 +92,7 @@ def read_block(table: pa.Table, channels: Mapping[str, Channel]) -> Block:
             valid = ~column.is_null().to_numpy(zero_copy_only=False).astype(bool)
             series[channel.name] = ChannelValues(column.fill_null(dtype.type(0).item()).to_numpy(), valid)
         else:
-            series[channel.name] = ChannelValues(np.zeros(length, dtype), np.zeros(length, dtype=bool))
+            series[channel.name] = ChannelValues.absent(dtype, length)
     count = np.ones(length, np.int32)
     if "sample_count" in table.column_names:
         count = table.column("sample_count").fill_null(1).to_numpy()

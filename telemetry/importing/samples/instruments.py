@@ -193,15 +193,15 @@ class Instruments:
 
     def _have_stamps_of_their_own(self, block: Block, rows: _Ints) -> _Bools:
         """Mark the rows of units that never report power and temperature in one row."""
-        reported = [
+        power, temperature = (
             np.logical_or.reduce([~np.isnan(_column(block, name, rows)) for name in names])
             for names in (RULES.power, RULES.temperature)
-        ]
-        both, any_power, any_temperature = (
-            np.isin(block.unit[rows], np.unique(block.unit[rows[chosen]]))
-            for chosen in (reported[0] & reported[1], *reported)
         )
-        return np.asarray(any_power & any_temperature & ~both)
+        both, any_power, any_temperature = np.zeros((3, len(self._units)), np.bool_)
+        both[block.unit[rows[power & temperature]]] = True
+        any_power[block.unit[rows[power]]] = True
+        any_temperature[block.unit[rows[temperature]]] = True
+        return np.asarray((any_power & any_temperature & ~both)[block.unit[rows]])
 
     def _follow_pages(self, block: Block, rows: _Ints, frozen: _Bools, dead: dict[str, _Bools]) -> _Ints:
         """Follow rows that have one channel each, page by page; return the rows at which a stretch became certain."""

@@ -43,7 +43,10 @@ SEVERAL_IN_TEXT: Final = "events_of_the_node_as_their_text_names_several_gpus"
 _OF_NODES: Final = ("drain", "maintenance")
 _LIMITS: Final = {"installed_at": -NEVER, "removed_at": NEVER}
 Texts = npt.NDArray[np.object_]
-_XID: Final = re.compile(r"\bxids?[\s:#=_-]*(\d{1,3})\b", re.IGNORECASE)
+_XID: Final = re.compile(
+    r"\bxids?(?:[\s_-]*(?:critical|error|code|event|number)s?)*[\s:#=_-]*(?:\([^()]*:[^()]*\)\s*:\s*)?\(?(\d{1,3})\b",
+    re.IGNORECASE,
+)
 _PLAIN_NUMBER: Final = re.compile(r"\s*-?\d+(?:\.\d*)?\s*\Z")
 _RELEASE: Final = "resume"
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")

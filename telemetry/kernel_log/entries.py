@@ -17,18 +17,29 @@ MAX_LINE: Final = 1 << 20
 _MAX_RECORD_LINES: Final = 2000
 _MAX_DEPTH: Final = 20
 # Names of fields, in lower case; the first that a record has counts.
-_TEXT_FIELDS: Final = ("message", "msg", "log", "line", "short_message", "textpayload", "_raw", "@message", "_msg",
-                       "body", "body.stringvalue", "event.original", "event", "entry", "syslogmessage",
-                       "logmessage")  # fmt: skip
-_TIME_FIELDS: Final = ("_source_realtime_timestamp", "__realtime_timestamp", "@timestamp", "timestamp", "time", "ts",
-                       "isodate", "date", "_time", "datetime", "timereported", "eventtime", "receivetimestamp",
-                       "timeunixnano", "timegenerated", "timegenerated [utc]")  # fmt: skip
+TEXT_FIELDS: Final = ("message", "msg", "log", "line", "short_message", "textpayload", "_raw", "@message", "_msg",
+                      "body", "body.stringvalue", "event.original", "log.original", "event", "entry", "syslogmessage",
+                      "logmessage", "@m")  # fmt: skip
+TIME_FIELDS: Final = ("_source_realtime_timestamp", "__realtime_timestamp", "@timestamp", "timestamp", "time", "ts",
+                      "isodate", "date", "_time", "datetime", "timereported", "eventtime", "receivetimestamp",
+                      "timeunixnano", "timegenerated", "timegenerated [utc]", "_timestamp", "@t")  # fmt: skip
 _HOST_FIELDS: Final = ("_hostname", "hostname", "host.name", "host.hostname", "host", "k8s.node.name", "node",
                        "node_name", "pod_node_name", "node.name", "nodename", "computer",
                        "compute.googleapis.com/resource_name", "logstreamname", "@logstream")  # fmt: skip
-_HOST_PLACES: Final = ("kubernetes", "resource.labels", "labels", "stream", "agent", "jsonpayload", "fields")
+_HOST_PLACES: Final = (
+    "kubernetes",
+    "resource.labels",
+    "labels",
+    "stream",
+    "agent",
+    "jsonpayload",
+    "fields",
+    "tags",
+    "data",
+)
 # Objects whose fields count after a record's own.
-_TEXT_PLACES: Final = ("jsonpayload",)
+_TEXT_PLACES: Final = ("jsonpayload", "fields", "data")
+_NODE: Final = re.compile(r"(?=[\w.-]*\d)[A-Za-z][\w.-]*")
 _BINARY_FIELDS: Final = ("MESSAGE",)
 _JOURNAL_FIELD = re.compile(r"\s*(?P<name>_{0,2}[A-Z][A-Z0-9_]*)=(?P<value>.*)", re.DOTALL)
 _VERBOSE_HEADER = re.compile(r"\S.{10,60} \[s=[0-9a-f]+;")
@@ -226,17 +237,26 @@ def _records(document: Any, around: Mapping[str, Any] | None = None, depth: int 
     for place in ("resource.attributes", "attributes", "body.kvlistvalue.values"):
         if pairs := _pairs(_at(document, place)):
             document = {**document, **pairs}
+    rows = next((document[name] for name in ("rows", "datarows", "values") if name in document), None)
+    names = [_name(column) for column in document.get("columns") or document.get("schema") or ()]
+    if names and isinstance(rows, list):  # a table, of Azure, InfluxDB or SQL
+        records = [dict(zip(names, row, strict=False)) for row in rows if isinstance(row, list)]
+        document = {"rows": records}
     record = {**around, **document} if around else document
-    if _field(document, _TEXT_FIELDS, _TEXT_PLACES) is not None:
+    if _field(document, TEXT_FIELDS, _TEXT_PLACES) is not None:
         yield record
         return
-    outer = {name: value for name, value in record.items() if name not in _TIME_FIELDS}
+    outer = {name: value for name, value in record.items() if name not in TIME_FIELDS}
     for name, value in document.items():
         if name == "values" and isinstance(value, list):  # Loki: pairs of a time and a line
             pairs_of_loki = (pair for pair in value if isinstance(pair, list) and len(pair) >= 2)
             yield from ({**outer, "time": pair[0], "line": pair[1]} for pair in pairs_of_loki)
         else:
             yield from _records(value, outer, depth + 1)
+
+
+def _name(column: Any) -> str:
+    return str(column.get("name") if isinstance(column, dict) else column).lower()
 
 
 def _in_lower_case(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -280,7 +300,7 @@ def _field(record: Mapping[str, Any], names: tuple[str, ...], places: tuple[str,
 
 
 def _entry(record: Mapping[str, Any], number: int) -> Entry | None:
-    text = _field(record, _TEXT_FIELDS, _TEXT_PLACES)
+    text = _field(record, TEXT_FIELDS, _TEXT_PLACES)
     if isinstance(text, list):  # the journal writes text that is not UTF-8 as a list of bytes
         try:
             text = bytes(text).decode("utf-8", errors="replace")
@@ -290,6 +310,8 @@ def _entry(record: Mapping[str, Any], number: int) -> Entry | None:
         return None
     text = _plain(text[:MAX_LINE].rstrip("\r\n"))
     host, boot_id = _field(record, _HOST_FIELDS, _HOST_PLACES), _field(record, ("_boot_id",))
+    if host is None and _NODE.fullmatch(str(record.get("source"))):  # of Graylog; of others the program
+        host = record["source"]
     stored = _stored(record)
     return Entry(
         number,
@@ -302,7 +324,7 @@ def _entry(record: Mapping[str, Any], number: int) -> Entry | None:
 
 
 def _stored(record: Mapping[str, Any]) -> Stamp | None:
-    value = _field(record, _TIME_FIELDS)
+    value = _field(record, TIME_FIELDS, _TEXT_PLACES)
     if "pri" in record and isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9:
         return parse_time(f"[{value:.6f}]")  # `dmesg --json`: seconds since boot
     if isinstance(value, str) and value.isascii() and value.isdigit():

@@ -14,6 +14,7 @@ from foundation.errors import InputError
 from foundation.files import check_regular
 from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.store import Dataset
+from telemetry.importing.files.log_tables import is_log_table
 from telemetry.importing.files.printed import fixed_columns
 from telemetry.kernel_log.entries import is_log
 from telemetry.packing import UNPACKERS, open_packed, read_errors
@@ -43,10 +44,12 @@ def kind_of(path: Path) -> str:
 
 
 def is_kernel_log(path: Path) -> bool:
-    """Whether an event source is a kernel log: ``.log`` and other text, or JSON of a journal or another log store."""
+    """Whether an event source is a kernel log: ``.log`` and other text, or JSON or CSV of a journal or log store."""
     kind = kind_of(path)
-    if kind in ("parquet", "csv"):
+    if kind == "parquet":
         return False
+    if kind == "csv":
+        return is_log_table(path)
     with read_errors(path), open_packed(path) as (_, stream):
         if kind == "other":
             return fixed_columns(path) is None

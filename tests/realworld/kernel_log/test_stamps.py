@@ -87,6 +87,7 @@ PLAIN = {
     "12 hours": "Mar 1 2026 02:20:00 AM node-0 kernel: ",
     "date(1)": "Sun Mar  1 02:20:00 UTC 2026 node-0 kernel: ",
     "day first": "01 Mar 2026 02:20:00 node-0 kernel: ",
+    "day first, points": "01.03.2026 02:20:00 node-0 kernel: ",
     "web server": "01/Mar/2026:02:20:00 +0000 node-0 kernel: ",
     "ISO with a space": "2026-03-01 02:20:00 node-0 kernel: ",
     "ISO with a space and a comma": "2026-03-01 02:20:00,123 node-0 kernel: ",
@@ -160,6 +161,16 @@ WHOLE = {
     ),
     "Splunk export": wrapped(result={"_time": "2026-03-01T02:20:00.000+00:00", "host": "node-0", "_raw": XID}),
     "Splunk HEC": wrapped(time=EPOCH_S, host="node-0", event=XID),
+    "Azure API": wrapped(
+        tables=[
+            {"columns": [{"name": "TimeGenerated"}, {"name": "SyslogMessage"}], "rows": [["2026-03-01T02:20Z", XID]]}
+        ]
+    ).replace("02:20Z", "02:20:00Z"),
+    "OpenObserve": wrapped(_timestamp=EPOCH_S * 10**6, hostname="node-0", message=XID),
+    "Seq": json.dumps({"@t": "2026-03-01T02:20:00Z", "@m": XID, "host": "node-0"}),
+    "Elastic, original": json.dumps({"@timestamp": "2026-03-01T02:20:00Z", "log": {"original": XID}}),
+    "Telegraf": wrapped(fields={"message": XID}, tags={"hostname": "node-0"}, timestamp=EPOCH_S),
+    "Graylog search": wrapped(messages=[{"message": {"timestamp": EPOCH_S, "source": "node-0", "message": XID}}]),
     "Azure Monitor": wrapped(TimeGenerated="2026-03-01T02:20:00Z", Computer="node-0", SyslogMessage=XID),
     "Datadog": wrapped(id="A", content={"timestamp": "2026-03-01T02:20:00.000Z", "host": "node-0", "message": XID}),
     "promtail": wrapped(stream={"hostname": "node-0"}, ts="2026-03-01T02:20:00Z", entry=XID),
@@ -264,6 +275,37 @@ def test_forms_in_files_reach_the_dataset(tmp_path: Path) -> None:
         len(set(FORMS.values())),
         {},
     )  # copies of a file count once
+
+
+AM = '"3/1/2026, 2:20:00.000 AM"'
+TABLES = {
+    "Splunk": f'"_raw","_time",host,source\n"{LINE}","2026-03-01T02:20:00.000+0000",node-0,/var/log/kern.log\n',
+    "Kibana": f'"@timestamp","host.name",message\n"Mar 1, 2026 @ 02:20:00.000",node-0,"{XID}"\n',
+    "Datadog": f'Date,Host,Service,Message\n2026-03-01T02:20:00.000Z,node-0,kernel,"{XID}"\n',
+    "Azure": f'TimeGenerated [UTC],Computer,SyslogMessage,Type\n{AM},node-0,"{XID}",\n"3/13/2026, 2:20",,,\n',
+    "Graylog": f'timestamp,source,message\n2026-03-01T02:20:00.000Z,node-0,"{XID}"\n',
+    "Grafana": f'Line,Time,labels\n"{XID}",{EPOCH_S}000,"{{""host"":""node-0""}}"\n',
+    "CloudWatch": f'timestamp,message,logStreamName\n{EPOCH_S}000,"{XID}",node-0\n',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_csv_of_a_log_store_is_a_kernel_log(tmp_path: Path, name: str) -> None:
+    (tmp_path / "node-9.csv").write_text(TABLES[name])
+    events = run_import(
+        tmp_path, events=[tmp_path / "node-9.csv"], mapping="kernel_log: {timezone: UTC}"
+    ).dataset.events()
+    assert events[["timestamp", "node", "gpu", "type", "code"]].to_numpy().tolist() == [
+        [WHEN, "node-0", gpu(0), "xid", "79"]
+    ]
+
+
+def test_a_csv_of_tickets_that_quote_the_kernel_is_no_log(tmp_path: Path) -> None:
+    rows = [f'2026-03-01T02:20:00Z,node-0,"{XID}"', *("2026-03-01T04:20:00Z,node-0,GPU 0 replaced",) * 2]
+    (tmp_path / "tickets.csv").write_text("\n".join(["timestamp,host,message", *rows]) + "\n")
+    mapping = "events: {columns: {host: node, message: type}}\n"
+    events = run_import(tmp_path, events=[tmp_path / "tickets.csv"], mapping=mapping).dataset.events().fillna("")
+    assert sorted(zip(events["type"], events["code"], strict=True)) == [("replacement", ""), ("xid", "79")]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,63 @@
+"""Exports of log stores as CSV: a kernel log with a row for each line, read as the JSON of such a store."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from telemetry.importing.columns import aliases_by_words
+from telemetry.importing.files.csv_tables import read_csv, read_header
+from telemetry.importing.instants import order_shown
+from telemetry.importing.mapping import TableMapping
+from telemetry.importing.quarantine import Quarantine
+from telemetry.kernel_log.catalogue import shipped
+from telemetry.kernel_log.entries import TEXT_FIELDS, TIME_FIELDS
+from telemetry.values.dates import DateOrder
+
+_DATE: Final = re.compile(r"^(\d{1,2})/(\d{1,2})/(\d{4})\b")
+_YEAR_FIRST: Final[dict[DateOrder | None, str]] = {"dmy": r"\3-\2-\1", "mdy": r"\3-\1-\2"}
+_OF_LOGS_ONLY: Final = {"_raw", "_msg", "@message", "short_message", "textpayload", "syslogmessage", "logmessage"}
+_OF_TICKETS: Final = {"gpu", "serial", "type", "known_at", "resolved_at", "resolution", "replaced_at"}
+_PROSE: Final = re.compile(r"\bgpus?\b|replac|repair|\brma\b", re.IGNORECASE)
+_CLEAR: Final = 20
+
+
+def is_log_table(path: Path) -> bool:
+    """Return whether a CSV is a kernel log: times, texts mostly of drivers, and no column of tickets."""
+    names = read_header(path).names
+    fields = {name.lower() for name in names}
+    if not fields & {*TEXT_FIELDS} or not fields & {*TIME_FIELDS}:
+        return False
+    aliases = aliases_by_words(names, TableMapping(), "events")
+    of_tickets = {aliases.get(name) for name in names if name.lower() not in TEXT_FIELDS} & _OF_TICKETS
+    if of_tickets and not fields & _OF_LOGS_ONLY:
+        return False
+    votes = 0
+    for line in table_lines(path, Quarantine()):
+        votes += 1 if shipped().start(line) >= 0 else -bool(_PROSE.search(line))
+        if abs(votes) == _CLEAR:
+            break
+    return votes > 0
+
+
+def table_lines(path: Path, quarantine: Quarantine) -> Iterator[str]:
+    """Yield the rows of a CSV as lines of JSON, with the year first where a column shows the order of its dates."""
+    order: DateOrder | None = None
+    for rows in read_csv(path, read_header(path), "events", quarantine):
+        times = [name for name in rows.table.column_names if name.lower() in TIME_FIELDS]
+        order = order or order_shown(rows.table.column(name) for name in times)
+        for record in rows.table.to_pylist():
+            for name in times if order in _YEAR_FIRST else ():
+                zone = " UTC" if name.upper().endswith("[UTC]") else ""
+                record[name] = record[name] and _DATE.sub(_YEAR_FIRST[order], record[name]) + zone
+            yield json.dumps({name: _value(cell) for name, cell in record.items()})
+
+
+def _value(cell: str | None) -> Any:
+    """Return a cell, or the object that it is the JSON of, such as the labels of a stream."""
+    if cell is not None and cell.startswith("{"):
+        with suppress(ValueError, RecursionError):
+            return json.loads(cell)
+    return cell

@@ -38,9 +38,9 @@ test-system: $(VENV)/.dev  ## run the tests with real servers; installs packages
 	tests/system/install_packages.sh
 	$(BIN)/python -m pytest -m system -n 2 --dist loadfile --no-loadscope-reorder
 
-histories: $(VENV)/.dev  ## random tests, seeded by date: 1,000 kills of the loop, HISTORIES=1000000 of the controller; 1 CPU hour
+histories: $(VENV)/.dev  ## random tests, seeded by date: 1,000 kills of the loop, HISTORIES=400000 of the controller; 1 CPU hour
 	KILLS=1000 SEED=$$(date +%F) $(BIN)/python -m pytest -q -m system tests/system/test_loop_killed.py
-	HISTORIES=$(or $(HISTORIES),1000000) SEED=$$(date +%F) $(BIN)/python -m pytest -q -n auto --maxfail=3 tests/policy/test_decide_histories.py
+	HISTORIES=$(or $(HISTORIES),400000) SEED=$$(date +%F) $(BIN)/python -m pytest -q -n auto --maxfail=3 tests/policy tests/scheduler -k histor
 
 lint: $(VENV)/.dev  ## check style, types, import directions, dependencies and generated pages
 	$(BIN)/ruff check .

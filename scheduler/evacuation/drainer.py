@@ -291,7 +291,7 @@ class Drainer:
 
     def _asked(self, request: Request, answer: WriteResult, state: CheckpointState, log: RoundLog) -> None:
         case, workload = request.case, request.workload
-        if "gone" in (answer.kind, state.kind) or answer.kind == "conflict":
+        if "gone" in (answer.kind, state.kind):
             return  # the next listing says what is there
         states: dict[CheckpointKind, Asked] = {"acknowledged": "acknowledged", "failed": "failed"}
         now_asked = states.get(state.kind) or ("asked" if request.first and answer.confirmed else None)

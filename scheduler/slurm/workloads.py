@@ -73,18 +73,34 @@ class SlurmWorkloads:
         whole = self._port.jobs() if any("+" in job.name for job in jobs) else jobs  # components run elsewhere too
         views = {view.name: view for view in views_by_node(whole).get(node, ())}
         return tuple(
-            replace(self._workload(job, node), job=views.get(job.requeue_name, job.view()), gang=_gang(job))
+            replace(self._workload(job, node, whole), job=views.get(job.requeue_name, job.view()), gang=_gang(job))
             for job in jobs
         )
 
-    def _workload(self, job: SlurmJob, node: str) -> Workload:
-        """Return a job as the model of work has it; the same facts decide on listing it and right before a requeue."""
+    def _workload(self, job: SlurmJob, node: str, known: tuple[SlurmJob, ...] | None = None) -> Workload:
+        """Return a job as the model of work has it; the same facts decide on listing it and right before a requeue.
+
+        A requeue takes all components of a heterogeneous job along, so that what keeps one of them keeps it.
+        """
+        parts = self._components(job, known)
+        own = self._component(job, node)
+        if own.immovable is None:
+            others = (self._component(part, node) for part in parts if part.uid != job.uid)
+            kept = next((f"component {part.name}: {part.immovable}" for part in others if part.immovable), None)
+            own = replace(own, loss=kept)
+        return replace(own, checkpoint=_offer(_asked(job, parts)))
+
+    def _component(self, job: SlurmJob, node: str) -> Workload:
         return Workload(
             job.name, job.uid, "job", node, f"user {job.user}", state=job.state, placement=self._placement(job, node),
-            opt_out=job.opt_out,
-            loss=self._port.cannot_requeue or _loss(job, self._clock.now()),
-            checkpoint=_offer(job),
+            opt_out=job.opt_out, loss=self._port.cannot_requeue or _loss(job, self._clock.now()),
         )  # fmt: skip
+
+    def _components(self, job: SlurmJob, known: tuple[SlurmJob, ...] | None = None) -> tuple[SlurmJob, ...]:
+        if "+" not in job.name:
+            return (job,)
+        jobs = self._port.jobs() if known is None else known
+        return tuple(other for other in jobs if other.requeue_name == job.requeue_name)
 
     def _placement(self, job: SlurmJob, node: str) -> Placement:
         if self._port.cannot_requeue is not None:
@@ -107,6 +123,7 @@ class SlurmWorkloads:
         job = self._find(workload)
         if isinstance(job, WriteResult):
             return CheckpointState("gone", job.message)
+        job = _asked(job, self._components(job))
         entry = self._folder.notes(ASKED).get(job.uid)
         if entry is None or key not in _keys(entry):
             return CheckpointState("waiting", "it has no request with this key")
@@ -158,6 +175,7 @@ class SlurmWorkloads:
         return WriteResult("gone", f"job {workload.name} left {workload.node}")
 
     def _ask(self, job: SlurmJob, ask: CheckpointAsk) -> WriteResult:
+        job = _asked(job, self._components(job))
         signal, now = job.signal, self._clock.now()
         if signal is None:
             return WriteResult("refused", "its comment names no signal")
@@ -181,6 +199,11 @@ class SlurmWorkloads:
     def _note(self, uid: str, entry: dict[str, Any]) -> None:
         oldest = (self._clock.now() - _REMEMBERED).timestamp()
         self._folder.note(ASKED, uid, entry, lambda noted: _seconds(noted, "until") > oldest)
+
+
+def _asked(job: SlurmJob, parts: Collection[SlurmJob]) -> SlurmJob:
+    """Return who is asked for the checkpoint of a job: the first component that names a signal, if it names none."""
+    return job if job.signal is not None else next((part for part in parts if part.signal is not None), job)
 
 
 def _offer(job: SlurmJob) -> CheckpointOffer | None:

@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-
 from policy.breaker import BreakerConfig, CommonCauseConfig
 from policy.budget import BudgetConfig, RateLimit
 from policy.budget import DisruptionBudget as Budget
@@ -158,38 +156,3 @@ def without_our_taints(node: NodeObject, cluster: Cluster) -> NodeObject:
     """A person takes our taints off."""
     kept = tuple(taint for taint in node.taints if taint.key != cluster.scheduler.keys.taint)
     return replace(node, taints=kept)
-
-
-class ClusterHistories(RuleBasedStateMachine):
-    """What random histories of a cluster have in common: processes that die, a lost ledger, and the end of it all.
-
-    ``theirs``: all that is not ours, as people and tools left it.
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        super().__init__()
-        self.cluster, self.theirs = cluster, cluster.foreign()
-
-    @rule()
-    def the_ledger_is_lost(self) -> None:
-        self.cluster.ledger = SqliteLedger(None)
-        self.another_process()
-
-    @invariant()
-    def nothing_foreign_is_changed(self) -> None:
-        assert self.cluster.foreign() == self.theirs
-
-    def another_process(self) -> None:
-        self.cluster.clear_faults()
-        self.cluster.clock.move(timedelta(minutes=1))  # the lease of the dead one ends
-        self.cluster.restart()
-
-    def everything_ends(self) -> None:
-        """Whatever happened, a round days later removes every mark of predrain, and nothing else."""
-        self.cluster.scheduler.lease = None
-        self.another_process()
-        self.cluster.clock.move(timedelta(days=10))
-        report = self.cluster.round()
-        assert not report.failed, report.errors
-        assert self.cluster.levels() == {}, "every mark of predrain expires without new scores"
-        self.nothing_foreign_is_changed()

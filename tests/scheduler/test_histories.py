@@ -1,288 +1,426 @@
-"""Random histories of a cluster with a process that dies at any call: what must hold whatever happens."""
+"""Random histories of a cluster with evacuation, and a process that dies at any call: what holds whatever happens."""
 
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
+from random import Random
 
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule
+import pytest
 
-from policy.fleet import Fact, Level
+from policy.breaker import BreakerConfig, CommonCauseConfig
+from policy.budget import BudgetConfig
+from policy.fleet import Fact, JobView, Level
+from policy.ladder.rungs import RUNGS
+from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.node_object import Keys, Taint
 from scheduler.ports.readings import Switches
 from scheduler.ports.risks import ReportedFacts
-from tests.policy.decide_world import HOUR
-from tests.scheduler.cluster import DISRUPTION_BUDGETS, RATE_LIMITS, Cluster, ClusterHistories, without_our_taints
-from tests.scheduler.faults import Crash
+from scheduler.ports.workloads import ANYWHERE, CheckpointOffer, DiagnosticResult, Placement
+from tests.histories import History, blocks, play_all, step
+from tests.policy.decide_world import HOUR, config
+from tests.scheduler.cluster import DISRUPTION_BUDGETS, RATE_LIMITS, Cluster, without_our_taints
+from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, SCHEDULER, EmptyingCluster, silent_waits, workload
+from tests.scheduler.faults import Crash, Watch
 
-COUNT = 5
-NODES = st.sampled_from([f"n{i}" for i in range(COUNT)])
-WRITES = ("apply", "save_state")
-READS = ("revalidate", "read_switches", "hold_lease", "load_state", "read_fleet")
-MINUTE = timedelta(minutes=1)
-NEWS = st.sampled_from([0.01, 0.4, 0.8, 0.95])
+PINNED = Placement(False, "it requires this node")
+PLACEMENTS = (ANYWHERE, ANYWHERE, ANYWHERE, PINNED, Placement(None, "no right to list nodes"))
+CALLS = {
+    "scheduler": "apply apply save_state revalidate read_switches hold_lease load_state read_fleet",
+    "workloads": "ask_checkpoint evict save_progress on_node checkpoint_state load_progress",
+    "verification": "start result",
+}
+KINDS = "crash_before crash_after crash_before crash_after timeout_before timeout_after conflict refused unreadable"
+LEASE = timedelta(seconds=30)
+BUDGETED = config(
+    "g", budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS), rungs=RUNGS,
+    breaker=BreakerConfig(max_risky=1.0, jump=100.0, common_cause=CommonCauseConfig(100)),
+)  # fmt: skip
+FREE = config("g", free=True, rungs=RUNGS)
+OTHERS_LEDGER = SqliteLedger(None)
 
 
-class Histories(ClusterHistories):
-    """People, tools, faults and crashes around a controller."""
+class ClusterHistory(History):
+    """People, tools, owners, faults and crashes around a controller that empties nodes.
 
-    def __init__(self) -> None:
-        super().__init__(Cluster(COUNT, lease=timedelta(seconds=30)))
-        self.begun: list[tuple[float, str]] = []
-        self.other = Cluster(COUNT, lease=timedelta(seconds=30))  # another installation on the same nodes
-        self.other.scheduler.nodes, self.other.clock = self.cluster.scheduler.nodes, self.cluster.clock
-        self.other.scheduler._clock, self.other.risks = self.cluster.clock, self.cluster.risks
+    ``theirs``: all that is not ours, as people and tools left it.
+    ``claimed``: by node, what somebody made of our marks, and is theirs since.
+    """
+
+    longest = 8
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self.budgeted = self.happens(0.5)
+        policy, settings = BUDGETED if self.budgeted else FREE, replace(FAST, max_concurrent=self.one_of(1, 3))
+        self.cluster = cluster = EmptyingCluster(
+            nodes=random.randint(3, 5), settings=settings, lease=LEASE, policy=policy
+        )
+        cluster.change("n0", jobs=())
+        self.scheduler, self.workloads, self.names = cluster.scheduler, cluster.workloads, cluster.names
+        self.keys = keys = self.scheduler.keys
+        self.ours = {keys.tier, keys.prediction, keys.applied, keys.drain}
+        self.other = Cluster(0, ledger=OTHERS_LEDGER, lease=LEASE)  # another installation on the same nodes
+        self.other.names, self.other.clock, self.other.risks = self.names, cluster.clock, cluster.risks
+        self.other.scheduler.nodes, self.other.scheduler._clock = self.scheduler.nodes, cluster.clock
         self.other.scheduler.keys = Keys(owner="other")
         self.other.restart()
-        self.claimed: dict[str, set[object]] = {}  # what somebody made of our marks on a node, and is theirs since
+        self.theirs, self.claimed = cluster.foreign(), dict[str, set[object]]()
+        self.begun: list[tuple[float, str]] = []
+        self.made = self.crashes = 0
+        self.moved: Counter[tuple[str, object, str]] = Counter()  # evictions by node, drain and origin
+        self.watch = Watch()
+        over, verification = self.watch.over, cluster.verification
+        self._evict, self._ask, self._start = self.workloads.evict, self.workloads.ask_checkpoint, verification.start
+        self.workloads.evict, self.workloads.ask_checkpoint = over(self._watched_evict), over(self._watched_ask)
+        verification.start = over(self._watched_start)
 
-    @rule(node=NODES, risk=st.sampled_from([0.01, 0.15, 0.4, 0.7, 0.9, None]))
-    def one_is_scored(self, node, risk):
-        self.cluster.scored(**{node: risk})
+    def check(self) -> None:
+        assert self.watch.broken == []
+        assert self.cluster.foreign() == self.theirs, "something foreign is changed"
+        for name, claimed in self.claimed.items():
+            assert claimed <= self._of_ours(name), "what somebody edited or copied stands"
+        # of each process that died, the last eviction may not have been noted
+        assert all(count <= 2 + self.crashes for count in self.moved.values())
+        assert len(self.cluster.evicted()) == len(set(self.cluster.evicted()))
 
-    @rule(nodes=st.sets(NODES, max_size=4), risk=st.sampled_from([0.7, 0.95]))
-    def some_are_scored(self, nodes, risk):
-        self.cluster.scored(**dict.fromkeys(nodes, risk))
+    def end(self) -> None:
+        """Everything of ours ends, by itself or on request, and nothing else."""
+        for name in self.names:
+            self.cluster.change(name, readable=True)
+        self.scheduler.lease = None
+        self._another_process()
+        self.random = Random(self.made)
+        released = self.happens(0.5)
+        self.scheduler.switches = Switches(release_all=released)
+        self.cluster.clock.move(MINUTE if released else timedelta(days=10))
+        report = self.cluster.round()
+        assert not report.failed, report.errors
+        assert self.cluster.levels() == {}
+        self.check()
+        self.cluster.clock.move(timedelta(days=10))
+        self.another_installation_does_a_round()
+        assert all(self.claimed.get(name) or not self._of_ours(name) for name in self.names)
+        self.scheduler.switches = Switches()
+        self.cluster.round()
+        assert self.cluster.progress().nodes == {}
 
-    @rule()
-    def all_are_well_scored(self):
-        self.cluster.scored(**dict.fromkeys(self.cluster.names, 0.01))
+    @step(4)
+    def nodes_are_scored(self) -> None:
+        names = self.names if self.happens(0.3) else self.random.sample(self.names, self.random.randint(1, 2))
+        risk = 0.01 if names is self.names else self.one_of(0.01, 0.15, 0.4, 0.7, 0.95, 0.95, None)
+        self.cluster.scored(**dict.fromkeys(names, risk))
 
-    @rule(hours=st.sampled_from([0.01, 0.5, 3, 7, 13, 30]))
-    def time_passes(self, hours):
-        self.cluster.clock.move(hours * HOUR)
+    @step(2)
+    def time_passes(self) -> None:
+        self.cluster.clock.move(self.one_of(0.01, 0.1, 0.5, 3, 7, 13, 30) * HOUR)
+        self.a_round()
 
-    @rule(node=NODES)
-    def a_person_cordons_or_uncordons(self, node):
-        self._theirs(node, lambda node: replace(node, unschedulable=not node.unschedulable))
+    @step(2)
+    def a_gpu_falls_off_the_bus_or_is_repaired(self) -> None:
+        now = self.cluster.clock.now()
+        facts = self.one_of(ReportedFacts((Fact("xid 79", now),)), ReportedFacts((), now))
+        self.cluster.facts.facts[f"{self._node()}-0"] = facts
 
-    @rule(node=NODES, key=st.sampled_from(["predrain.io/managed", "other.example/x"]))
-    def a_person_labels(self, node, key):
+    @step()
+    def a_node_changes(self) -> None:
+        node, what = self._node(), self.one_of("down", "readable")
+        self.cluster.change(node, **{what: not getattr(self.scheduler.nodes[node].base, what)})
+
+    @step(2)
+    def a_person_cordons_or_labels(self) -> None:
         # the opt-out stands under our prefix and is theirs all the same
+        node, what = self._node(), self.one_of("cordon", "predrain.io/managed", "other.example/x")
+
         def change(target):
+            if what == "cordon":
+                return replace(target, unschedulable=not target.unschedulable)
             labels = dict(target.labels)
-            if labels.pop(key, None) is None:
-                labels[key] = "false"
+            if labels.pop(what, None) is None:
+                labels[what] = "false"
             return replace(target, labels=labels)
 
-        self._theirs(node, change)
+        for _ in range(self.one_of(1, 1, 2)):  # and perhaps takes it back after a round
+            self.cluster.write(node, change)
+            self.theirs = self.cluster.foreign()
+            self.a_round()
 
-    @rule(node=NODES)
-    def a_person_takes_our_taints_off(self, node):
-        self.cluster.write(node, lambda node: without_our_taints(node, self.cluster))
+    @step()
+    def a_person_removes_our_taints(self) -> None:
+        node = self._marked()
+        self.cluster.write(node, lambda target: without_our_taints(target, self.cluster))
         self.claimed[node] = {item for item in self.claimed.get(node, ()) if not isinstance(item, Taint)}
+        self.met["taints removed"] += 1
 
-    @rule(node=NODES, value=st.sampled_from(["rma-4711", "High"]))
-    def a_person_edits_our_taints(self, node, value):
-        def change(target):
-            taints = [
-                replace(taint, value=value) if taint.key == self._keys.taint else taint for taint in target.taints
-            ]
-            return replace(target, taints=tuple(taints))
-
-        self._claim(node, change)
-
-    @rule(node=NODES, key=st.sampled_from(["prediction", "applied", "drain"]))
-    def a_person_edits_an_annotation(self, node, key):
-        name = getattr(self._keys, key)
+    @step(2)
+    def a_person_edits_our_marks(self) -> None:
+        value, what = self.one_of("rma-4711", "High"), self.one_of("taint", "taint", "prediction", "applied", "drain")
+        name = getattr(self.keys, what)
 
         def change(target):
+            taints = (replace(taint, value=value) if taint.key == name else taint for taint in target.taints)
             text = target.annotations.get(name)
-            notes = {} if text is None else {name: f"{text} - RMA 4711"}
-            return replace(target, annotations={**target.annotations, **notes})
+            notes = {} if text is None else {name: f"{text} - {value}"}
+            return replace(target, taints=tuple(taints), annotations={**target.annotations, **notes})
 
-        self._claim(node, change)
+        self._claim(self._marked(), change, "taint edited" if what == "taint" else "annotation edited")
 
-    @rule(node=NODES, other=NODES, record=st.booleans())
-    def a_tool_copies_our_marks_to_another_node(self, node, other, record):
-        source = self.cluster.scheduler.nodes[node].object
-        taints = tuple(taint for taint in source.taints if taint.key == self._keys.taint)
-        if node == other or not taints or self._of_ours(other):
+    @step()
+    def a_tool_copies_our_marks_to_another_node(self) -> None:
+        node, target, record = self._marked(), self._node(), self.happens(0.5)
+        source = self.scheduler.nodes[node].object
+        taints = tuple(taint for taint in source.taints if taint.key == self.keys.taint)
+        if node == target or not taints or self._of_ours(target):
             return
         notes = {key: text for key, text in source.annotations.items() if record and key.startswith("predrain.io/")}
 
+        def change(copy):
+            return replace(copy, taints=(*copy.taints, *taints), annotations={**copy.annotations, **notes})
+
+        self._claim(target, change, "marks copied")
+
+    @step()
+    def a_person_cleans_a_node(self) -> None:
         def change(target):
-            return replace(target, taints=(*target.taints, *taints), annotations={**target.annotations, **notes})
+            texts = (target.labels, target.annotations)
+            labels, notes = ({key: text for key, text in kind.items() if key not in self.ours} for kind in texts)
+            return replace(without_our_taints(target, self.cluster), labels=labels, annotations=notes)
 
-        self._claim(other, change)
-
-    @rule(node=NODES)
-    def a_person_cleans_a_node(self, node):
-        def change(target):
-            labels, notes = (
-                {key: text for key, text in texts.items() if key.partition("=")[0] not in self._names}
-                for texts in (target.labels, target.annotations)
-            )
-            taints = tuple(taint for taint in target.taints if taint.key != self._keys.taint)
-            return replace(target, labels=labels, annotations=notes, taints=taints)
-
+        node = self.one_of(*self.claimed or self.names)
         self.cluster.write(node, change)
         self.claimed.pop(node, None)
 
-    @rule(node=NODES, what=st.sampled_from(["down", "readable"]))
-    def a_node_changes(self, node, what):
-        self.cluster.change(node, **{what: not getattr(self.cluster.scheduler.nodes[node].base, what)})
-
-    @rule(node=NODES)
-    def a_gpu_falls_off_the_bus(self, node):
-        self.cluster.facts.facts[f"{node}-0"] = ReportedFacts((Fact("xid 79", self.cluster.clock.now()),))
-
-    @rule(node=NODES)
-    def a_gpu_is_repaired(self, node):
-        self.cluster.facts.facts[f"{node}-0"] = ReportedFacts((), self.cluster.clock.now())
-
-    @rule(kill=st.booleans(), release=st.booleans())
-    def a_person_sets_the_switches(self, kill, release):
-        self.cluster.scheduler.switches = Switches(kill=kill, release_all=release)
-
-    @rule(
-        kind=st.sampled_from(["crash_before", "crash_after"]), call=st.sampled_from([*WRITES, *WRITES, *READS]),
-        skip=st.integers(0, 4), node=NODES, risk=NEWS,
-    )  # fmt: skip
-    def the_process_dies_in_a_round(self, kind, call, skip, node, risk):
-        self._with_news(node, risk)
-        self.cluster.scheduler.faults.plan(kind, call, skip)
+    @step()
+    def a_person_sets_the_switches(self) -> None:
+        self.scheduler.switches = self.one_of(Switches(kill=True), Switches(release_all=True))
         self.a_round()
+        if self.happens(0.8):
+            self.scheduler.switches = Switches()
 
-    @rule(
-        kind=st.sampled_from(["conflict", "refused", "timeout_before", "timeout_after"]), call=st.sampled_from(WRITES),
-        skip=st.integers(0, 4), node=NODES, risk=NEWS,
-    )  # fmt: skip
-    def a_write_fails(self, kind, call, skip, node, risk):
-        self._with_news(node, risk)
-        self.cluster.scheduler.faults.plan(kind, call, skip)
+    @step(4)
+    def work_runs_on_a_node_that_is_drained(self) -> None:
+        state, placement = self.one_of("running", "running", "running", "suspended", "held"), self.one_of(*PLACEMENTS)
+        node = self._work_at_risk(state, placement, self.one_of(None, SCHEDULER))
+        for asked in sorted(self.workloads.asked):
+            if asked in self.workloads.running and self.happens(0.5):
+                self.cluster.acknowledge(asked)
+        if self.cluster.level(node) is Level.DRAIN:
+            kind = {True: "movable", False: "pinned", None: "undecided"}[placement.elsewhere]
+            self.met.update([f"{state} work on a drained node", f"{kind} work on a drained node"])
+
+    def _work_at_risk(self, state: str, placement: Placement, offer: CheckpointOffer | None) -> str:
+        node, gang, end = self._node(), self.one_of(None, None, "g"), self.one_of(None, None, 0.2, 5)
+        self.made += 1
+        now = self.cluster.clock.now()
+        job = JobView(f"m{self.made}", 16, now - 3 * HOUR, ends_at=None if end is None else now + end * HOUR)
+        uid = f"m{self.made}-uid"
+        # the same name comes back with another uid
+        self.workloads.running[uid] = workload(
+            f"m{self.made % 3}", node, uid=uid, checkpoint=offer if state == "running" else None,
+            loss=self.one_of(None, None, None, "local data"), stays=self.one_of(None, None, None, None, "daemon set"),
+            job=job, gang=gang, placement=placement, state=state, origin=f"origin {self.made}",
+        )  # fmt: skip
+        self.cluster.scored(**{node: 0.95})
         self.a_round()
+        return node
 
-    @rule(call=st.sampled_from(READS), skip=st.integers(0, 4), node=NODES, risk=NEWS)
-    def a_read_fails(self, call, skip, node, risk):
-        self._with_news(node, risk)
-        self.cluster.scheduler.faults.plan("unreadable", call, skip)
+    @step(3)
+    def something_happens_to_work(self) -> None:
+        if not self.workloads.running:
+            return
+        uid, what = self.one_of(*sorted(self.workloads.running)), self.one_of(
+            "goes", "writes", "cannot", "blocked", "freed", "ending", "suspended", "running", "pinned", "unpinned"
+        )  # fmt: skip
+        if what == "goes":
+            self.cluster.leave(uid)
+        elif what == "writes" and uid in self.workloads.asked:
+            self.cluster.acknowledge(uid)
+        elif what == "cannot":
+            self.workloads.cannot.add(uid)
+        elif what == "blocked":
+            self.workloads.blocked[uid] = "budget"
+        elif what == "freed":
+            self.workloads.blocked.pop(uid, None)
+        elif what in ("pinned", "unpinned"):
+            self.cluster.runs(uid, placement=PINNED if what == "pinned" else ANYWHERE)
+        elif what != "writes" and not self.workloads.running[uid].ending:
+            self.cluster.runs(uid, state=what)
+
+    @step(2)
+    def what_was_evicted_goes_or_comes_back(self) -> None:
+        if not any(work.ending for work in self.workloads.running.values()):
+            self._work_at_risk("running", ANYWHERE, None)
+        for _ in range(self.one_of(1, 2, 4)):
+            for uid, old in [(uid, work) for uid, work in self.workloads.running.items() if work.ending]:
+                self.cluster.leave(uid)
+                if self.happens(0.8):
+                    self.made += 1
+                    self.workloads.running[f"m{self.made}"] = replace(old, uid=f"m{self.made}", state="running")
+                    self.met["came back"] += 1
+            self.a_round()
+
+    @step()
+    def a_drained_node_is_empty_and_its_diagnostic_ends(self) -> None:
+        for uid, work in list(self.workloads.running.items()):
+            if self.cluster.level(work.node) is Level.DRAIN:
+                self.cluster.leave(uid)
         self.a_round()
+        kind = self.one_of("passed", "failed", "inconclusive", None)
+        for node, _ in self.cluster.verification.started.values():
+            self.met["diagnostics"] += 1
+            self.cluster.verification.results.pop(node, None)
+            if kind is not None:
+                self.cluster.verification.results[node] = DiagnosticResult(kind)
 
-    @rule()
-    def another_installation_does_a_round(self):
-        self._others_round()
+    @step(3)
+    def something_fails_in_a_round(self) -> None:
+        part, kind = self.one_of(*CALLS), self.one_of(*KINDS.split())
+        faults = {"workloads": self.workloads, "verification": self.cluster.verification}.get(part, self.scheduler)
+        self.cluster.clock.move(MINUTE)
+        faults.faults.plan(kind, self.one_of(*CALLS[part].split()), self.one_of(0, 0, 1, 3))
+        self._work_at_risk("running", ANYWHERE, self.one_of(None, SCHEDULER))
 
-    def _others_round(self):
-        ours = {name: self.cluster.scheduler.nodes[name] for name in self.cluster.levels()}
-        assert self.other.round().active
-        assert {name: self.cluster.scheduler.nodes[name] for name in ours} == ours
+    @step()
+    def another_leader_has_another_clock(self) -> None:
+        self.scheduler.lease = None
+        self.cluster.clock.move(timedelta(seconds=self.one_of(-20, 20)))
+        self.cluster.restart()
+        self.a_round()
+        self.met["another clock"] += 1
 
-    @rule()
-    def a_round(self):
-        cluster = self.cluster
-        theirs = {name: cluster.scheduler.nodes[name] for name in self.other.levels()}
-        before, objects = cluster.levels(), dict(cluster.scheduler.nodes)
-        lost_before = self._lost(before)
+    @step()
+    def the_ledger_is_lost(self) -> None:
+        self.cluster.ledger = SqliteLedger(None)
+        self._another_process()
+
+    @step(3)
+    def a_round(self) -> None:
+        cluster, scheduler = self.cluster, self.scheduler
+        cluster.clock.move(MINUTE / 2)
+        theirs = {name: scheduler.nodes[name] for name in self.other.levels()}
+        before, nodes, results = cluster.levels(), dict(scheduler.nodes), cluster.evacuation.results()
+        lost = self._lost(before)
+        blocked = {work.node for uid, work in self.workloads.running.items() if uid in self.workloads.blocked}
         try:
             report = cluster.round()
         except Crash:
             report = None
-            self.another_process()
-        assert {name: cluster.scheduler.nodes[name] for name in theirs} == theirs
+            self.crashes += 1
+            self.met["crashes"] += 1
+            self._another_process()
+        cluster.clear_faults()
+        assert {name: scheduler.nodes[name] for name in theirs} == theirs
         after = cluster.levels()
-        newly = [n for n, level in after.items() if level.hard and not before.get(n, Level.NONE).hard]
-        self._floors(newly, lost_before, self._lost(after))
-        now = cluster.clock.now()
+        newly = [name for name, level in after.items() if level.hard and not before.get(name, Level.NONE).hard]
+        self._floors(newly, lost, self._lost(after))
         for name in newly:
-            base, target = objects[name].base, objects[name].object
-            assert base.readable
-            assert not target.unschedulable
-            assert "predrain.io/managed" not in target.labels
-            assert not cluster.scheduler.switches.kill
-        cluster.scheduler.faults.clear()
-        if report is None or report.failed or not report.active:
+            assert nodes[name].base.readable
+            assert not nodes[name].object.unschedulable
+            assert "predrain.io/managed" not in nodes[name].object.labels
+            assert not scheduler.switches.kill
+        if report is None or not report.active:
             return
-        for name, node in cluster.scheduler.nodes.items():
-            if not node.base.readable or not after.get(name):
-                continue
-            text = node.object.annotations.get(cluster.scheduler.keys.prediction)
-            assert text is not None, "a mark that says not until when it holds"
-            published = cluster.scheduler.revalidate(name).view.marks.published
-            assert published.expires_at > now, "a mark stands on an expired prediction"
-        assert cluster.ledger.unsettled() == ()
-        given_back = {step.action.node for step in report.steps if step.action.verb == "release"}
-        for step in report.steps:
-            if step.outcome in ("done", "already") and step.action.node not in given_back:
-                assert after[step.action.node] >= step.action.to, "confirmed, and it does not stand"
-        came_back = any(s.action.verb == "release" and s.action.to < Level.SWAP for s in report.steps)
-        skipped = any(s.outcome == "skipped" for s in report.steps)
-        if not came_back and not skipped and cluster.restarts % 2:  # it takes as long as all else
-            nodes = dict(cluster.scheduler.nodes)
-            again = cluster.round()
+        # a node with a stuck budget loses its taint only by the controller's own release, never for being stuck
+        released = {step.action.node for step in report.steps if step.action.verb == "release"}
+        assert all(
+            cluster.level(name) is Level.DRAIN
+            for name in blocked - released
+            if before.get(name) is Level.DRAIN and scheduler.nodes[name].base.readable
+        )
+        if report.failed:
+            return
+        self.met["releases"] += len(released)
+        assert silent_waits(report, self.workloads, cluster.levels(), cluster.clock.now()) == []
+        self._stand(report, released)
+        outcomes = {step.outcome for step in (*report.steps, *report.work)}
+        settled = cluster.evacuation.results() == results and not outcomes & {"skipped", "held", "failed", "unknown"}
+        if settled and self.happens(0.2):
+            self._nothing_more(after, before)
+
+    def _stand(self, report, released) -> None:
+        """What was confirmed stands, and no mark on an expired prediction does."""
+        after, now = self.cluster.levels(), self.cluster.clock.now()
+        for name in after:
+            if self.scheduler.nodes[name].base.readable:
+                published = self.scheduler.revalidate(name).view.marks.published
+                assert published is not None, "a mark that says not until when it holds"
+                assert published.expires_at > now, "a mark stands on an expired prediction"
+        assert self.cluster.ledger.unsettled() == ()
+        self.cluster.ledger.open_calls()
+        for done in report.steps:
+            if done.outcome in ("done", "already") and done.action.node not in released:
+                assert after[done.action.node] >= done.action.to, "confirmed, and it does not stand"
+
+    def _nothing_more(self, after, before) -> None:
+        """A second run does nothing again, and where no node came back into service nothing at all."""
+        nodes = dict(self.scheduler.nodes)
+        again = self.cluster.round()
+        work = {(step.verb, step.outcome) for step in again.work}
+        assert not {("checkpoint", "done"), ("evict", "done"), ("evict", "blocked")} & work
+        if all(after.get(name, Level.NONE).hard for name, level in before.items() if level.hard):
             assert again.steps == []
-            assert dict(cluster.scheduler.nodes) == nodes
+            assert self.scheduler.nodes == nodes
 
-    @invariant()
-    def what_somebody_made_of_ours_stands(self):
-        for name, claimed in self.claimed.items():
-            assert claimed <= self._of_ours(name), "what somebody edited or copied stands"
+    def _another_process(self) -> None:
+        self.cluster.clear_faults()
+        self.cluster.clock.move(MINUTE)  # the lease of the dead one ends
+        self.cluster.restart()
 
-    def teardown(self):
-        for name in self.cluster.names:
-            self.cluster.change(name, readable=True)
-        self.everything_ends()
-        self._others_round()
-        for name in self.cluster.names:
-            assert self.claimed.get(name) or not self._of_ours(name)
+    @step()
+    def another_installation_does_a_round(self) -> None:
+        ours = {name: self.scheduler.nodes[name] for name in self.cluster.levels()}
+        assert self.other.round().active
+        assert {name: self.scheduler.nodes[name] for name in ours} == ours
 
-    def _with_news(self, node, risk):
-        # so that there is something to do in which to fail
-        self.cluster.clock.move(MINUTE)
-        self.cluster.scored(**{node: risk})
+    def _node(self) -> str:
+        return self.one_of(*self.names)
 
-    @property
-    def _keys(self):
-        return self.cluster.scheduler.keys
+    def _marked(self) -> str:
+        """A node with marks of ours, if one can have some."""
+        node = self.one_of(*self.cluster.levels() or self.names)
+        if not self.cluster.level(node):
+            self.cluster.clock.move(25 * HOUR)  # the rate allows another one
+            self.cluster.scored(**{node: self.one_of(0.4, 0.95)})
+            self.a_round()
+        return node
 
-    @property
-    def _names(self):
-        return {self._keys.tier, self._keys.prediction, self._keys.applied, self._keys.drain}
-
-    def _of_ours(self, node):
+    def _of_ours(self, node: str) -> set[object]:
         """All that stands under our names."""
-        target = self.cluster.scheduler.nodes[node].object
+        target = self.scheduler.nodes[node].object
         texts = {*target.labels.items(), *target.annotations.items()}
-        return {item for item in texts if item[0] in self._names} | {
-            t for t in target.taints if t.key == self._keys.taint
-        }
+        taints = {taint for taint in target.taints if taint.key == self.keys.taint}
+        return {item for item in texts if item[0] in self.ours} | taints
 
-    def _claim(self, node, change):
+    def _claim(self, node, change, what: str) -> None:
         """Somebody changes what stands under our names; without an intact record all of it is theirs."""
         before = self._of_ours(node)
         self.cluster.write(node, change)
         now = self._of_ours(node)
         if now == before:
             return
-        keys = self._keys
-        recorded = {item for item in now if isinstance(item, tuple) and item[0] == keys.applied}
+        recorded = {item for item in now if isinstance(item, tuple) and item[0] == self.keys.applied}
         proved = recorded and recorded <= before and not self.claimed.get(node, set()) & recorded
         mine = before if proved else set()
         self.claimed[node] = self.claimed.get(node, set()) - (before - now) | (now - mine)
+        self.met[what] += 1
 
-    def _theirs(self, node, change):
-        self.cluster.write(node, change)
-        self.theirs = self.cluster.foreign()
+    def _lost(self, levels) -> Counter:
+        def is_lost(name: str) -> bool:
+            base, target = self.scheduler.nodes[name].base, self.scheduler.nodes[name].object
+            return levels.get(name, Level.NONE).hard or base.down or not base.readable or target.unschedulable
 
-    def _lost(self, levels):
-        out = []
-        for name, node in self.cluster.scheduler.nodes.items():
-            hard = levels.get(name, Level.NONE).hard
-            if hard or node.base.down or not node.base.readable or node.object.unschedulable:
-                out.append(name)
-        return self._scopes(out)
+        return self._scopes(filter(is_lost, self.names))
 
-    def _scopes(self, names):
-        nodes = self.cluster.scheduler.nodes
-        return Counter(scope for name in names for scope in nodes[name].base.scopes)
+    def _scopes(self, names) -> Counter:
+        return Counter(scope for name in names for scope in self.scheduler.nodes[name].base.scopes)
 
-    def _floors(self, newly, before, after):
-        total = self._scopes(self.cluster.names)
-        views = [node.base for node in self.cluster.scheduler.nodes.values()]
+    def _floors(self, newly, before, after) -> None:
+        if not self.budgeted or not newly:
+            return
+        total = self._scopes(self.names)
+        views = [node.base for node in self.scheduler.nodes.values()]
         # a job that does not go on without a node stops once, whether it loses one of its nodes or all
         gangs = {("job", f"{view.cluster}/{job.name}") for view in views for job in view.jobs if not job.can_shrink}
-        touched = {scope for name in newly for scope in self.cluster.scheduler.nodes[name].base.scopes} - gangs
+        touched = {scope for name in newly for scope in self.scheduler.nodes[name].base.scopes} - gangs
         for floor in DISRUPTION_BUDGETS:
             for scope in {scope for scope in touched if scope[0] == floor.scope}:
                 assert after[scope] <= max(floor.allowed(total[scope]), before[scope]), scope
@@ -291,8 +429,72 @@ class Histories(ClusterHistories):
         window = RATE_LIMITS[0].window.total_seconds()
         assert len({name for at, name in self.begun if at > now - window}) <= RATE_LIMITS[0].max_nodes
 
+    def _watched_evict(self, asked, fence):
+        target = self.workloads.running.get(asked.uid)
+        if target is None or target.ending:
+            return self._evict(asked, fence)
+        self._may_go(target)
+        drain = self.cluster.progress().nodes[target.node].began_at
+        answer = self._evict(asked, fence)
+        moved = self.workloads.running[target.uid].ending
+        self.moved[target.node, drain, target.origin or target.name] += moved
+        self.met["evictions"] += moved
+        return answer
 
-Histories.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
-)
-TestHistories = Histories.TestCase
+    def _watched_ask(self, asked, request, fence):
+        assert self.cluster.level(asked.node) is Level.DRAIN
+        assert "predrain.io/managed" not in self.scheduler.nodes[asked.node].object.labels
+        self.met["requests"] += 1
+        return self._ask(asked, request, fence)
+
+    def _watched_start(self, node, units, key, fence, remedy=None, *, probe=False):
+        switches = self.scheduler.switches
+        assert not probe or not (self.cluster.level(node).hard or switches.kill or switches.release_all)
+        assert not probe or not self.scheduler.nodes[node].object.unschedulable
+        assert probe or self.cluster.level(node) is Level.DRAIN
+        assert not [w for w in self.workloads.running.values() if w.node == node and w.stays is None], "not empty"
+        return self._start(node, units, key, fence, remedy, probe=probe)
+
+    def _may_go(self, target) -> None:
+        cluster, now = self.cluster, self.cluster.clock.now()
+        node = self.scheduler.nodes[target.node]
+        assert cluster.level(target.node) is Level.DRAIN, "no drain mark stands"
+        assert node.base.readable
+        assert not node.object.unschedulable
+        assert "predrain.io/managed" not in node.object.labels
+        assert not self.scheduler.switches.kill
+        assert (target.state, target.placement.elsewhere) == ("running", True)
+        assert (target.opt_out, target.loss, target.stays) == (None, None, None)
+        published = self.scheduler.revalidate(target.node).view.marks.published
+        assert published.expires_at > now, "its prediction has expired"
+        # what hangs has lost its place
+        evicted = {uid for at, _, uid in self.workloads.evicted if now < at + FAST.retry_max_delay}
+        # what its owner ends, or ends on a node that is no more drained, is not the controller's to count
+        going = [
+            work
+            for work in self.workloads.running.values()
+            if work.ending and work.uid in evicted and cluster.level(work.node) is Level.DRAIN
+        ]
+        # a job that stops is not stopped once more for the rest of its parts
+        most = cluster.evacuation_settings.max_concurrent
+        assert len(going) < most or target.gang in {work.gang for work in going} - {None}, "too many at once"
+        if target.checkpoint is None or target.uid in self.workloads.cannot:
+            return
+        leaving = cluster.progress().nodes[target.node].leaving[target.uid]
+        shown = self.workloads.asked.get(target.uid)
+        written = shown is not None and shown.key in self.workloads.written
+        assert written or (leaving.deadline is not None and now >= leaving.deadline), "neither written nor waited for"
+        if not written and shown is not None and shown.key == leaving.key:
+            assert now >= shown.deadline
+
+
+MET = (
+    "taints removed", "taint edited", "annotation edited", "marks copied", "came back", "another clock", "crashes",
+    "evictions", "requests", "releases", "diagnostics",
+    *(f"{what} work on a drained node" for what in ("movable", "pinned", "undecided", "suspended", "held")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("block", blocks(5))
+def test_whatever_happens_nothing_foreign_changes_nothing_pinned_moves_and_all_of_ours_ends(block: range) -> None:
+    play_all(ClusterHistory, block, MET)

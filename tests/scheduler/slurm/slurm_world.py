@@ -1,5 +1,8 @@
 """A small Slurm with a controller over it."""
 
+import contextlib
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,7 +22,7 @@ from scheduler.ports.clock import ManualClock
 from scheduler.ports.readings import Precondition, WriteResult
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, MemoryRisks
-from scheduler.slurm.folder import SharedFolder
+from scheduler.slurm.folder import NONE_YET, SharedFolder
 from scheduler.slurm.marks import slurm_marks_on
 from scheduler.slurm.scheduler import SlurmScheduler
 from scheduler.slurm.settings import SlurmSettings
@@ -33,11 +36,38 @@ LEASE = timedelta(seconds=30)
 ME = "me"
 
 
-class World:
-    """All of it; the wall clock and the monotonic one are one and the same here, until a test moves them apart."""
+class MemoryFolder(SharedFolder):
+    """The documents of a shared folder without its files; they outlive a process."""
 
-    def __init__(self, folder: Path, nodes: int = 8, *, evacuates: bool = False, **settings: object) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, documents: dict[str, str], clock: ManualClock, monotonic: Callable[[], float]) -> None:
+        super().__init__(Path(__file__).parent, clock, monotonic)
+        self._documents = documents
+
+    def _read(self, name):
+        text = self._documents.get(name)
+        return ({}, NONE_YET) if text is None else (json.loads(text), text)
+
+    def _write(self, name, document):
+        self._documents[name] = json.dumps(document)
+        return self._documents[name]
+
+    def _locked(self, name):
+        return contextlib.nullcontext()
+
+    def _ended(self, lease, now):
+        return self._observed.left_s(lease.beat, lease.duration_s, now) <= 0
+
+
+class World:
+    """All of it; the wall clock and the monotonic one are one and the same here, until a test moves them apart.
+
+    ``folder``: None: in memory.
+    """
+
+    def __init__(self, folder: Path | None, nodes: int = 8, *, evacuates: bool = False, **settings: object) -> None:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        self.documents: dict[str, str] | None = {} if folder is None else None
         self.clock = ManualClock(T0)
         self.seconds = 0.0
         self.slurm = MemorySlurm(self.clock, nodes)
@@ -60,7 +90,10 @@ class World:
     def restart(self) -> None:
         """Another process takes over: nothing but Slurm and the folder knows of the past."""
         self.restarts += 1
-        self.folder = SharedFolder(Path(self.settings.folder), self.clock, self.monotonic)
+        if self.documents is None:
+            self.folder = SharedFolder(Path(self.settings.folder), self.clock, self.monotonic)
+        else:
+            self.folder = MemoryFolder(self.documents, self.clock, self.monotonic)
         self.scheduler = SlurmScheduler(self.slurm, self.folder, self.clock, self.settings)
         self.workloads = SlurmWorkloads(self.slurm, self.folder, self.clock)
         evacuation = Evacuation(self.scheduler, self.workloads, self.clock, self.evacuation_settings, {}, None)

@@ -240,16 +240,47 @@ def test_nothing_is_sent_without_the_lease(world):
     assert (world.slurm.sent, world.slurm.requeued) == ([], [])
 
 
+def heterogeneous(world: World, **leader: object) -> None:
+    """A job of two components, of which the first one, on n2, names a signal."""
+    first = replace(JOB, number=8, name="8+0", leader=8, uid="8.0.1", nodes=("n2",), gpus=8)
+    second = replace(first, number=9, name="8+1", uid="9.0.1", nodes=("n3",), gpus=4, comment="")
+    world.slurm.running |= {8: replace(first, **leader), 9: second}
+
+
 def test_the_parts_of_a_heterogeneous_job_are_one_job_and_go_together(world):
-    parts = {
-        8: replace(JOB, number=8, name="8+0", leader=8, uid="8.0.1", nodes=("n2",), gpus=8),
-        9: replace(JOB, number=9, name="8+1", leader=8, uid="9.0.1", nodes=("n3",), gpus=4, comment=""),
-    }
-    world.slurm.running.update(parts)
+    heterogeneous(world)
     (part,) = world.workloads.on_node("n3")
     assert (part.job.name, part.job.gpus) == ("8", 12)
     assert world.workloads.evict(part, fence(world)).kind == "done"
     assert world.workloads.on_node("n2") == ()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"comment": "predrain.keep"}, {"held": True}, {"states": frozenset({"SUSPENDED"})}, {"requeue": False},
+        {"needs": Requirements(partitions=frozenset({"closed"}))},
+    ],
+)  # fmt: skip
+def test_what_keeps_a_component_on_a_healthy_node_keeps_the_whole_job(world, changed):
+    heterogeneous(world)
+    (listed,) = world.workloads.on_node("n3")
+    heterogeneous(world, **changed)
+    (part,) = world.workloads.on_node("n3")
+    assert part.immovable.startswith("component 8+0: ")
+    assert world.workloads.evict(listed, fence(world)).kind == "refused"
+    assert world.slurm.requeued == []
+
+
+def test_the_component_that_names_a_signal_is_asked_before_another_one_takes_it_along(world):
+    heterogeneous(world)
+    (part,) = world.workloads.on_node("n3")
+    assert part.checkpoint.means == "scheduler"
+    assert world.workloads.ask_checkpoint(part, ASK, fence(world)).kind == "done"
+    assert world.slurm.sent == [(8, "USR1")]
+    assert world.workloads.checkpoint_state(part, ASK.key).kind == "waiting"
+    heterogeneous(world, comment=f"{JOB.comment} predrain.checkpointed=7")
+    assert world.workloads.checkpoint_state(part, ASK.key).kind == "acknowledged"
 
 
 NODE = SlurmNode(

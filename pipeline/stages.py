@@ -1,5 +1,6 @@
 """The stages of the main job, each a function from files to files; dvc.yaml and the command run these."""
 
+import json
 import platform
 from collections.abc import Callable
 from datetime import datetime
@@ -21,7 +22,16 @@ from models.bundle.store import CARD, save_bundle
 from models.config import BASELINES
 from models.learners.baselines import make_baseline
 from models.training.final import fit_final
-from pipeline.artefacts import figures, load_evaluation, save_evaluation, write_frame, write_json, write_plots
+from pipeline.artefacts import (
+    VALUE,
+    figures,
+    load_evaluation,
+    save_evaluation,
+    write_frame,
+    write_json,
+    write_plots,
+)
+from pipeline.assessment.text import answer, recommendation
 from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
 from pipeline.matrix_stage import check_made_with
 from pipeline.params import Params, flatten
@@ -209,6 +219,7 @@ def replay(
     )
     metrics = evaluation.to_metrics()
     chosen = with_horizons(profile_predictions(result.predictions, params.models.profile), result)
+    (out / VALUE).unlink(missing_ok=True)  # it is of the predictions that are replaced now
     write_frame(chosen, out / "predictions.parquet")
     write_frame(result.predictions, out / "predictions_all.parquet")
     save_evaluation(out, evaluation, context)
@@ -267,7 +278,9 @@ def profile_predictions(predictions: pd.DataFrame, profile: str) -> pd.DataFrame
 def write_report_for(backtest: Path, out: Path | None = None) -> Path:
     """Write the report of a finished backtest to ``OUT/report/`` (default: the backtest's own folder)."""
     evaluation, context = load_evaluation(backtest)
-    return write_report(out or backtest, evaluation=evaluation, context=context)
+    value = json.loads((backtest / VALUE).read_text(encoding="utf-8")) if (backtest / VALUE).is_file() else None
+    verdict = () if value is None else (answer(value), *recommendation(value))
+    return write_report(out or backtest, evaluation=evaluation, context=context, value=value, verdict=verdict)
 
 
 def _counted(progress: Progress | None) -> Callable[[int, int, str], None] | None:

@@ -202,6 +202,33 @@ def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
     return _render("calibration", "Calibration", caption, draw, height=3.6, width=5.4)
 
 
+def net_by_action(content: Mapping[str, Any]) -> Plot | None:
+    """Net GPU-hours of each rung, with its interval.
+
+    ``content``: what acting comes to; None where nothing was replayed.
+    """
+    rows = content["ladder"][1:]
+    if not rows:
+        return None
+    net, low, high = (np.array([row[key] for row in rows], np.float64) for key in ("net", "net_low", "net_high"))
+
+    def draw(axes: Axes) -> None:
+        place = np.arange(len(rows))
+        for chosen, colour in ((net > 0, ACCENT), (net <= 0, SECOND)):
+            error = [(net - low)[chosen], (high - net)[chosen]]
+            axes.errorbar(net[chosen], place[chosen], xerr=error, fmt="o", color=colour, markersize=7, elinewidth=2.0)
+        axes.axvline(0, color=_INK, linewidth=0.9)
+        axes.set_yticks(place, [row["rung"] for row in rows])
+        axes.set(xlabel="net GPU-hours", ylim=(len(rows) - 0.5, -0.5))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _at: f"{value:,.0f}"))
+
+    caption = (
+        "Net GPU-hours of each action in a replay of the fleet's failures and jobs, with 95 % intervals by node. An "
+        "action pays if its interval is right of zero."
+    )
+    return _render("net-by-action", "Net GPU-hours by action", caption, draw, height=2.3)
+
+
 def net_by_job_size(content: Mapping[str, Any]) -> Plot | None:
     """Net GPU-hours of each rung against the size of jobs, and its break-even next to the measured precision.
 

@@ -3,6 +3,7 @@
 Every number of the summary's sentences comes from the evaluation.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +25,40 @@ from pipeline.report.wording import between, count, day, hours, join, number, pe
 _HERE = Path(__file__).parent
 
 
-def write_report(out: Path, *, evaluation: Evaluation, context: ReportContext) -> Path:
+def write_report(
+    out: Path,
+    *,
+    evaluation: Evaluation,
+    context: ReportContext,
+    value: Mapping[str, Any] | None = None,
+    verdict: Sequence[str] = (),
+) -> Path:
     """Write ``OUT/report/index.html``.
 
     The page makes no request of any kind: styles and plots are inlined. It holds no time of writing, so the same
     results give the same bytes.
 
     ``out``: the output folder of a backtest; made where it does not exist.
+    ``value``, ``verdict``: what acting comes to (``value.json``), and that in sentences, where it was replayed.
     Raises ``InputError`` if it cannot be written; an older report stays as it was.
     """
     target = out / "report" / "index.html"
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(target, render_report(evaluation, context).encode())
+        write_bytes(target, render_report(evaluation, context, value, verdict).encode())
     return target
 
 
-def render_report(evaluation: Evaluation, context: ReportContext) -> str:
-    """Render the page."""
+def render_report(
+    evaluation: Evaluation,
+    context: ReportContext,
+    value: Mapping[str, Any] | None = None,
+    verdict: Sequence[str] = (),
+) -> str:
+    """Render the page; arguments as :func:`write_report` takes them."""
     profile = context.profile
     drawn = {name: draw(evaluation, profile) for name, draw in plots.PLOTS.items()}
+    drawn["net_by_action"] = None if value is None else plots.net_by_action(value)
     against_once = "Each model with sliding training and the same model trained once, on the same bootstrap samples."
     against_best = (
         "Each ensemble and the best single learner, on the same bootstrap samples. The learner was chosen on these "
@@ -54,6 +69,7 @@ def render_report(evaluation: Evaluation, context: ReportContext) -> str:
         "report.html.j2",
         context=context,
         evaluation=evaluation,
+        verdict=verdict,
         summary=sentences(evaluation, context),
         plots={name: plot and (Markup(plot.svg), plot.caption) for name, plot in drawn.items()},  # noqa: S704 - escaped there
         models=tables.models(evaluation, context),

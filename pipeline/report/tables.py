@@ -171,9 +171,10 @@ def mechanisms(evaluation: Evaluation, context: ReportContext) -> Table | None:
     def change(row: Any) -> Cell | str:
         return NONE if row.Index not in once.index else _difference(once.loc[row.Index])
 
+    riskiest = "riskiest node" if evaluation.k == 1 else f"{evaluation.k} riskiest nodes"
     return table_of(
-        f"The paper's mechanisms at equal alerts: the {evaluation.k} riskiest nodes per {context.budget_period}, with "
-        "95 % intervals by node",
+        f"The paper's mechanisms at equal alerts: the {riskiest} per {context.budget_period}, with 95 % intervals by "
+        "node",
         rows,
         ("mechanism", lambda row: Cell(named[row.Index], "" if row.Index == CASCADE else f"({row.Index})")),
         ("precision, sliding", _measured("precision_at_k", percent)),

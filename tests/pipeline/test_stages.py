@@ -19,7 +19,7 @@ from models.config import BASELINES, TrainingSection
 from models.registry.champion import champion_history
 from models.registry.store import opened_store
 from models.training.trainer import Trainer
-from pipeline.artefacts import figures, load_evaluation
+from pipeline.artefacts import VALUE, figures, load_evaluation
 from pipeline.matrix_stage import check_made_with, make_matrix
 from pipeline.params import Params
 from pipeline.stages import replay, train_bundle, write_report_for
@@ -117,7 +117,9 @@ def test_a_second_backtest_gives_the_same_bytes(
 def test_a_backtest_of_what_the_profile_needs_predicts_the_same(
     small_params: Params, small_backtest: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / VALUE).write_text("{}")  # of an earlier backtest, which this one replaces
     replay(FeatureMatrix.open(small_backtest / "matrix"), small_params, tmp_path, full=False)
+    assert not (tmp_path / VALUE).exists()
     assert (tmp_path / "predictions.parquet").read_bytes() == (small_backtest / "predictions.parquet").read_bytes()
     fitted = pd.read_parquet(tmp_path / "predictions_all.parquet")
     assert set(fitted["variant"]) == {"sliding"}

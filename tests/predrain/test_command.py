@@ -80,6 +80,20 @@ def test_what_a_backtest_comes_to_is_printed_with_the_path_of_its_page_last(smal
     assert (summary["profile"], summary["report"]) == ("mean_log_odds", str(small_backtest / "report" / "index.html"))
 
 
+def test_a_report_of_a_dataset_begins_with_the_verdict_and_what_each_action_nets(
+    small_fleet: Path, small_backtest: Path, small_params_file: Path, tmp_path: Path
+) -> None:
+    backtest = tmp_path / "replay"
+    shutil.copytree(small_backtest, backtest)
+    inputs = ["--dataset", small_fleet, "--matrix", backtest / "matrix", "--params", small_params_file]
+    invoke("report", "--backtest", backtest, *inputs)
+    page = (backtest / "report" / "index.html").read_text()
+    shown = invoke("report", "--show", backtest).stdout
+    answer = shown.splitlines()[-5]  # before two lines on actions, and the path of the page
+    positions = [page.index(f"<strong>{answer}"), page.index("Net GPU-hours by action"), page.index("<table>")]
+    assert positions == sorted(positions)
+
+
 def test_prepare_takes_the_dataset_that_the_parameters_name(tmp_path: Path, small_fleet: Path) -> None:
     (tmp_path / "params.yaml").write_text(f"data: {{dataset: {small_fleet}}}\n")
     invoke("prepare", "--out", "data/dataset", cwd=tmp_path)

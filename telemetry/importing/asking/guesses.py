@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from foundation.errors import InputError
 from telemetry.dataset.channels import Channel, with_rollups
+from telemetry.dataset.event import EVENT_TYPES
 from telemetry.dataset.schema import EVENT_RUNS, INVENTORY, JOB_OPTIONS, JOBS
 from telemetry.importing.columns import (
     COLUMN_NAMES,
@@ -124,6 +125,10 @@ def suggest(
                 new = [name for name in unknown if name not in found]
                 long = long_format(new) if role == "samples" else None
                 batch = next(iter(read_batches(file, role, Quarantine())), None) if new else None
+                if batch is not None and role == "events":
+                    kinds = _kinds_of_tickets(batch.table, mapping.events)
+                    new += kinds
+                    taken |= {name: taken.get(name, known) - {"type"} for name in new if kinds}
                 found |= {} if batch is None else {name: (file, batch.table.column(name)) for name in new}
                 if long is not None:
                     metrics |= _metrics_of(file, long, mapping.samples, channels)
@@ -213,6 +218,13 @@ def _assign(
     ]
 
 
+def _kinds_of_tickets(table: pa.Table, mapping: TableMapping) -> list[str]:
+    """Return the column of types that says nothing of the hardware, such as `Incident` and `Question`."""
+    names = [name for name in table.column_names if name.lower() == "type" and name not in mapping.columns]
+    words = [word for name in names for word in as_text(table.column(name), table.num_rows) if word]
+    return [] if any(word in EVENT_TYPES or classify(word, "ticket").sure for word in {*words}) else names
+
+
 def _as_tickets(best: Mapping[str, Guess], known: set[str]) -> dict[str, Guess]:
     """Use what tickets have for what events need: when one was opened as its time, its text as its type.
 
@@ -222,14 +234,14 @@ def _as_tickets(best: Mapping[str, Guess], known: set[str]) -> dict[str, Guess]:
     opened, text, kind = (of_target.get(target) for target in ("known_at", "detail", "type"))
     made = dict(best)
     by_value = of_target.get("timestamp")
-    if opened and "timestamp" not in known and (by_value is None or by_value.why == _BY_VALUE):
+    if opened and "timestamp" not in known and (by_value is None or by_value.why == _BY_VALUE or not by_value.sure):
         if by_value is not None:
             del made[by_value.column]
         made[opened.column] = replace(opened, target="timestamp", why=f"{opened.why}: when it was opened")
     if text and "type" not in known and (kind is None or not any(classify(word, "ticket").sure for word in kind.words)):
         if kind is not None:
             del made[kind.column]
-        made[text.column] = replace(text, target="type", why=f"{text.why}: its words are classified")
+        made[text.column] = replace(text, target="type", why=f"{text.why}: its words are classified", words=())
     return made
 
 
@@ -265,7 +277,9 @@ def _guesses(role: str, file: Path, name: str, column: pa.ChunkedArray, channels
             return []
         unit = inferred_unit(values) if is_instant else None
         unit = None if unit == "excel" else unit
-        words = tuple(sorted({*as_text(column, len(column))} - {None})) if target == "type" else ()
+        words = tuple(sorted({*as_text(column, len(column))} - {None})) if target in ("type", "detail") else ()
+        if target == "detail" and not words:
+            return []
         guesses.append(Guess(role, file, name, target, score, why, unit=unit, words=words))
     is_temporal = pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
     is_time = role in ("samples", "events") and target is None and not words_of(name) & {*COLUMN_NAMES["no_times"]}

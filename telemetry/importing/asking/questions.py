@@ -219,7 +219,8 @@ def look(tables: Tables, mapping: ImportMapping, channels: Mapping[str, Channel]
             sources = targets_of(names, section, known, aliases)
             sources |= {target: name for name in names if (target := guessed.get(name)) is not None}
             if section.long is None and not getattr(section, "parts", None):
-                missing += _missing(role, file, {*sources, *section.constants})
+                unsure = {guess.target for guess in guesses if guess.role == role and not guess.sure}
+                missing += _missing(role, file, {*sources, *section.constants} - unsure)
             if alike[tuple(names)] < _FILES_ALIKE:  # a few files of each kind are enough
                 for column, what, example in _open_instants(role, file, section, sources):
                     shown = f"{example!r} ({file.name}, column {column!r})"

@@ -36,6 +36,23 @@ CSV = {
     "INC-1,GPU lost,2026-03-02 03:00:00,2026-03-01 00:10:00,2026-03-02 00:10:00,2026-03-01 02:00:00,node-0,1\n",
     "rt": "id\tQueue\tSubject\tCreated\tResolved\tCF.{Hostname}\tCF.{Slot}\n"
     "1\tgpu\tGPU lost\tSun Mar 01 00:10:00 2026\tSun Mar 01 02:00:00 2026\tnode-0\t1\n",
+    "types that say nothing": "Ticket ID,Subject,Type,Created time,Resolved time,Closed time,Host,Slot\n"
+    "9,GPU throws ECC errors,Incident,2026-03-01 00:10,2026-03-01 02:00,2026-03-04 02:00,node-0,1\n",
+    "comments that repeat": "Summary,Created,Resolved,Comment,Comment,Host,Slot\n"
+    "GPU lost,2026-03-01 00:10,2026-03-01 02:00,01/Mar/26;bob;rma started,02/Mar/26;bob;replaced,node-0,1\n",
+    "when work started": "id,Subject,Created,Started,Resolved,Host,Slot\n"
+    "1,GPU lost,2026-03-01 00:10,2026-03-01 01:00,2026-03-01 02:00,node-0,1\n",
+    "zone in the names": "Title,Description,Created At (UTC),Closed At (UTC),Asset(s),Slot\n"
+    "GPU lost,see below,2026-03-01 00:10,2026-03-01 02:00,node-0,1\n",
+    "remedy": "Incident ID*+,Summary*,Reported Date+,Last Resolved Date,CI+,Slot\n"
+    "INC1,GPU failed,3/1/2026 12:10:00 AM,3/1/2026 2:00:00 AM,node-0,1\n"
+    "INC2,GPU failed,3/13/2026 12:10:00 AM,3/13/2026 2:00:00 AM,node-9,1\n",
+    "otrs in German": "Ticket#;Erstellt;Geschlossen;Titel;DynamicField_Host;Slot\n"
+    "1;2026-03-01 00:10:00;2026-03-01 02:00:00;GPU defekt;node-0;1\n",
+    "topdesk in German": "Kurzbeschreibung;Angelegt am;Abgeschlossen am;Objekt;Slot\n"
+    "GPU ausgefallen;01.03.2026 00:10;01.03.2026 02:00;node-0;1\n",
+    "empty notes": "Task ID,Opened,Date fixed,Issue,Notes,Devices,Slot\n"
+    "1,2026-03-01 00:10,2026-03-01 02:00,GPU dead,,node-0,1\n",
     "date and time in columns of their own": "Date,Time,Host,Slot,Problem,Resolved\n"
     "2026-03-01,00:10,node-0,1,GPU fell off the bus,2026-03-01 02:00\n",
     "twelve hours, month first": "Date Opened,Host Name,GPU #,Problem,Date Closed\n"

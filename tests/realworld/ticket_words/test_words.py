@@ -51,8 +51,14 @@ WORDS = {
         ],
     },
     "ticket": {
-        "replacement": ["swap", "rma", "Replaced", "GPU replacement", "GpuReplacement", "swap gpu 3", "swapped OAM 3"],
-        "repair": ["re-seated the OAM module", "repaired", "reseat", "fixed", "Hardware repair"],
+        "replacement": [
+            "swap", "rma", "Replaced", "GPU replacement", "GpuReplacement", "swap gpu 3", "swapped OAM 3",
+            "GPU ausgetauscht", "GPU 3 wurde ersetzt", "Karte defekt, getauscht", "GPU remplacé", "carte remplacée",
+        ],
+        "repair": [
+            "re-seated the OAM module", "repaired", "reseat", "fixed", "Hardware repair", "Netzteil getauscht",
+            "Grafikkarte repariert", "carte réparée", "alimentation remplacée",
+        ],
         "failure": [
             "fault", "ECC", "GPU fell off the bus", "lost GPU", "node_failure", "fault_start", "GPU 2 dead",
             "GPU dropped off PCIe bus", "job failed, GPU lost", "PSU failed",
@@ -61,9 +67,10 @@ WORDS = {
             "7/8 GPUs detected", "GPU overheating", "dcgm diag failed", "HPL burn-in failed on gpu12",
             "lost GPU, broken pipe in training", "Slurm down because GPU lost",
             "7 GPUs instead of 8", "node shows only 7 GPUs", "GPU count mismatch: 7 of 8", "GPU 3 dropped",
+            "GPU 1 defekt", "GPU ausgefallen", "GPU 1 en panne", "GPU défectueuse",
             "GPU vanished", "GPU went offline", "GPU in bad state", "GPU stuck", "PCIe link degraded to x8",
         ],
-        "xid": ["Xid79 on gpu3", "SXid 20034"],
+        "xid": ["Xid79 on gpu3", "SXid 20034", "NVRM: Xid (PCI:0000:10:00): 79", "XID error code 79", "Xid (79)"],
         "diagnostic": ["Diagnostics", "burn-in"],
         "driver": ["Driver update"],
         "other": [
@@ -76,6 +83,8 @@ WORDS = {
             "broken pipe in training", "dead letter queue", "Slurm down", "network is down", "conda env broken",
             "lost password", "error in the docs", "4 of 8 GPUs requested", "replaced toner", "Replaced network card",
             "Replaced SFP in leaf switch", "replaced CX7",
+            "GPU muss ausgetauscht werden", "Austausch der GPU bestellt", "GPU nicht defekt", "GPU à remplacer",
+            "Festplatte ausgetauscht", "disque remplacé", "remplacement prévu",
             "CPU board replaced", "Lustre down", "python import error", "license error GRID",
         ],
     },

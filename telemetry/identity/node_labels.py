@@ -20,14 +20,14 @@ from telemetry.identity.nodes import are_one_node, is_address
 _OF_NODES: Final = (
     *("node", "kubernetes_node", "k8s_node", "k8s_node_name", "kube_node", "kubernetes_node_name", "node_name"),
     *("kubernetes_io_hostname", "label_kubernetes_io_hostname"),
-    *("nodename", "nodeName"),
+    *("nodename", "nodeName", "NodeName"),
 )
 """Labels that the scheduler's name of the node is written to, which is the name that drains need."""
 
 NODE_LABELS: Final = (
     *_OF_NODES,
     *("hostname", "Hostname", "HostName", "host_name", "agent_hostname", "fqdn", "vm_name", "host", "machine"),
-    *("server", "instance"),
+    *("server", "server_name", "instance_name", "oci_name", "instance"),
 )
 """Labels that may name the node, in the order of preference."""
 

@@ -111,6 +111,9 @@ def read_header(path: Path) -> CsvHeader:
     start = lines[skipped] if lines else ""
     if len(lines) <= skipped + 1 and len(content) == _MAX_HEADER_BYTES:
         raise InputError("the header line is longer than 1 MiB", str(path), "Check that the file is a table.")
+    if any(re.match(r"=====|\+-----", line) for line in lines[skipped : skipped + 3]):
+        do = "Record a table: `nvidia-smi --query-gpu=timestamp,uuid,… --format=csv`, or `nvidia-smi dmon -o DT`."
+        raise InputError("this is a report for people, such as that of `nvidia-smi -q`", str(path), do)
     separator = max(_SEPARATORS, key=start.count)
     try:
         written = next(csv.reader(io.StringIO("\n".join(lines[skipped:])), delimiter=separator), [])

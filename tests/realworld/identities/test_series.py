@@ -106,6 +106,10 @@ def rollout(**node_label: str) -> dict[int, list[dict[str, str]]]:
         ),
         pytest.param({n: [{"host": f"GPU-{n}"}, {"host": f"gpu-{n}"}][::-1] for n in (1, 2)}, id="letter case changes"),
         pytest.param({n: [{"nodeName": f"gpu-{n}", "instance": f"10.0.0.{n}:9400"}] for n in (1, 2)}, id="camel case"),
+        *(
+            pytest.param({n: [{name: f"gpu-{n}", "Hostname": POD.format(f"x{n}k2d")}] for n in (1, 2)}, id=name)
+            for name in ("NodeName", "instance_name", "oci_name", "server_name")
+        ),
         pytest.param({n: [{"vm_name": f"gpu-{n}", "instance": "localhost:9400"}] for n in (1, 2)}, id="name of a VM"),
         pytest.param(
             {n: [{"nodename": f"gpu-{n}"}, {"nodename": f"gpu-{n}.hpc.example.com"}] for n in (1, 2)},

@@ -92,6 +92,11 @@ MESSAGES = {
         G0, "failure", "ras_uncorrectable",
     ),
     "GSP": ("NVRM: GPU0 _kgspIsHeartbeatTimedOut: Heartbeat timed out", None, "other", "gsp_timeout"),
+    "GSP, RPC": ("NVRM: _issueRpcAndWait: rpcRecvPoll timedout for fn 76 sequence 4!", None, "other", "gsp_timeout"),
+    "FSP": ("NVRM: kfspPollForResponse_IMPL: FSP command timed out", None, "other", "gsp_boot_failed"),
+    "modeset": (
+        "nvidia-modeset: ERROR: GPU:0: Error while waiting for GPU progress: 0x0000c57d:0", None, "other", "gpu_locked"
+    ),
     "assertion": (
         "NVRM: nvAssertFailedNoLog: Assertion failed: 0 @ g_kernel_gsp.c:1", None, "other", "assertion_failed"
     ),

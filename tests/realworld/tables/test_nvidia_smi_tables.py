@@ -172,12 +172,18 @@ def test_every_default_field_of_dcgm_exporter_is_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "first", [line(0, 0), f"0, {gpu(0)}, NVIDIA A100, 45", "0, NVIDIA A100, 45, 12 %", "2026-03-01 00:00:00;node-0;45"]
+    ("first", "problem"),
+    [
+        *((row, "no header line") for row in (line(0, 0), f"0, {gpu(0)}, NVIDIA A100, 45", "0, NVIDIA A100, 45, 12 %")),
+        ("2026-03-01 00:00:00;node-0;45", "no header line"),
+        ("==============NVSMI LOG==============\n\nTimestamp : Sun Mar  1 00:00:00 2026", "report for people"),
+        ("Sun Mar  1 00:00:00 2026\n+-----------------+\n| NVIDIA-SMI 550.54.15 |", "report for people"),
+    ],
 )
-def test_a_table_without_a_header_line_is_refused_before_values_become_names(tmp_path: Path, first: str):
+def test_a_file_without_a_header_line_is_refused_before_values_become_names(tmp_path: Path, first: str, problem: str):
     path = tmp_path / "smi.csv"
     path.write_text(f"{first}\n{first}\n")
-    with pytest.raises(InputError, match="no header line"):
+    with pytest.raises(InputError, match=problem):
         run_import(tmp_path, samples=[path], mapping=UTC_MAPPING)
 
 

@@ -58,6 +58,8 @@ def number(text: str, unit: str = "W", **options: object) -> float:
         ("None", "bitmask", 0.0),
         ("Not Active", "bitmask", 0.0),
         ("Active", "bool", 1.0),
+        ("Drain and Reset", "action", 4.0),
+        ("[Reboot]", "action", 2.0),
         ("Not Active", "bool", 0.0),
         ("Enabled", "bool", 1.0),
         ("No", "bool", 0.0),

@@ -22,22 +22,6 @@ def parse(values: list[object] | pa.Array, time: TimeFormat | None = None, day_e
     ]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "2026-03-01T12:00:00Z",
-        "2026-03-01 12:00:00+00:00",
-        "2026-03-01T13:00:00+01:00",
-        "2026-03-01T07:00:00-0500",
-        "2026-03-01 12:00:00 UTC",
-        "20260301T120000Z",
-        " 2026-03-01T12:00:00.000999Z ",
-    ],
-)
-def test_ways_to_write_one_instant(text: str):
-    assert parse([text]) == [0]
-
-
 def test_mixed_offsets_become_utc_and_naive_ones_among_them_are_marked():
     assert parse(["2026-03-01T13:00:00+01:00", "2026-03-01T12:00:01Z", "2026-03-01T12:00:00", None, "", "soon"]) == [
         0,

@@ -27,7 +27,7 @@ from telemetry.kernel_log import log_files
 from telemetry.kernel_log.catalogue import shipped
 from telemetry.kernel_log.journal import MAX_ENTRY_BYTES, Journal
 from telemetry.kernel_log.log_files import LogFile, LogFiles, LogPosition
-from telemetry.kernel_log.reader import TABLE, UNCLEAR, UNDATED, KernelLogReader, LogLine
+from telemetry.kernel_log.reader import KernelLogReader, LogLine
 from telemetry.kernel_log.stamps import LogContext as LogClock
 from telemetry.kernel_log.stamps import date_lines, parse_header
 from tests.clock import NOW, Clock
@@ -254,11 +254,6 @@ def test_a_new_boot_id_is_a_boot_and_the_first_one_is_not():
 BANNER = "Linux version 6.1.0-13-amd64 (debian@x) (gcc) #1 SMP"
 
 
-def test_the_kernels_first_message_is_a_boot():
-    (boot,) = events(line(BANNER))
-    assert (boot.code, boot.detail) == ("boot", "Linux 6.1.0-13-amd64")
-
-
 def test_a_boot_that_its_id_reports_is_not_reported_again_by_the_banner():
     found = events(
         line(BANNER, boot_id="a"), line(BANNER, seconds=9, boot_id="b"), line(XID_LINE, seconds=9, boot_id="b")
@@ -273,19 +268,6 @@ def test_a_uuid_reported_before_is_remembered_until_the_next_boot():
     introduction = line(f"NVRM: GPU at PCI:0000:10:00: {UUID}")
     first, second = events(introduction, line(XID_LINE), line("Linux version 6.1.0 (x)"), line(XID_LINE))[::2]
     assert (first.gpu, second.gpu) == (UUID, None)
-
-
-def test_what_makes_no_event_is_counted():
-    unnamed = reader(node=None)
-    lines = [
-        line("NVRM: Xid (invalid): x", host="a"),
-        line("NVRM: Xid (invalid): y", host="a"),
-        LogLine(XID_LINE, None, "a"),
-    ]
-    assert list(unnamed.read(lines)) == []
-    account = unnamed.accounting.tables[TABLE]
-    assert account.left_out == {UNCLEAR: 2, UNDATED: 1}
-    assert (account.read, account.unaccounted) == (3, 0)
 
 
 def entry(number: int, message: str = XID.removeprefix("kernel: "), *, boot: str = "b1") -> str:

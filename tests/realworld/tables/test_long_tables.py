@@ -8,17 +8,11 @@ import pytest
 
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.importing.asking.questions import Inquiry, look
-from telemetry.importing.ingest import ImportResult
 from telemetry.importing.mapping import load_mapping
-from tests.telemetry.helpers import gpu, inventory_frame, run_import
+from tests.telemetry.helpers import all_samples, gpu, inventory_frame, run_import
 
 TIDY = "samples: {long: {metric: metric, value: value}}\n"
 WINDOWS = Path(__file__).parents[3].parent / "shared/data/gwdg/telemetry_raw_bz2"
-
-
-def samples(result: ImportResult) -> pd.DataFrame:
-    parts = [result.dataset.read_bucket(number).to_pandas() for number in result.dataset.buckets()]
-    return pd.concat(parts).sort_values(["gpu", "timestamp"], ignore_index=True)
 
 
 def wide(times: int = 6) -> pd.DataFrame:
@@ -53,7 +47,7 @@ def test_a_long_table_is_the_wide_one(tmp_path: Path, order: str) -> None:
     inquiry = Inquiry(given, None, *look(given, load_mapping(None), CATALOGUE))
     assert "To decide" not in inquiry.report(tmp_path / "mapping.yaml")
     result = run_import(tmp_path, samples=given["samples"], mapping=inquiry.mapping_text(), out="long")
-    pd.testing.assert_frame_equal(samples(result), samples(run_import(tmp_path, samples=frame, out="wide")))
+    pd.testing.assert_frame_equal(all_samples(result), all_samples(run_import(tmp_path, samples=frame, out="wide")))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +59,7 @@ def test_labels_in_a_column_of_their_own_name_the_gpu(tmp_path: Path, labels: st
     frame.to_csv(tmp_path / "influx.csv", index=False)
     mapping = "samples: {columns: {_time: timestamp}, long: {metric: _field, value: _value, labels: labels}}\n"
     result = run_import(tmp_path, samples=[tmp_path / "influx.csv"], mapping=mapping)
-    assert samples(result)["gpu_temp_c"].tolist() == [50, 51, 52, 53, 54, 55]
+    assert all_samples(result)["gpu_temp_c"].tolist() == [50, 51, 52, 53, 54, 55]
 
 
 def test_progress_counts_the_rows_of_long_files_and_corrects_its_total_after_each(tmp_path: Path) -> None:
@@ -89,7 +83,7 @@ def test_two_values_of_one_metric_at_one_time_conflict_and_are_set_aside(tmp_pat
     )
     frame.to_csv(tmp_path / "tidy.csv", index=False)
     result = run_import(tmp_path, samples=[tmp_path / "tidy.csv"], mapping=TIDY)
-    assert samples(result)["gpu_temp_c"].tolist() == [50]
+    assert all_samples(result)["gpu_temp_c"].tolist() == [50]
     assert result.quarantined == {"conflicting duplicate sample": 1}
 
 
@@ -105,7 +99,7 @@ def test_blocks_of_influxdb_with_the_fields_of_telegraf(tmp_path: Path) -> None:
     (tmp_path / "influx.csv").write_text("\n".join(blocks))
     mapping = "samples: {columns: {_time: timestamp}, long: {metric: _field, value: _value}}\n"
     result = run_import(tmp_path, samples=[tmp_path / "influx.csv"], mapping=mapping)
-    rows = samples(result)
+    rows = all_samples(result)
     assert rows["gpu_temp_c"].tolist() == [50, 51, 52, 53, 54, 55]
     assert rows["power_w"].tolist() == [300, 301, 302, 303, 304, 305]
     assert rows["gpu_util_pct"].tolist() == [90, 91, 92, 93, 94, 95]
@@ -122,7 +116,7 @@ def test_a_published_window_is_imported_as_downloaded(tmp_path: Path) -> None:
         gpu=installations["uuid"], node=installations["node"], installed_at="2025-01-01T00:00:00Z"
     )
     result = run_import(tmp_path, samples=[path], inventory=inventory, mapping=TIDY)
-    rows = samples(result).dropna(subset=["gpu_temp_c"])[["gpu", "timestamp", "gpu_temp_c"]]
+    rows = all_samples(result).dropna(subset=["gpu_temp_c"])[["gpu", "timestamp", "gpu_temp_c"]]
     given = temperatures.assign(timestamp=pd.to_datetime(temperatures["timeUtc"], utc=True))
     given = given.merge(rows, how="left", left_on=["uuid", "timestamp"], right_on=["gpu", "timestamp"])
     used = given[given["gpu"].notna()]

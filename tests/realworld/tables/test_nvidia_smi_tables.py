@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 from foundation.errors import InputError
-from telemetry.importing.ingest import ImportResult
-from tests.telemetry.helpers import gpu, inventory_frame, run_import
+from tests.telemetry.helpers import all_samples, gpu, inventory_frame, run_import
 
 HEADER = (
     "timestamp, uuid, pci.bus_id, name, temperature.gpu, utilization.gpu [%], power.draw [W], memory.used [MiB], "
@@ -24,10 +23,6 @@ def line(minute: int, number: int) -> str:
         f"{time}, {gpu(number)}, 00000000:1B:00.0, NVIDIA A100, {50 + number}, 98 %, {300 + minute}.5 W, "
         "1024 MiB, 40960 MiB, 0, [N/A], P0, 0x0000000000000004, Not Active, 1410 MHz"
     )
-
-
-def samples(result: ImportResult) -> pd.DataFrame:
-    return pd.concat([result.dataset.read_bucket(number).to_pandas() for number in result.dataset.buckets()])
 
 
 def without_units(text: str) -> str:
@@ -46,7 +41,7 @@ def test_a_table_of_nvidia_smi_needs_a_zone_and_nothing_else(tmp_path: Path, eve
     with pytest.raises(InputError, match="naive"):
         run_import(tmp_path, samples=[path], inventory=inventory_frame())
     result = run_import(tmp_path, samples=[path], inventory=inventory_frame(), mapping=UTC_MAPPING)
-    rows = samples(result)
+    rows = all_samples(result)
     assert len(rows) == 12
     assert sorted(rows["power_w"].unique()) == [300.5, 310.5, 320.5, 330.5, 340.5, 350.5]
     assert rows["gpu_util_pct"].unique().tolist() == [98]
@@ -80,7 +75,7 @@ def test_reasons_for_reduced_clocks_are_one_mask(
     path = tmp_path / "smi.csv"
     path.write_text(f"timestamp, uuid, temperature.gpu, {header}\n2026-03-01T00:00:00Z, {gpu(0)}, 50, {cells}\n")
     result = run_import(tmp_path, samples=[path], max_loss=1.0)
-    (found,) = samples(result).reindex(columns=["clocks_event_reasons"])["clocks_event_reasons"].astype(object)
+    (found,) = all_samples(result).reindex(columns=["clocks_event_reasons"])["clocks_event_reasons"].astype(object)
     assert (None if pd.isna(found) else found) == mask
     assert result.quarantined == quarantined
 
@@ -100,7 +95,7 @@ def test_reasons_for_reduced_clocks_are_one_mask(
 def test_one_amount_of_memory_under_any_name_and_unit(tmp_path: Path, header: str, text: str) -> None:
     path = tmp_path / "memory.csv"
     path.write_text(f"timestamp,uuid,{header}\n2026-03-01T00:00:00Z,{gpu(0)},{text}\n")
-    assert samples(run_import(tmp_path, samples=[path]))["fb_used_mib"].tolist() == [1024]
+    assert all_samples(run_import(tmp_path, samples=[path]))["fb_used_mib"].tolist() == [1024]
 
 
 def test_german_numbers_and_dates_in_a_table_with_semicolons(tmp_path: Path) -> None:
@@ -108,7 +103,7 @@ def test_german_numbers_and_dates_in_a_table_with_semicolons(tmp_path: Path) -> 
     path.write_text(
         f"Timestamp;uuid;power.draw [W]\n01.03.2026 10:00:00;{gpu(0)};1.350,5\n01.03.2026 10:10:00;{gpu(0)};350,125\n"
     )
-    rows = samples(run_import(tmp_path, samples=[path], mapping="timezone: Europe/Berlin\n"))
+    rows = all_samples(run_import(tmp_path, samples=[path], mapping="timezone: Europe/Berlin\n"))
     assert rows["power_w"].tolist() == [1350.5, 350.125]
     assert rows["timestamp"].tolist() == [pd.Timestamp("2026-03-01T09:00Z"), pd.Timestamp("2026-03-01T09:10Z")]
 
@@ -134,7 +129,7 @@ def test_a_sheet_is_read_however_it_is_saved(
     (tmp_path / name).write_bytes(content)
     mapping = "timezone: UTC\nsamples: {columns: {Temperatur °C: gpu_temp_c}}\n"
     result = run_import(tmp_path, samples=[tmp_path / name], mapping=mapping)
-    assert samples(result)[["power_w", "gpu_temp_c"]].to_numpy().tolist() == [[350.5, 41]]
+    assert all_samples(result)[["power_w", "gpu_temp_c"]].to_numpy().tolist() == [[350.5, 41]]
     assert ("Windows-1252" in caplog.text) == (content == SHEET.encode("cp1252")), "an uncertain reading is reported"
     assert result.accounting.tables["samples"].read == result.accounting.tables["samples"].used == 1
 
@@ -166,7 +161,7 @@ def test_every_default_field_of_dcgm_exporter_is_known(tmp_path: Path) -> None:
     ]
     path = tmp_path / "dcgm.csv"
     path.write_text(f"timestamp,UUID,{','.join(fields)}\n2026-03-01T00:00:00Z,{gpu(0)}{',0' * len(fields)}\n")
-    rows = samples(run_import(tmp_path, samples=[path]))
+    rows = all_samples(run_import(tmp_path, samples=[path]))
     assert rows["xid_last"].tolist() == [0]
     assert not [name for name in rows if "vgpu" in name.lower()]
 
@@ -226,7 +221,7 @@ def test_a_table_of_dmon_is_of_the_gpus_that_the_inventory_has_there(tmp_path: P
     with pytest.raises(InputError, match="missing column 'node'"):
         run_import(tmp_path, samples=[path], mapping="timezone: UTC\n")
     result = run_import(tmp_path, samples=[path], inventory=inventory_frame(), mapping=DMON_RULES)
-    rows = samples(result).sort_values(["gpu", "timestamp"])
+    rows = all_samples(result).sort_values(["gpu", "timestamp"])
     assert rows["gpu"].tolist() == [gpu(0)] * 6 + [gpu(1)] * 6
     assert rows["timestamp"].dt.strftime("%F %T").tolist() == [time for time, *_ in TURNS[::2]] * 2
     assert rows["gpu_temp_c"].tolist() == [50] * 6 + [51] * 6

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from foundation.errors import InputError
-from tests.telemetry.helpers import gpu, run_import, samples_frame
+from tests.telemetry.helpers import all_samples, gpu, run_import, samples_frame
 
 MAPPING = "events: {columns: {Host: node, Work: type}, ignore_others: true}\n"
 
@@ -88,13 +88,11 @@ def test_a_column_of_dmon_that_repeats(tmp_path: Path, values: tuple[str, str]) 
     with pytest.raises(InputError, match="'40' and '50'") if len({*values}) > 1 else nullcontext():
         given = [tmp_path / "dmon.txt"]
         result = run_import(tmp_path, samples=given, mapping="samples: {constants: {node: n}}\n")
-        rows = [result.dataset.read_bucket(number).to_pandas() for number in result.dataset.buckets()]
-        assert [row["gpu_temp_c"][0] for row in rows if len(row)] == [40]
+        assert all_samples(result)["gpu_temp_c"].tolist() == [40]
 
 
 def test_two_names_of_one_channel_are_one_column(tmp_path: Path) -> None:
     path = tmp_path / "smi.csv"
     path.write_text(f"timestamp,uuid,power.draw [W],power.draw.average [W]\n2026-03-01T00:00:00Z,{gpu(0)},300,290\n")
     result = run_import(tmp_path, samples=[path])
-    rows = [result.dataset.read_bucket(number).to_pandas() for number in result.dataset.buckets()]
-    assert [row["power_w"][0] for row in rows if len(row)] == [300]
+    assert all_samples(result)["power_w"].tolist() == [300]

@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.importing.ingest import ImportResult
 from telemetry.importing.samples.rollup import IMPOSSIBLE_RISE, impossible_rises
-from tests.telemetry.helpers import gpu, inventory_frame, run_import, samples_frame
-
-
-def samples(result: ImportResult) -> pd.DataFrame:
-    return pd.concat([result.dataset.read_bucket(number).to_pandas() for number in result.dataset.buckets()])
+from tests.telemetry.helpers import all_samples, gpu, inventory_frame, run_import, samples_frame
 
 
 @pytest.mark.parametrize(
@@ -37,7 +32,7 @@ def test_garbage_in_a_counter_is_no_value_and_no_reset_follows(tmp_path: Path, g
     frame = samples_frame(gpus=1, times=12, every="5min").astype(object)
     frame["pcie_replay_total"] = [3, 3, 3, garbage, 6, 6, 6, 6, 7, 7, 7, 7]
     result = run_import(tmp_path, samples=frame)
-    rows = samples(result)
+    rows = all_samples(result)
     assert rows["pcie_replay_total"].max() == 7
     assert rows["pcie_replay_total_rise"].sum() == 4
 
@@ -46,14 +41,14 @@ def test_a_counter_that_stays_garbage_for_long_is_garbage_for_long(tmp_path: Pat
     frame = samples_frame(gpus=1, times=30)
     frame["ecc_dbe_volatile_total"] = [0] * 5 + [3_500_000_000] * 20 + [1] * 5
     result = run_import(tmp_path, samples=frame, max_loss=1.0)
-    assert samples(result)["ecc_dbe_volatile_total"].dropna().tolist() == [0] * 5 + [1] * 5
+    assert all_samples(result)["ecc_dbe_volatile_total"].dropna().tolist() == [0] * 5 + [1] * 5
     assert result.quarantined == {IMPOSSIBLE_RISE: 20}
 
 
 def test_a_burst_of_corrected_errors_is_believed(tmp_path: Path) -> None:
     frame = samples_frame(gpus=1, times=4)
     frame["ecc_sbe_volatile_total"] = [0, 0, 4_000_000, 8_000_000]
-    assert samples(run_import(tmp_path, samples=frame))["ecc_sbe_volatile_total"].tolist() == [0, 0, 4e6, 8e6]
+    assert all_samples(run_import(tmp_path, samples=frame))["ecc_sbe_volatile_total"].tolist() == [0, 0, 4e6, 8e6]
 
 
 @settings(max_examples=80, deadline=None)
@@ -90,7 +85,7 @@ def test_samples_that_say_that_a_gpu_is_lost_are_a_failure_at_the_first_of_them(
         ["failure", "fallen_off_the_bus", gpu(0), "node-0"]
     ]
     assert events["timestamp"][0] == pd.Timestamp(frame["timestamp"][5])
-    assert samples(result).query("gpu == @gpu(0)")["power_w"].notna().sum() == 5
+    assert all_samples(result).query("gpu == @gpu(0)")["power_w"].notna().sum() == 5
 
 
 def test_a_gpu_that_comes_back_and_is_lost_again_is_two_failures(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a backtest leaves on disk, so that the report is written from files alone.
+"""Files that a backtest writes, from which alone the report is made.
 
 ::
 
@@ -7,7 +7,7 @@
     O/metrics.json              the measurements, nested
     O/summary.json              the profile's main figures, flat
     O/plots/                    the profile's precision by month, precision and recall, lead times, calibration, for DVC
-    O/value.json                what acting on the risks comes to, in GPU-hours, where the dataset was given
+    O/value.json                GPU-hours that actions on the risks would have saved and spent, if the dataset was given
     O/evaluation/               the measurements as frames, the folds, the alerts to show, and context.json
 """
 
@@ -26,13 +26,12 @@ from evaluation.metrics.evaluation import Evaluation
 from foundation.errors import InputError
 from foundation.files import FolderSwap, disk_errors, write_bytes
 from pipeline.report.context import ReportContext
-from pipeline.report.plots import PLOTS, as_file
 
 EVALUATION_FOLDER = "evaluation"
 """Name of the folder of frames inside a backtest's output."""
 
 VALUE = "value.json"
-"""Name of the file that says what acting on the risks of a backtest comes to, in GPU-hours."""
+"""Name of the file with the GPU-hours that actions on the risks of a backtest would have saved and spent."""
 
 _ATTRIBUTIONS = "attributions.parquet"
 # `predrain doctor` reads this file for the importance of channels.
@@ -71,6 +70,8 @@ def figures(evaluation: Evaluation, profile: str) -> dict[str, Any]:
 
 def write_plots(out: Path, evaluation: Evaluation, profile: str) -> None:
     """Write ``OUT/plots/``: what ``dvc plots`` shows of a profile, as images, which need no network."""
+    from pipeline.report.plots import PLOTS, as_file  # matplotlib takes a second to import
+
     folder = out / "plots"
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in PLOTS.items():

@@ -1,6 +1,6 @@
 """Tasks on a Dask cluster: on workers of this machine, or on a cluster that was started elsewhere.
 
-Nothing but tasks, their numbers and small results travel through Dask; what is large goes through a file system that
+Only tasks, their numbers and small results travel through Dask; large data goes through a file system that
 all machines see. Dask's own wire is pickle, so whoever reaches a scheduler can run code as its user: workers started
 here speak TLS with a certificate made for the occasion; for other clusters see ``docs/scale.md``.
 """

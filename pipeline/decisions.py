@@ -1,4 +1,4 @@
-"""Promised precisions, further horizons and unforeseen failures of a backtest, as its report and bundles take them."""
+"""Precision targets, further horizons and failures without precursor of a backtest, for report and bundles."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""From challenger to champion: compare, evaluate, move the alias, record; and back again."""
+"""Promotion of a challenger and rollback: compare, apply the gate, move the alias, record."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from models.bundle.store import Bundle, load_bundle
 from models.registry.champion import (
     ChampionHistory,
     Version,
-    alone,
     champion_history,
-    crown,
     fetch_bundle,
     nothing_before,
-    step_back,
+    promotion_lock,
+    restore_previous,
+    set_champion,
     tag_version,
     version_at,
 )
@@ -93,7 +93,7 @@ def promote(
     is at work.
     """
     champion_history(registry, model)  # refuses an absent store before a lock file is made next to it
-    with alone(registry), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
+    with promotion_lock(registry), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
         history = champion_history(registry, model)
         if to is None or force_reason is None:
             history.refuse_unseated(model)
@@ -143,7 +143,7 @@ def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str =
     Raises ``InputError`` if there was no champion before, its bundle is damaged, or another promotion is at work.
     """
     champion_history(registry, model)
-    with alone(registry), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
+    with promotion_lock(registry), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
         history = champion_history(registry, model)
         history.refuse_unseated(model)
         now, before = history.champion, history.previous
@@ -163,7 +163,7 @@ def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str =
             return decision
         tags = {"rolled_back_at": _now(), "rolled_back_reason": reason or "none given"}
         run_id = _record(registry, decision, {}, (), version)
-        step_back(registry, model, expected=now, tags=tags | {"rollback_run": run_id})
+        restore_previous(registry, model, expected=now, tags=tags | {"rollback_run": run_id})
         tag_run(registry, run_id, {_APPLIED: "yes"})
         return replace(decision, run_id=run_id)
 
@@ -222,7 +222,7 @@ def carry_out(
         tag_version(registry, decision.model, decision.version, tags)
     else:
         tags |= {"promoted_at": _now(), "promotion_reason": decision.reason or "passed the gate"}
-        crown(registry, decision.model, decision.version, expected=history.champion, tags=tags)
+        set_champion(registry, decision.model, decision.version, expected=history.champion, tags=tags)
         tag_run(registry, run_id, {_APPLIED: "yes"})
     return replace(decision, run_id=run_id)
 

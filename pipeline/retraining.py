@@ -19,7 +19,7 @@ from features.matrix.matrix import FeatureMatrix
 from foundation.errors import InputError, TooEarlyError
 from foundation.running import Progress
 from models.bundle.store import Bundle, load_bundle
-from models.registry.champion import alone, champion_history
+from models.registry.champion import champion_history, promotion_lock
 from models.registry.store import CHALLENGER
 from pipeline.held_out import SUGGESTED, mean_risks
 from pipeline.params import Params
@@ -61,7 +61,7 @@ def retrain(
     removed, or another promotion or retraining is at work.
     """
     check_store(registry)
-    with tempfile.TemporaryDirectory(prefix="predrain-retrain-") as name, alone(registry):
+    with tempfile.TemporaryDirectory(prefix="predrain-retrain-") as name, promotion_lock(registry):
         folder = Path(name)
         _refuse_silence(matrix)
         before, champion = _continued(matrix, registry, model, folder)
@@ -154,7 +154,7 @@ def _has_values(matrix: FeatureMatrix, rows: npt.NDArray[np.int64], columns: lis
 
 
 def page_of(begun: datetime, decision: PromotionResult | None) -> str:
-    """Write what came of a round in Prometheus' text format 0.0.4; ``decision``: None: it failed."""
+    """Write the outcome of a round in Prometheus' text format 0.0.4; ``decision``: None: it failed."""
     done = decision is not None and decision.done
     lines = [
         "# HELP predrain_retrain_last_attempt_timestamp_seconds Start of the last round.",

@@ -36,7 +36,6 @@ from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
 from pipeline.matrix_stage import check_made_with
 from pipeline.params import Params, flatten
 from pipeline.report.context import AlertEntry, ReportContext, Simulated, select_alerts
-from pipeline.report.report import write_report
 from pipeline.tracking import (
     check_store,
     code_revision,
@@ -211,7 +210,7 @@ def replay(
         gap=params.labels.gap,
         horizon=params.labels.horizon,
         folds=result.folds,
-        skipped=(*result.skipped, *_unheard(matrix)),
+        skipped=(*result.skipped, *_unavailable(matrix)),
         alerts=_alerts(result, params.models.profile),
         params=_shown_params(params),
         attributions=result.attributions,
@@ -262,9 +261,9 @@ def _drift(result: BacktestResult, params: Params) -> dict[str, pd.DataFrame]:
     )
 
 
-def _unheard(matrix: FeatureMatrix) -> list[str]:
-    """Name the baselines that this matrix gives nothing to go by."""
-    made = {name: make_baseline(name, columns=matrix.columns, seed=0).unheard() for name in BASELINES}
+def _unavailable(matrix: FeatureMatrix) -> list[str]:
+    """Name the baselines for which this matrix has no data."""
+    made = {name: make_baseline(name, columns=matrix.columns, seed=0).unavailable() for name in BASELINES}
     return [f"{name} ranks units in the order of ties: {why}" for name, why in made.items() if why]
 
 
@@ -277,6 +276,8 @@ def profile_predictions(predictions: pd.DataFrame, profile: str) -> pd.DataFrame
 
 def write_report_for(backtest: Path, out: Path | None = None) -> Path:
     """Write the report of a finished backtest to ``OUT/report/`` (default: the backtest's own folder)."""
+    from pipeline.report.report import write_report  # only a report needs matplotlib
+
     evaluation, context = load_evaluation(backtest)
     value = json.loads((backtest / VALUE).read_text(encoding="utf-8")) if (backtest / VALUE).is_file() else None
     verdict = () if value is None else (answer(value), *recommendation(value))

@@ -34,8 +34,8 @@ class Service:
 
     ``scores``: what ``predrain score --out`` writes; need not exist yet.
     ``model``: a bundle's folder, or what names one; default: feature rows are not scored.
-    ``tokens``: Default: anybody who reaches the port may ask.
-    ``hosts``: names, in addition to localhost and addresses, under which requests may come where no token is asked for.
+    ``tokens``: None: requests need no token.
+    ``hosts``: names, besides localhost and addresses, under which the service answers if no tokens are configured.
     ``notice``: gives what every page says above everything else; pages that have it are loaded again by themselves.
     ``api``, ``extender``: ASGI applications for two ports.
     Raises ``InputError`` if the token file cannot be used.
@@ -69,7 +69,7 @@ class Service:
         # The extender has a thread of its own: a scheduler does not wait behind large predictions.
         self._placing = ThreadWork("placing", 1, _READING_QUEUE, retry)
         self._scoring = ThreadWork("scoring", 1, self.settings.scoring, retry)
-        # The pages have threads of their own: a person's page must not wait behind predictions, nor they behind it.
+        # Pages have their own threads, so that they and predictions do not wait for each other.
         self._rendering = ThreadWork("pages", 2, _READING_QUEUE, retry)
         self._tokens = None if tokens is None else ScopedTokens(tokens)
         self._pages = FleetPages(self.score_cache, scores, self._clock, self._rendering, self._health, ledger, notice)

@@ -1,4 +1,4 @@
-"""Feature group ``workload``: how the unit is used, which wears it and explains what it reports."""
+"""Feature group ``workload``: utilisation and changes of power, which wear a unit and explain its readings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class WorkloadPlan:
     power_w, step_change        mean change of power from one sample to the next (larger windows), W
     ==========================  ==============================================================================
 
-    ``windows``: Milliseconds, ascending.
+    ``windows``: lengths in milliseconds, ascending.
     ``utilisation``, ``power``, ``power_low``, ``power_high``: columns of a block's value array; -1 where a dataset has
     none.
     """
@@ -54,7 +54,7 @@ class WorkloadPlan:
         """Plan the group."""
         larger = 1 if len(windows) > 1 else 0
         gauges = {channel.name for channel in layout.gauges}
-        where = {name: position for position, name in enumerate(layout.numbers)}
+        position_of = {name: position for position, name in enumerate(layout.numbers)}
         columns = []
         if "gpu_util_pct" in gauges:
             for statistic in ("idle_share", "busy_share", "transitions"):
@@ -73,10 +73,10 @@ class WorkloadPlan:
             columns=tuple(columns),
             windows=np.array([duration_ms(window) for window in windows], dtype=np.int64),
             larger=larger,
-            utilisation=where["gpu_util_pct"] if "gpu_util_pct" in gauges else -1,
-            power=where["power_w"] if "power_w" in gauges else -1,
-            power_low=where["power_w_min"] if "power_w_min" in layout.lows else -1,
-            power_high=where["power_w_max"] if "power_w_max" in layout.highs else -1,
+            utilisation=position_of["gpu_util_pct"] if "gpu_util_pct" in gauges else -1,
+            power=position_of["power_w"] if "power_w" in gauges else -1,
+            power_low=position_of["power_w_min"] if "power_w_min" in layout.lows else -1,
+            power_high=position_of["power_w_max"] if "power_w_max" in layout.highs else -1,
         )
 
     def fill(self, panes: Panes, rows: RowSpans, out: npt.NDArray[np.float32], offset: int = 0) -> None:
@@ -171,13 +171,13 @@ def _power_nodes(series: FloatArray, lows: FloatArray, highs: FloatArray, index:
                 series, lows, highs, index.starts[start + pane], index.starts[start + pane + 1], nodes[base + pane]
             )
         for level in range(1, levels):
-            own = base + level_offset(panes, level)
-            below = base + level_offset(panes, level - 1)
+            parents = base + level_offset(panes, level)
+            children = base + level_offset(panes, level - 1)
             for pane in range(panes >> level):
-                into = nodes[own + pane]
-                older = nodes[below + 2 * pane]
+                into = nodes[parents + pane]
+                older = nodes[children + 2 * pane]
                 for field in range(_POWER_FIELDS):
-                    into[field] = nodes[below + 2 * pane + 1, field]
+                    into[field] = nodes[children + 2 * pane + 1, field]
                 into[_LOW] = min(into[_LOW], older[_LOW])
                 into[_HIGH] = max(into[_HIGH], older[_HIGH])
                 if not np.isnan(older[_NEWEST]):

@@ -37,8 +37,8 @@ class Baseline:
         """
         raise NotImplementedError
 
-    def unheard(self) -> str:
-        """Say why all rows get the same points whatever they hold; empty where they need not."""
+    def unavailable(self) -> str:
+        """Return why the matrix has no data for this baseline, so that all rows get the same points; empty: it has."""
         return ""
 
     def _find(self, **wanted: object) -> list[int]:
@@ -73,8 +73,8 @@ class HistoryCount(Baseline):
         node = np.maximum(self._count(X, "node"), 0)  # a caller's rows may hold anything, and -1 would divide by zero
         return of_gpu + node / (1 + node)
 
-    def unheard(self) -> str:
-        """See :meth:`Baseline.unheard`."""
+    def unavailable(self) -> str:
+        """See :meth:`Baseline.unavailable`."""
         counted = self._counted("gpu") or self._counted("node")
         return "" if counted else "the matrix has no counts of past hardware faults (feature group history)"
 
@@ -155,8 +155,8 @@ class VendorRules(Baseline):
             total += rule.severity * self._hit(rule, X)
         return total
 
-    def unheard(self) -> str:
-        """See :meth:`Baseline.unheard`."""
+    def unavailable(self) -> str:
+        """See :meth:`Baseline.unavailable`."""
         has_counter = any(
             self._find(group="telemetry", channel=channel, statistic=rule.statistic)
             for rule in self.RULES

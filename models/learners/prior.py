@@ -40,7 +40,7 @@ _SETTINGS: Final[dict[str, Any]] = {
 
 
 class PriorCard(BaseModel):
-    """What is known of a prior.
+    """Description of a prior.
 
     ``columns``: names of the features of ``model.txt``, in order.
     ``made_of``: the fleets, as JSON holds it: how many, seed, sizes, ranges, incidents and rows.
@@ -146,10 +146,10 @@ def _tree(text: str, position: Mapping[int, int]) -> list[str]:
             # an unknown value goes the default way, or counts as 0 where no row of the fit had one
             to_left = kind & 2 if kind >> 2 & 3 == 2 else float(parts["threshold"][node]) >= 0
             return walk(left if to_left else right)
-        own = len(nodes)
+        new_node = len(nodes)
         nodes.append(node)
-        children[own] = walk(left), walk(right)
-        return own
+        children[new_node] = walk(left), walk(right)
+        return new_node
 
     walk(0 if int(fields["num_leaves"]) > 1 else -1)
     values = [parts["leaf_value"][leaf] for leaf in leaves]
@@ -158,8 +158,8 @@ def _tree(text: str, position: Mapping[int, int]) -> list[str]:
         return [*lines, f"leaf_value={values[0]}", "shrinkage=1", ""]
     lines += [
         "split_feature=" + " ".join(str(position[int(parts["split_feature"][node])]) for node in nodes),
-        "left_child=" + " ".join(str(children[own][0]) for own in range(len(nodes))),
-        "right_child=" + " ".join(str(children[own][1]) for own in range(len(nodes))),
+        "left_child=" + " ".join(str(children[i][0]) for i in range(len(nodes))),
+        "right_child=" + " ".join(str(children[i][1]) for i in range(len(nodes))),
         "leaf_value=" + " ".join(values),
     ]
     for key in ("split_gain", "threshold", "decision_type", "internal_value", "internal_weight", "internal_count"):
@@ -179,7 +179,7 @@ DEVIATION: Final = 0.2
 def believed_share(n_incidents: int, coverage: float) -> float:
     """Give the share of a prior after so many own incidents, where nothing else is known.
 
-    ``coverage``: see :meth:`Prior.coverage`; what a prior cannot see here it is not believed for.
+    ``coverage``: see :meth:`Prior.coverage`; a prior counts only as far as its columns exist here.
     """
     return coverage * HALF / (HALF + n_incidents)
 

@@ -1,11 +1,11 @@
-"""Which version is the champion, which ones were before it, and how it changes hands.
+"""The champion of a registered model: its history, promotion and rollback.
 
-The alias ``champion`` says who serves; the tag :data:`HISTORY_TAG` of the registered model lists all champions in
-order, the present one last. MLflow has no transaction over both, so each change is two writes in an order that leaves
-a state with one reading (:func:`_history`) wherever a kill comes: a promotion adds to the list and then moves the
-alias, a rollback moves the alias and then shortens the list. A list that continues past the alias is cut there. The
-first champion gets the alias first: a list without an alias is then always the work of other hands, and an error rather
-than "no champion yet".
+The alias ``champion`` names the version that is served; the tag :data:`HISTORY_TAG` of the registered model lists all
+champions in order, the present one last. MLflow has no transaction over both, so each change is two writes in an order
+that leaves a state with one reading (:func:`_history`) wherever a kill comes: a promotion adds to the list and then
+moves the alias, a rollback moves the alias and then shortens the list. A list that continues past the alias is cut
+there. The first champion gets the alias first, so that a list without an alias always means that somebody removed the
+alias, and is an error rather than "no champion yet".
 """
 
 import hashlib
@@ -24,12 +24,12 @@ HISTORY_TAG = "predrain.champions"
 """Tag of a registered model: its champions' versions in order, as a JSON list."""
 
 PREVIOUS_TAG = "previous_champion"
-"""Tag of a version: whom it followed as champion (``none``: no version)."""
+"""Tag of a version: the champion before it (``none``: no version)."""
 
 MANIFEST = "manifest.json"
 """Name of the file that makes a folder a bundle (not imported: that would load every learner's library)."""
 
-_KEPT = 200  # versions in the list; MLflow takes 5,000 characters
+_HISTORY_LENGTH = 200  # MLflow takes 5,000 characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class ChampionHistory:
     def refuse_unseated(self, model: str) -> None:
         """Refuse a model that had a champion and has none any more.
 
-        Raises ``InputError`` if the alias was removed, or its version deleted, by other hands than predrain's.
+        Raises ``InputError`` if somebody removed the alias or deleted its version.
         """
         if not self.unseated:
             return
@@ -86,7 +86,7 @@ class ChampionHistory:
 
 
 def champion_history(tracking_uri: str, model: str) -> ChampionHistory:
-    """Read who is champion and who was.
+    """Read the champion and its predecessors.
 
     Raises ``TooEarlyError`` if there is no such store or model yet.
     """
@@ -146,8 +146,8 @@ def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) 
     return bundles[0]
 
 
-def crown(tracking_uri: str, model: str, version: int, *, expected: int | None, tags: Mapping[str, str]) -> None:
-    """Make a version the champion, if the champion is still who it was.
+def set_champion(tracking_uri: str, model: str, version: int, *, expected: int | None, tags: Mapping[str, str]) -> None:
+    """Make a version the champion, if the champion has not changed meanwhile.
 
     ``expected``: the champion that the decision was made against; None: there was none.
     Raises ``InputError`` if another version became champion meanwhile; nothing is changed then.
@@ -166,8 +166,8 @@ def crown(tracking_uri: str, model: str, version: int, *, expected: int | None, 
         client.set_registered_model_alias(model, CHAMPION, str(version))
 
 
-def step_back(tracking_uri: str, model: str, *, expected: int, tags: Mapping[str, str]) -> int:
-    """Give the crown back to the champion before the present one.
+def restore_previous(tracking_uri: str, model: str, *, expected: int, tags: Mapping[str, str]) -> int:
+    """Give the set_champion back to the champion before the present one.
 
     Raises ``InputError`` if there was none before, it is gone, or another version became champion meanwhile; nothing is
     changed then.
@@ -201,14 +201,14 @@ def nothing_before(model: str, version: int | None) -> InputError:
 
 
 @contextmanager
-def alone(tracking_uri: str) -> Iterator[None]:
-    """Hold off every other promotion in a store that is a file; for a server this does nothing.
+def promotion_lock(tracking_uri: str) -> Iterator[None]:
+    """Lock out other promotions in a store that is a file; for a server this does nothing.
 
-    Raises ``InputError`` if another promotion is at work.
+    Raises ``InputError`` if another promotion is running.
     """
     database = database_of(tracking_uri)
     if database is None:
-        yield  # the comparison in `crown` is all there is
+        yield  # a server has only the comparison in `set_champion`
         return
     path = database.with_name(database.name + ".promotion-lock")
     do = "Wait for its end, then run again."
@@ -240,7 +240,7 @@ def _history(listed: tuple[int, ...], champion: int) -> tuple[int, ...]:
         return listed
     if len(listed) > 1 and listed[-2] == champion:  # killed between the two writes of a change
         return listed[:-1]
-    return (*listed, champion)  # moved by other hands
+    return (*listed, champion)  # moved by somebody else
 
 
 def _restored(history: tuple[int, ...], version: int) -> tuple[int, ...]:
@@ -251,7 +251,7 @@ def _restored(history: tuple[int, ...], version: int) -> tuple[int, ...]:
 
 
 def _write_history(client: Any, model: str, history: tuple[int, ...]) -> None:
-    client.set_registered_model_tag(model, HISTORY_TAG, json.dumps(history[-_KEPT:], separators=(",", ":")))
+    client.set_registered_model_tag(model, HISTORY_TAG, json.dumps(history[-_HISTORY_LENGTH:], separators=(",", ":")))
 
 
 def _expect(client: Any, model: str, expected: int | None) -> ChampionHistory:

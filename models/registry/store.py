@@ -44,14 +44,14 @@ _SQLITE_ADVICE = {
     "is locked": "Another process is writing to it. Run again.",
     "readonly": "Run as a user who may write to it.",
 }
-_LOGGERS = (
-    "mlflow",
-    "alembic",
-    "sqlalchemy",
-    "mlflow.store.db.utils",
-    "mlflow.models.model",
-    "mlflow.utils.environment",
-)
+_LOGGERS = {
+    "mlflow": logging.ERROR,
+    "alembic": logging.ERROR,
+    "sqlalchemy": logging.ERROR,
+    "mlflow.store.db.utils": logging.CRITICAL,  # it logs the traceback of each error that it raises
+    "mlflow.models.model": logging.ERROR,
+    "mlflow.utils.environment": logging.ERROR,
+}
 
 
 def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str) -> int:
@@ -197,8 +197,8 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
         import mlflow.pyfunc
         from sqlalchemy.exc import SQLAlchemyError
 
-        for name in _LOGGERS:
-            logging.getLogger(name).setLevel(logging.ERROR)
+        for name, level in _LOGGERS.items():
+            logging.getLogger(name).setLevel(level)
         before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
         try:
             if database is not None and not database.exists():

@@ -1,4 +1,4 @@
-"""What one refit makes: fitted learners, ensembles and calibrators, and the one way in which rows are scored."""
+"""Result of a refit: fitted learners, ensembles and calibrators, and how they score rows."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace

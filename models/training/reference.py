@@ -1,4 +1,4 @@
-"""What a model was fitted on, in short: the yardstick that later rows are held against; kept in the bundle."""
+"""Summary of the training data that drift checks compare later rows with; stored in the bundle."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

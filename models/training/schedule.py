@@ -1,4 +1,4 @@
-"""When a backtest tests: its first and last decision time, its refits, and its alert budget."""
+"""Schedule of a backtest: first and last decision time, refits, and the number of alerts (K)."""
 
 from dataclasses import dataclass
 from datetime import timedelta

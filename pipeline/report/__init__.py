@@ -1,1 +1,4 @@
-"""The report of a backtest: one self-contained HTML page on what was replayed and how often it was wrong."""
+"""The report of a backtest: one self-contained HTML page.
+
+Start with ``report``, which fills the template. ``terminal`` prints the table that ends ``make run``.
+"""

@@ -50,8 +50,8 @@ class ReportContext:
     ``profile``: the model whose alerts are the profile's choice.
     ``folds``: ``fold``, ``refit_at``, ``span``, ``train_start``, ``train_end``, ``n_positive``, ``n_negative``,
     ``variant``.
-    ``skipped``: what was skipped and why, such as spans longer than the history; and baselines with nothing to go by.
-    ``params``: parameters worth showing, by dotted name.
+    ``skipped``: what was skipped and why, such as spans longer than the history; and baselines without data.
+    ``params``: parameters that the report shows, by dotted name.
     ``attributions``: what the profile's scores are made of, see ``attribution_frame``.
     ``extras``: what further sections of the report tell, by the name that their maker gave; each is kept as a file
     ``evaluation/extra_NAME.parquet``.

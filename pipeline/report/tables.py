@@ -281,7 +281,7 @@ def by_class(evaluation: Evaluation, profile: str) -> Table | None:
 
 
 def folds(evaluation: Evaluation, context: ReportContext) -> Table | None:
-    """Each refit: when, on what, and what its decisions were worth."""
+    """Each refit: its time, its training data, and the metrics of its decisions."""
     folds = context.folds[context.folds["variant"] == SLIDING].drop_duplicates("fold").sort_values("fold")
     measured = evaluation.folds
     measured = measured[(measured["model"] == context.profile) & (measured["variant"] == SLIDING)]

@@ -1,4 +1,4 @@
-"""Numbers as a reader sees them."""
+"""Formats numbers, times and intervals of the report as text."""
 
 import math
 from datetime import datetime

@@ -69,7 +69,7 @@ def choose_scheduler(
     ``waits``: whether this process does one round and ends, so that it has to watch another one's lease rather than
     come again.
     ``follows``: whether this process goes round after round.
-    ``by_hand``: whether a person stops or undoes something: what is needed for new work only may then be broken.
+    ``by_hand``: whether an operator stops or undoes actions; settings that only new actions need may then be invalid.
     Raises ``InputError`` if there is no way to it, or the settings are wrong.
     """
     from scheduler.ports.clock import SystemClock

@@ -149,7 +149,8 @@ def diagnostics(
     names = read_gpu_names(gpus) if gpus is not None else _known_gpus(dataset, staging.waiting("inventory"), node)
     delay = read_params(params).features.delay
     verdicts: Counter[str] = Counter()
-    repeated, accounting = list[bool](), Accounting()
+    repeated: list[bool] = []
+    accounting = Accounting()
 
     def read(path: Path) -> None:
         counts = collect_diagnostics(
@@ -192,7 +193,7 @@ def _known_gpus(dataset: Path, observed: list[Path], node: str) -> "GpuNames":
 
 @contextmanager
 def every_file(files: Sequence[Path], read: Callable[[Path], object], accounting: "Accounting") -> Iterator[None]:
-    """Read every file, whatever is wrong with another one, before a block that shows the results.
+    """Read every file, even if others are invalid, before a block that shows the results.
 
     Raises the first file's ``InputError`` after the block.
     """

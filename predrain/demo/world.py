@@ -211,7 +211,7 @@ class World:
         self.cluster.follow(now)
 
     def count(self) -> Balance:
-        """Count what came of acting until now."""
+        """Count the outcomes of all actions so far."""
         at, costs, whole = instant_ms(self.now), self.cluster.policy.cost_benefit, self.cluster.fleet
         seen = np.flatnonzero(whole.at < at)
         fleet = replace(

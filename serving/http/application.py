@@ -1,4 +1,4 @@
-"""A FastAPI application as both ports have it: refusals are problems (RFC 9457), and a token is asked for by route."""
+"""The FastAPI application of both ports: errors are problems (RFC 9457), and routes require tokens."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""The Kubernetes scheduler-extender protocol, version 1: which nodes a pod may go to, and which it had better.
+"""The Kubernetes scheduler-extender protocol, version 1: filters and prioritizes nodes for pods.
 
 Protocol: ``k8s.io/kube-scheduler/extender/v1`` (``ExtenderArgs``, ``ExtenderFilterResult``, ``HostPriority``,
 ``MaxExtenderPriority`` = 10). Its Go types have no JSON names of their own, so keys are read whatever their case.

@@ -1,4 +1,4 @@
-"""Work in threads with a bounded queue, and the host names under which a service without tokens answers."""
+"""Limits of the service as settings: sizes, time, concurrency; worker threads with a bounded queue; host names."""
 
 import asyncio
 import ipaddress

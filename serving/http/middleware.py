@@ -1,4 +1,4 @@
-"""The one middleware: who asks, by token and scope; how much is let in, bounded bodies, slow clients, the log."""
+"""The middleware of each request: authentication by token and scope, concurrency and body limits, the access log."""
 
 import asyncio
 import base64
@@ -97,7 +97,7 @@ UNMATCHED: Final = "unmatched"
 """Route label of requests to no route."""
 
 RequestClass = Literal["anonymous", "read", "page"]
-"""Who asks: ``anonymous`` shows no token that holds where one is asked for, ``page`` is a person with a browser."""
+"""Kinds of clients: ``anonymous`` has no valid token although one is required, ``page`` is a browser."""
 
 _PIECE: Final = 2**18
 _GONE: Final = 499  # as nginx counts a client that went away

@@ -1,4 +1,4 @@
-"""The pages' routes: the fleet, a node, a GPU, what came of alerts, the ledger, the API's description."""
+"""The pages' routes: the fleet, a node, a GPU, alert outcomes, the ledger, the API's description."""
 
 import contextlib
 import re
@@ -198,7 +198,7 @@ class FleetPages:
             return None
 
     def _verdicts(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the newest alert on each node, with what came of it."""
+        """Return the newest alert on each node, with its outcome."""
         outcomes = self.newest.served.facts.outcomes
         alerts = [] if outcomes is None else outcomes["alerts"]
         return {alert["node"]: alert for alert in sorted(alerts, key=lambda alert: alert["at"])}

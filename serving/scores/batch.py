@@ -1,4 +1,4 @@
-"""Batch scoring: the whole fleet at one decision time, once however often asked, and until when its risks hold."""
+"""Batch scoring: the whole fleet at one decision time, at most once, and the expiry of its risks."""
 
 import math
 import time

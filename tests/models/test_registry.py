@@ -11,7 +11,7 @@ from foundation.errors import InputError
 from models.bundle.store import save_bundle
 from models.registry import champion
 from models.registry import store as registry
-from models.registry.champion import PREVIOUS_TAG, champion_history, crown, step_back, version_at
+from models.registry.champion import PREVIOUS_TAG, champion_history, restore_previous, set_champion, version_at
 from models.registry.store import log_run
 from tests.models.small_models import COLUMNS, T0, fitted_models, rows
 from tests.processes import printed_by
@@ -168,14 +168,14 @@ def test_a_run_is_recorded_once_with_its_steps_and_filled_after_a_kill(store, mo
 
 def test_champions_follow_each_other_and_are_unwound_step_by_step(store):
     uri = store[0]
-    crown(uri, "predrain", 2, expected=champion_history(uri, "predrain").champion, tags={"why": "first"})
+    set_champion(uri, "predrain", 2, expected=champion_history(uri, "predrain").champion, tags={"why": "first"})
     start = champion_history(uri, "predrain").history
-    crown(uri, "predrain", 1, expected=2, tags={})
+    set_champion(uri, "predrain", 1, expected=2, tags={})
     assert champion_history(uri, "predrain").history == (*start, 1)
     assert version_at(uri, "predrain", 1).tags[PREVIOUS_TAG] == "2"
     with pytest.raises(InputError, match=r"the champion was version 2 .* and is version 1 now"):
-        crown(uri, "predrain", 2, expected=2, tags={})
-    assert step_back(uri, "predrain", expected=1, tags={"rolled_back_reason": "worse"}) == 2
+        set_champion(uri, "predrain", 2, expected=2, tags={})
+    assert restore_previous(uri, "predrain", expected=1, tags={"rolled_back_reason": "worse"}) == 2
     assert champion_history(uri, "predrain").history == start
     assert champion_history(uri, "predrain").aliases[registry.CHAMPION] == 2
 
@@ -185,7 +185,7 @@ def test_champions_follow_each_other_and_are_unwound_step_by_step(store):
     [
         ("[1,2]", 2, (1, 2)),
         ("[1,2,3]", 2, (1, 2)),  # killed between the two writes of a promotion, or of a rollback
-        ("[1,2]", 7, (1, 2, 7)),  # moved by other hands
+        ("[1,2]", 7, (1, 2, 7)),  # moved by somebody else
         (None, 1, (1,)),  # killed after the first champion got the alias
         ("nonsense", 2, (2,)),
         ("7", 2, (2,)),
@@ -197,12 +197,12 @@ def test_the_history_ends_with_the_alias_wherever_a_kill_came(written, alias, hi
 
 def test_two_promotions_at_once_do_not_interleave(store):
     with (
-        champion.alone(store[0]),
+        champion.promotion_lock(store[0]),
         pytest.raises(InputError, match="another promotion is running on this store"),
-        champion.alone(store[0]),
+        champion.promotion_lock(store[0]),
     ):
         pass
-    with champion.alone(store[0]):
+    with champion.promotion_lock(store[0]):
         pass
 
 

@@ -18,8 +18,8 @@ import yaml
 from features.matrix.matrix import FeatureMatrix
 from foundation.errors import InputError, TooEarlyError
 from models.bundle.store import load_bundle
-from models.registry.champion import ChampionHistory, alone, champion_history
-from models.registry.store import CHAMPION, opened_store
+from models.registry.champion import ChampionHistory, champion_history, promotion_lock
+from models.registry.store import opened_store
 from pipeline import retraining
 from pipeline.held_out import untouched
 from pipeline.matrix_stage import make_matrix
@@ -214,35 +214,14 @@ def test_a_run_after_one_that_was_killed_before_its_promotion_ends_right(
 
 
 def test_two_retrainings_at_once_do_not_interleave(matrix: FeatureMatrix, params: Params, store: str) -> None:
-    with alone(store), pytest.raises(InputError, match="another promotion"):
+    with promotion_lock(store), pytest.raises(InputError, match="another promotion"):
         retrain(matrix, params, registry=store, model="predrain")
     assert retrain(matrix, params, registry=store, model="predrain").version == 1, "nothing was registered before"
 
 
-def test_the_command_extends_the_matrix_fits_and_promotes(
-    small_fleet: Path, small_params_file: Path, store: str, tmp_path: Path
-) -> None:
-    dataset = tmp_path / "fleet"
-    shutil.copytree(small_fleet, dataset)
-    words = ["retrain", "--dataset", dataset, "--registry", store, "--params", small_params_file, "--json"]
-    result = invoke(*words)
-    assert json.loads(result.stdout.splitlines()[-1])["champion"] == 1
-    assert "predrain_retrain_success 1" in (tmp_path / "fleet-retrain.prom").read_text()
-
-
 def test_scoring_waits_for_the_first_champion(small_fleet: Path, store: str, tmp_path: Path) -> None:
-    words = [
-        "score",
-        "--dataset",
-        small_fleet,
-        "--model",
-        "champion",
-        "--registry",
-        store,
-        "--out",
-        tmp_path / "scores",
-    ]
-    result = invoke(*words)
+    scores = tmp_path / "scores"
+    result = invoke("score", "--dataset", small_fleet, "--model", "champion", "--registry", store, "--out", scores)
     assert "no model predrain is registered yet" in result.stdout
 
 
@@ -264,13 +243,6 @@ def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return dataset
 
     return made
-
-
-def refused(words: tuple[object, ...], store: str, message: str) -> None:
-    """Run a command that changes nothing in the registry and says why."""
-    before = registry_of(store)
-    assert re.search(message, invoke(*words, "--registry", store, code=1).output)
-    assert registry_of(store) == before
 
 
 def registry_of(store: str) -> ChampionHistory | None:
@@ -295,49 +267,11 @@ def test_data_that_does_not_continue_the_champions_is_refused_before_the_fit(
     if champion is not None:
         shutil.copy(registered(champion), tmp_path)
     dataset = tiny_fleet(*data)
-    refused(("retrain", "--dataset", dataset, "--params", small_params_file), store, message)
+    before = registry_of(store)
+    words = ("retrain", "--dataset", dataset, "--params", small_params_file, "--registry", store)
+    assert re.search(message, invoke(*words, code=1).output)
+    assert registry_of(store) == before
     assert "predrain_retrain_success 0" in dataset.with_name("fleet-retrain.prom").read_text()
-
-
-def without_alias(store: str) -> None:
-    with opened_store(store) as mlflow:
-        mlflow.MlflowClient().delete_registered_model_alias("predrain", CHAMPION)
-
-
-def without_version(store: str) -> None:
-    with opened_store(store) as mlflow:
-        mlflow.MlflowClient().delete_model_version("predrain", "1")
-
-
-@pytest.mark.parametrize(
-    ("deed", "message"), [(without_alias, "promote --to 1 --force"), (without_version, "all of them are deleted")]
-)
-def test_a_fit_does_not_go_live_as_the_first_where_the_champion_was_removed(
-    small_fleet: Path, small_params_file: Path, params: Params, store: str, tmp_path: Path, registered: RegistryAt,
-    deed: Callable[[str], None], message: str,
-) -> None:  # fmt: skip
-    shutil.copy(registered(NEWER), tmp_path)
-    deed(store)
-    dataset = Path(shutil.copytree(small_fleet, tmp_path / "fleet"))
-    refused(("retrain", "--dataset", dataset, "--params", small_params_file), store, message)
-    assert "predrain_retrain_success 0" in (tmp_path / "fleet-retrain.prom").read_text()
-    refused(("promote", "--force", "--reason", "to whom?"), store, message)
-    refused(("promote", "--rollback"), store, message)
-    if deed is without_alias:
-        restored = promote(None, params, registry=store, model="predrain", to=1, force_reason="it was removed")
-        assert (restored.action, champion_history(store, "predrain").history) == ("forced", (1,))
-
-
-def test_scoring_fails_where_the_champions_alias_was_removed(
-    small_fleet: Path, store: str, tmp_path: Path, registered: RegistryAt
-) -> None:
-    shutil.copy(registered(NEWER), tmp_path)
-    without_alias(store)
-    scores = tmp_path / "scores"
-    words = ["score", "--dataset", small_fleet, "--model", "champion", "--registry", store, "--out", scores]
-    result = invoke(*words, code=1)
-    assert "promote --to 1 --force" in result.output
-    assert "predrain_score_success 0" in (scores / TEXTFILE).read_text()
 
 
 def test_scoring_fails_where_the_registry_lost_a_model_that_scored_before(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from models.bundle.store import Bundle, save_bundle
-from models.registry.champion import crown
+from models.registry.champion import set_champion
 from models.registry.store import log_run, register_bundle
 from tests.models.small_models import fitted_models
 from tests.processes import serving
@@ -36,10 +36,10 @@ def test_the_champion_is_served_followed_and_kept(tmp_path: Path) -> None:
     with serving(tmp_path, *options) as (process, port):
         client = Client(port)
         wait(lambda: any("there is no champion" in reason for reason in ready(client).get("reasons", [])))
-        crown(uri, "predrain", versions[0], expected=None, tags={})
+        set_champion(uri, "predrain", versions[0], expected=None, tags={})
         model = wait(lambda: ready(client).get("model"))
         assert model == {"digest": bundles[0].digest, "profile": "lightgbm", "version": str(versions[0])}
-        crown(uri, "predrain", versions[1], expected=versions[0], tags={})
+        set_champion(uri, "predrain", versions[1], expected=versions[0], tags={})
         wait(lambda: ready(client)["model"]["version"] == str(versions[1]))
         (tmp_path / "mlflow.db").rename(tmp_path / "away.db")
         wait(

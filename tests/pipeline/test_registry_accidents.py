@@ -1,0 +1,244 @@
+"""What people, disks and other processes do to an MLflow store, and what the commands answer.
+
+Each command's exit code, message and metrics, and the registry's state after it.
+"""
+
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.bundle.store import load_bundle
+from models.registry.champion import champion_history, fetch_bundle, version_at
+from models.registry.store import CHAMPION, opened_store
+from serving.scores.writing import TEXTFILE
+from tests.processes import PREDRAIN, ROOT, invoke
+
+NAME = "predrain"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A fleet whose matrix is made, and a store with versions 1 to 3, each of which was champion."""
+
+    folder: Path
+    params: Path
+
+    @property
+    def dataset(self) -> Path:
+        return self.folder / "fleet"
+
+    @property
+    def matrix(self) -> Path:
+        return self.folder / "fleet-matrix"
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    def train(self, store: str, out: Path, until: str = "2026-02-01") -> tuple[object, ...]:
+        """Words of a training."""
+        data = ("--matrix", self.matrix, "--params", self.params, "--until", until)
+        return ("train", *data, "--out", out, "--registry", store)
+
+    def retrain(self, store: str) -> tuple[object, ...]:
+        """Words of a retraining."""
+        return ("retrain", "--dataset", self.dataset, "--params", self.params, "--registry", store)
+
+    def score(self, store: str, out: Path) -> tuple[object, ...]:
+        """Words of a scoring with the champion."""
+        data = ("--dataset", self.dataset, "--params", self.params)
+        return ("score", *data, "--model", "champion", "--out", out, "--registry", store)
+
+    def retrained(self) -> bool:
+        """Whether the metrics report a successful retraining."""
+        return "predrain_retrain_success 1" in (self.folder / "fleet-retrain.prom").read_text().splitlines()
+
+
+def scored(out: Path) -> bool:
+    """Whether the metrics report a successful scoring."""
+    return "predrain_score_success 1" in (out / TEXTFILE).read_text().splitlines()
+
+
+def at(folder: Path) -> str:
+    return f"sqlite:///{folder / 'mlflow.db'}"
+
+
+@pytest.fixture(scope="module")
+def site(small_fleet: Path, light_params_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    made = Site(tmp_path_factory.mktemp("site"), light_params_file)
+    shutil.copytree(small_fleet, made.dataset)
+    made.store.mkdir()
+    invoke("features", "--dataset", made.dataset, "--params", made.params, "--out", made.matrix)
+    for until in ("2026-01-25", "2026-01-28", "2026-02-01"):
+        invoke(*made.train(at(made.store), made.folder / until, until))
+        invoke("promote", "--force", "--reason", "the test begins", "--registry", at(made.store))
+    return made
+
+
+@pytest.fixture
+def store(site: Site) -> Iterator[str]:
+    """The address of the store, which has its first content again after the test."""
+    copy = Path(shutil.copytree(site.store, site.folder / "copy"))
+    yield at(site.store)
+    # in place: MLflow keeps a connection to the file for as long as the process lives
+    shutil.copytree(copy, site.store, dirs_exist_ok=True)
+    shutil.rmtree(copy)
+
+
+def change(store: str, deed: Callable[[Any], None]) -> None:
+    with opened_store(store) as mlflow:
+        deed(mlflow.MlflowClient())
+
+
+def refused(words: tuple[object, ...], store: str, *messages: str) -> None:
+    """Run a command that fails, says why, and leaves the registry as it was."""
+    before = champion_history(store, NAME)
+    output = " ".join(invoke(*words, code=1).output.split())
+    assert [message for message in messages if message not in output] == [], output
+    assert champion_history(store, NAME) == before
+
+
+@pytest.mark.parametrize(
+    ("deleted", "messages"),
+    [
+        ((), ("version 3, version 2, version 1", "promote --to 3 --force")),
+        ((3,), ("version 2, version 1", "promote --to 2 --force")),
+        ((1, 2, 3), ("all of them are deleted",)),
+    ],
+)
+def test_no_other_version_takes_the_place_of_a_champion_that_was_removed(
+    site: Site, store: str, tmp_path: Path, deleted: tuple[int, ...], messages: tuple[str, ...]
+) -> None:
+    def remove(client: Any) -> None:
+        client.delete_registered_model_alias(NAME, CHAMPION)
+        for version in deleted:
+            client.delete_model_version(NAME, str(version))
+
+    change(store, remove)
+    refused(site.retrain(store), store, *messages)
+    refused(site.score(store, tmp_path / "scores"), store, *messages)
+    refused(("promote", "--force", "--reason", "to whom?", "--registry", store), store, *messages)
+    refused(("promote", "--rollback", "--registry", store), store, *messages)
+    assert not site.retrained()
+    assert not scored(tmp_path / "scores")
+
+
+def test_a_restored_champion_scores_and_has_its_history_again(site: Site, store: str, tmp_path: Path) -> None:
+    change(store, lambda client: client.delete_registered_model_alias(NAME, CHAMPION))
+    invoke("promote", "--to", 2, "--force", "--reason", "the alias was removed", "--registry", store)
+    assert champion_history(store, NAME).history == (1, 2)
+    invoke(*site.score(store, tmp_path / "scores"))
+    assert scored(tmp_path / "scores")
+
+
+def test_a_rollback_passes_over_a_deleted_version(store: str) -> None:
+    change(store, lambda client: client.delete_model_version(NAME, "2"))
+    assert "rolled back to version 1" in invoke("promote", "--rollback", "--registry", store).output
+    assert champion_history(store, NAME).history == (1,)
+    refused(("promote", "--rollback", "--registry", store), store, "version 1 has no previous champion")
+
+
+def test_a_moved_store_is_refused_with_the_link_that_repairs_it(site: Site, store: str, tmp_path: Path) -> None:
+    moved = site.store.rename(site.folder / "moved")
+    repair = f"ln -s {moved} {site.store}"
+    try:
+        for words in (
+            site.score(at(moved), tmp_path / "scores"),
+            site.retrain(at(moved)),
+            site.train(at(moved), tmp_path / "bundle"),
+        ):
+            refused(words, at(moved), "moved or copied", repair)
+            assert not site.store.exists(), "nothing is written where the store was"
+        assert not scored(tmp_path / "scores")
+        assert not site.retrained()
+        site.store.symlink_to(moved)  # as advised
+        invoke(*site.score(at(moved), tmp_path / "scores"))
+        assert scored(tmp_path / "scores")
+    finally:
+        site.store.unlink(missing_ok=True)
+        moved.rename(site.store)
+
+
+def test_a_copy_of_a_store_does_not_write_among_the_originals_files(site: Site, store: str, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(site.store, tmp_path / "copy"))
+    files = sorted(site.store.rglob("*"))
+    refused(site.train(at(copy), tmp_path / "bundle"), at(copy), "moved or copied")
+    assert sorted(site.store.rglob("*")) == files
+
+
+def test_a_version_whose_files_were_deleted_is_registered_again_as_advised(
+    site: Site, store: str, tmp_path: Path
+) -> None:
+    scores = tmp_path / "scores"
+    shutil.rmtree(site.store / "mlartifacts" / NAME / "models")
+    refused(site.score(store, scores), store, "contains no bundles", "predrain train --registry")
+    assert not scored(scores)
+    invoke(*site.train(store, tmp_path / "bundle"))
+    invoke("promote", "--to", 4, "--force", "--reason", "its files are there", "--registry", store)
+    invoke(*site.score(store, scores))
+    assert scored(scores)
+    assert champion_history(store, NAME).history == (1, 2, 3, 4)
+
+
+def with_space(bytes_: int, *words: object) -> "subprocess.CompletedProcess[str]":
+    """Run a command that can write no file beyond a size: the system refuses it, as on a full disk."""
+    limit = (bytes_, resource.RLIM_INFINITY)
+    return subprocess.run(
+        [*PREDRAIN, *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
+    )  # fmt: skip
+
+
+def test_a_full_disk_is_named_and_leaves_a_store_that_works_once_there_is_space(
+    site: Site, store: str, tmp_path: Path
+) -> None:
+    before = champion_history(store, NAME)
+    failed = with_space((site.store / "mlflow.db").stat().st_size, *site.retrain(store))
+    assert failed.returncode == 1, failed.stdout
+    assert "disk" in failed.stderr
+    assert "Traceback" not in failed.stderr, failed.stderr
+    assert not site.retrained()
+    assert champion_history(store, NAME) == before
+    assert "promoted" in invoke(*site.retrain(store)).output
+    assert site.retrained()
+    assert champion_history(store, NAME).history == (1, 2, 3, 4)
+
+
+def test_a_new_store_that_a_full_disk_prevented_is_created_by_the_next_run(site: Site, tmp_path: Path) -> None:
+    store = at(tmp_path)
+    failed = with_space(100_000, *site.train(store, tmp_path / "bundle"))
+    assert failed.returncode == 1, failed.stdout
+    assert "disk" in failed.stderr
+    assert "Traceback" not in failed.stderr, failed.stderr
+    assert not list(tmp_path.glob("*.db")) + list(tmp_path.glob(".*.new*")), "no half store"
+    assert not (tmp_path / "bundle").exists(), "it fails before the fit"
+    invoke(*site.train(store, tmp_path / "bundle"))
+    assert version_at(store, NAME, 1).digest == load_bundle(tmp_path / "bundle").digest
+
+
+def test_two_first_trainings_at_once_register_both_bundles(site: Site, tmp_path: Path) -> None:
+    store = at(tmp_path)
+    outs = {until: tmp_path / until for until in ("2026-01-25", "2026-02-01")}
+    processes = [
+        subprocess.Popen(
+            [*PREDRAIN, *map(str, site.train(store, out, until))], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        )
+        for until, out in outs.items()
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+    history = champion_history(store, NAME)
+    assert (history.versions, history.champion) == ({1, 2}, None)
+    versions = [version_at(store, NAME, number) for number in (1, 2)]
+    assert {version.digest for version in versions} == {load_bundle(out).digest for out in outs.values()}
+    for version in versions:
+        fetch_bundle(store, NAME, version, tmp_path / f"fetched-{version.number}")
+    waiting = invoke(*site.score(store, tmp_path / "scores"))
+    assert "waiting" in waiting.output, "no version is champion yet, which is no failure"

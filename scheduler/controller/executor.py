@@ -99,21 +99,14 @@ class Executor:
 
         None: there is nothing to be done on it, or it must not be done, which is noted.
         """
-        try:
-            reading = self.scheduler.as_known(action.node) or self.scheduler.revalidate(action.node)
-            why = "the node was removed" if reading is None else self._why_not(action, reading)
-            if reading is None or why is not None:
-                self._skip(action, why or "")
-                return None
-            writes = self.scheduler.preview((action,), reading)[0]
-            if writes:
-                return reading, writes
-        except LeaseLostError:
-            raise
-        except Exception as error:
-            self._stuck.add(action.node)
-            self._note(action, "failed", f"it cannot be read again: {described(error)}")
+        reading = self.scheduler.as_known(action.node) or self.scheduler.revalidate(action.node)
+        why = "the node was removed" if reading is None else self._why_not(action, reading)
+        if reading is None or why is not None:
+            self._skip(action, why or "")
             return None
+        writes = self.scheduler.preview((action,), reading)[0]
+        if writes:
+            return reading, writes
         self._confirmed(action, WriteResult("already", "already in the desired state"))
         return None
 

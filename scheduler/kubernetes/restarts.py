@@ -10,6 +10,7 @@ from scheduler.kubernetes.api import CachedReads, UndecidedError
 _ONE_SHOT: Final = (
     ("argoproj.io", "Workflow"), ("tekton.dev", "TaskRun"), ("sparkoperator.k8s.io", "SparkApplication"),
     ("kubevirt.io", "VirtualMachineInstance"), ("actions.github.com", "EphemeralRunner"),
+    ("actions.summerwind.dev", "Runner"), ("flyte.lyft.com", "flyteworkflow"),
 )  # fmt: skip
 _HEADS: Final = (("ray.io/node-type", "head", "Ray"), ("dask.org/component", "scheduler", "Dask"))
 _ENDS: Final = ("AbortJob", "TerminateJob", "CompleteJob")  # actions of a Volcano policy

@@ -58,12 +58,14 @@ OPT_OUTS: Final[Mapping[str, bool]] = {
     "nodeset.slinky.slurm.net/pod-protect": False, "cluster.x-k8s.io/drain": False,
     "autoscaling.cast.ai/removal-disabled": False, "spotinst.io/restrict-scale-down": False,
     "nvidia.com/gpu-driver-upgrade-drain.skip": False, "nvidia.com/ofed-driver-upgrade-drain.skip": False,
+    "node-lifecycle.datadoghq.com/enabled": True, "agones.dev/safe-to-evict": True,
 }  # fmt: skip
 """Annotations and labels of other tools by which a pod asks not to be moved, and the value that lets it go."""
 
 _SYSTEM_PATHS: Final = ("/dev", "/sys", "/proc", "/run", "/var/run", "/etc", "/usr", "/lib", "/lib64", "/boot")
 _NO_DATA: Final = ("Socket", "CharDevice", "BlockDevice")
 _REPLICAS: Final = ("ReplicaSet", "ReplicationController")
+_VIRTUAL_OWNER: Final = "vcluster.loft.sh/owner-set-kind"  # the pods of a virtual cluster are owned by its Service
 _STATIC: Final = ("file", "http")
 _MEANS: Final[Mapping[str, CheckpointMeans]] = {"annotation": "scheduler", "webhook": "webhook", "command": "command"}
 
@@ -141,7 +143,7 @@ class KubernetesWorkloads:
         annotations, kind = annotations_of(pod), "" if owner is None else str(owner.get("kind"))
         if _MIRROR in annotations or annotations.get(_SOURCE) in _STATIC or kind == "Node":
             return "it is a mirror pod, managed by the kubelet"
-        if kind == "DaemonSet":
+        if "DaemonSet" in (kind, annotations.get(_VIRTUAL_OWNER)):
             return f"daemon set {(owner or {}).get('name')} runs it on every node"
         if job is None and owner is not None and ("DaemonSet" in kind or _bound_by_name(pod["spec"])):
             return f"{kind} {owner.get('name')} places it on this node, like a DaemonSet"
@@ -179,6 +181,12 @@ class KubernetesWorkloads:
             return None
         if owner is None and not self._settings.evict_unmanaged:
             return f"it has no controller that would restart it ({evict}=true allows the eviction)"
+        if owner is not None and owner.get("kind") == "Service":
+            kind = annotations_of(pod).get(_VIRTUAL_OWNER, "no controller")
+            if kind not in (*_REPLICAS, "StatefulSet"):
+                return (
+                    f"{kind} in virtual cluster {owner['name']} may not restart it ({evict}=true allows the eviction)"
+                )
         failure = None if owner is None else self._restarts.permanent_failure(pod, owner)
         if failure is not None:
             return f"{failure} ({evict}=true allows the eviction)"

@@ -1,5 +1,6 @@
 """A job as Slurm reports it, and what its comment asks for about checkpoints."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ _ENDING: Final = frozenset({"COMPLETING", "STAGE_OUT"})
 _SUSPENDED: Final = frozenset({"SUSPENDED", "STOPPED"})
 _AT_WORK: Final = frozenset({"RESIZING", "SIGNALING"})
 # Flags of a running job. 22.05 reports a flag instead of the state.
+_TRES: Final = re.compile(r"(?:^|,)(?P<name>cpu|mem)=(?P<count>\d+(?:\.\d+)?)(?P<unit>[KMGTP]?)")
+_UNITS: Final = {"": 1, "K": 2**-10, "M": 1, "G": 2**10, "T": 2**20, "P": 2**30}
 _MINUTE: Final = timedelta(minutes=1)
 _LIMITLESS: Final = timedelta(days=300)
 # Slurm gives a job without a time limit an end a year ahead.
@@ -52,6 +55,7 @@ class Requirements:
     """Node requirements of a job.
 
     ``nodes``, ``excluded``: of ``--nodelist`` and ``--exclude``. ``features``: of ``--constraint``, as written.
+    ``contiguous``: nodes next to each other, or in segments of one block.
     ``cpus``, ``memory_mb``, ``disk_mb``: per node. ``gres``: kinds of generic resources.
     """
 
@@ -82,6 +86,7 @@ class SlurmJob:
     ``comment``: its comment, its ``extra`` and the comment of an administrator.
     ``start_by``: Aware; started again later, it could not end by its ``--deadline``, and Slurm removes it.
     ``held``: its priority is 0, by ``scontrol hold``: requeued, it would stay pending.
+    ``burst_buffer``: it has data in one.
     """
 
     number: int
@@ -100,6 +105,7 @@ class SlurmJob:
     held: bool = False
     needs: Requirements = Requirements()
     start_by: datetime | None = None
+    burst_buffer: bool = False
 
     @property
     def state(self) -> WorkState:
@@ -186,24 +192,33 @@ def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:
     return SlurmJob(
         job_id, job_name(row), het or job_id, uid, nodes, states, user, _gpus(row, len(nodes), gres),
         started, _end(row, started), row.get("requeue") is True, row.get("batch_flag") is True, comment,
-        number(row.get("priority")) == 0 or row.get("hold") is True, _requirements(row),
-        _start_by(row),
+        number(row.get("priority")) == 0 or row.get("hold") is True, _requirements(row, len(nodes)),
+        _start_by(row), bool(_text(row.get("burst_buffer"))),
     )  # fmt: skip
 
 
-def _requirements(row: Mapping[str, Any]) -> Requirements:
+def _requirements(row: Mapping[str, Any], nodes: int) -> Requirements:
     memory, per_cpu = number(row.get("memory_per_node")) or 0, number(row.get("memory_per_cpu")) or 0
-    cpus = number(row.get("minimum_cpus_per_node")) or 0
+    # of the whole job, also what it requests by task or by GPU
+    total = {match["name"]: match for match in _TRES.finditer(_text(row.get("tres_req_str")))}
+    cpus, megabytes = (_share(total.get(name), nodes) for name in ("cpu", "mem"))
+    cpus = max(cpus, number(row.get("minimum_cpus_per_node")) or 0)
     kinds = kinds_of(",".join(_text(row.get(f"tres_per_{part}")) for part in ("node", "job", "task", "socket")))
     types = Counter(kind.partition(":")[0] for kind in kinds if ":" in kind)
     return Requirements(
         _node_set(row.get("required_nodes")), _node_set(row.get("excluded_nodes")),
         frozenset(filter(None, _text(row.get("partition")).split(","))), _text(row.get("features")),
-        _text(row.get("resv_name")), row.get("contiguous") is True, cpus, memory or per_cpu * cpus,
+        _text(row.get("resv_name")), row.get("contiguous") is True or bool(number(row.get("segment_size"))), cpus,
+        max(memory or per_cpu * cpus, megabytes),
         number(row.get("minimum_tmp_disk_per_node")) or 0,
         # of several types of one resource, a node needs only one
         frozenset(kind for kind in kinds if ":" not in kind or types[kind.partition(":")[0]] == 1),
     )  # fmt: skip
+
+
+def _share(total: re.Match[str] | None, nodes: int) -> int:
+    """Return what each node provides of a requested total, memory in MB, rounded up."""
+    return 0 if total is None else math.ceil(float(total["count"]) * _UNITS[total["unit"]] / nodes)
 
 
 def _node_set(value: object) -> frozenset[str]:

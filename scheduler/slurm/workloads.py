@@ -109,7 +109,7 @@ class SlurmWorkloads:
         try:
             if self._places is None or abs(now - self._places[0]) > _PLACES_FOR:
                 self._places = now, self._port.nodes(), self._port.partitions()
-            reserved = self._port.reserved_nodes(reservation) if reservation else frozenset()
+            reserved = frozenset[str]().union(*map(self._port.reserved_nodes, filter(None, reservation.split(","))))
             return placement_of(job, node, *self._places[1:], reserved)
         except SchedulerError as error:
             return Placement(None, str(error))
@@ -216,6 +216,8 @@ def _loss(job: SlurmJob, now: datetime) -> str | None:
         return "it is not a batch job and cannot be requeued"
     if not job.requeue:
         return "it cannot be requeued (--no-requeue)"
+    if job.burst_buffer:
+        return "a requeue may remove the data in its burst buffer"
     late = job.start_by is not None and now >= job.start_by
     return "after a requeue it could not end before its --deadline" if late else None
 
@@ -285,7 +287,7 @@ def _undecidable(need: Requirements, partitions: Mapping[str, str]) -> str | Non
     if unlisted:
         return f"Slurm does not list its partition {', '.join(sorted(unlisted))}"
     if need.contiguous:
-        return "it requires consecutive nodes (--contiguous)"
+        return "it requires consecutive nodes (--contiguous, --segment)"
     if need.features and not _PLAIN.match(need.features):
         return f"its constraint {need.features} is neither a plain AND nor a plain OR"
     return None

@@ -14,6 +14,7 @@ from policy.fleet import JobView, Level, UnitView
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS
 from scheduler.controller import controller as controller_module
+from scheduler.controller.executor import Executor
 from scheduler.evacuation.engine import Evacuation
 from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ledger.sqlite_ledger import SqliteLedger
@@ -142,10 +143,10 @@ class World:
             "ledger": cluster.ledger, "scores": cluster.risks, "events": cluster.facts, "evacuation": self.evacuation,
             **dict(zip(("workloads", "diagnostics", "probes", "hooks"), self.hooked, strict=True)),
         }  # fmt: skip
-        if part == "state":  # the safety state, which the scheduler stores
-            parts["state"] = Hooked(cluster.scheduler)
-            parts["state"].breaks(call, error)
-            setattr(cluster.scheduler, call, getattr(parts["state"], call))
+        if part in ("state", "markers"):  # the safety state, which the scheduler stores, and what follows the marks
+            parts[part] = Hooked(cluster.scheduler)
+            parts[part].breaks(call, error)
+            setattr(cluster.scheduler, call, getattr(parts[part], call))
             self.restart()
         parts[part].breaks(call, error)
         return parts[part]
@@ -157,7 +158,7 @@ class World:
 CALLS = [
     *(("ledger", call) for call in LEDGER),
     ("scores", "read"), ("events", "read"), ("events", "outcomes"),
-    ("state", "load_state"), ("state", "save_state"),
+    ("state", "load_state"), ("state", "save_state"), ("markers", "upkeep"), ("markers", "announce"),
     *(("evacuation", call) for call in ("load", "round", "results", "probes", "end_probes")),
     *(("workloads", call) for call in WORK),
     *(("diagnostics", call) for call in ("start", "result", "drop")),
@@ -183,6 +184,7 @@ def test_expired_marks_are_released_whatever_raises(part: str, call: str) -> Non
         assert report.active, error
         assert not {*world.expired} & world.cluster.levels().keys(), f"{error!r}: {report.errors}"
         assert {*world.current} <= world.cluster.levels().keys(), "a current mark is lost"
+        assert not [message for message in report.errors if message.startswith("the scheduler cannot be read")]
         calls += broken.calls
     assert calls >= len(EXCEPTIONS), "the round makes the call"
 
@@ -259,6 +261,19 @@ def test_a_fault_in_a_rule_of_the_round_releases_all_the_same(function: str, mon
     assert not {*world.expired} & world.cluster.levels().keys()
 
 
+def test_a_fault_on_the_way_to_the_actions_releases_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, carry_out, faults = World(), Executor.carry_out, [OverflowError("once")]
+
+    def once(*given: Any) -> None:
+        if faults:
+            raise faults.pop()
+        carry_out(*given)
+
+    monkeypatch.setattr(Executor, "carry_out", once)
+    assert world.round().errors == ["the actions: OverflowError: once"]
+    assert not {*world.expired} & world.cluster.levels().keys()
+
+
 def test_a_release_without_a_decision_is_recorded_and_is_not_taken_for_a_persons(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -277,23 +292,36 @@ def test_a_release_without_a_decision_is_recorded_and_is_not_taken_for_a_persons
     assert world.cluster.level("n5") is Level.DRAIN, "nobody took the mark off by hand"
 
 
-def test_one_node_that_cannot_be_released_keeps_no_other_from_it() -> None:
+@pytest.mark.parametrize("call", ["preview", "apply"])
+def test_one_node_that_cannot_be_released_keeps_no_other_from_it(call: str) -> None:
     cluster = Cluster(4)
     cluster.scored(n0=0.4, n1=0.4, n2=0.4)
     cluster.round()
     assert len(cluster.levels()) == 3
-    preview: Callable[..., Any] = cluster.scheduler.preview
+    calls: Callable[..., Any] = getattr(cluster.scheduler, call)
 
-    def odd(actions: Any, reading: Any) -> Any:
-        if reading.view.name == "n1":
+    def odd(what: Any, given: Any) -> Any:
+        actions = what if call == "preview" else [what]
+        if any(action.node == "n1" for action in actions):
             raise KeyError("spec")
-        return preview(actions, reading)
+        return calls(what, given)
 
-    cluster.scheduler.preview = odd
+    setattr(cluster.scheduler, call, odd)
     cluster.clock.move(2 * STEP)
     report = cluster.round()
     assert set(cluster.levels()) == {"n1"}
     assert any("KeyError" in step.message for step in report.steps if step.action.node == "n1")
+
+
+@pytest.mark.parametrize(
+    ("part", "call", "source"),
+    [("evacuation", "rehearse", "the evacuation"), ("markers", "read_fleet", "the scheduler cannot be read")],
+)
+def test_a_dry_run_names_what_is_broken_and_ends(part: str, call: str, source: str) -> None:
+    world = World()
+    world.breaks(part, call, KeyError("spec"))
+    report = world.cluster.controller.rehearse()
+    assert report.errors == [f"{source}: KeyError: 'spec'"]
 
 
 def test_a_renewal_that_fails_does_not_leave_an_expired_mark() -> None:

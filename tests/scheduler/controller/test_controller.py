@@ -223,6 +223,17 @@ def test_after_a_call_without_an_answer_the_node_itself_shows(kind, has_marks):
     assert cluster.level("n1") is Level.DRAIN
 
 
+def test_what_a_call_without_an_answer_came_to_is_unknown_while_the_node_cannot_be_read():
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    cluster.scheduler.faults.plan("timeout_after", "apply")
+    cluster.scheduler.faults.plan("unreadable", "revalidate", skip=1)
+    assert ("swap", "unknown") in only(cluster.round(), "n1")
+    assert len(cluster.ledger.unsettled()) == 1
+    cluster.round()
+    assert cluster.ledger.unsettled() == ()
+
+
 def test_a_leader_that_was_asleep_writes_nothing_after_another_one_took_over():
     cluster = Cluster(lease=timedelta(seconds=30))
     cluster.scored(n1=0.9)

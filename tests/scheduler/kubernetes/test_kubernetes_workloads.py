@@ -119,6 +119,7 @@ def test_a_pod_with_gpus_that_is_bound_to_its_node_is_no_part_of_it_and_is_waite
         *(("cluster.x-k8s.io/drain", value, True) for value in ("skip", "wait-completed")),
         *((key, value, value != "off") for key in REMOVAL for value in ("true", "True", "1", "soon", "off")),
         *((f"{AUTOSCALER}/safe-to-evict", value, False) for value in ("true", "yes")),
+        *(("node-lifecycle.datadoghq.com/enabled", value, value != "true") for value in ("false", "true", "no")),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("where", ["annotations", "labels"])
@@ -377,6 +378,8 @@ HEAD = {"ray.io/node-type": "head"}
         ("sparkoperator.k8s.io", "SparkApplication", {}, {}, True),
         ("kubevirt.io", "VirtualMachineInstance", {}, {}, True),
         ("actions.github.com", "EphemeralRunner", {}, {}, True),
+        ("actions.summerwind.dev", "Runner", {}, {}, True),
+        ("flyte.lyft.com", "flyteworkflow", {}, {}, True),
         ("kubeflow.org", "PyTorchJob", {"restartPolicy": "Never"}, {}, True),
         ("kubeflow.org", "PyTorchJob", {"restartPolicy": "OnFailure"}, {}, False),
         ("ray.io", "RayCluster", {}, HEAD, True),
@@ -409,3 +412,16 @@ def test_a_pod_whose_job_has_no_retry_left_is_waited_for_unless_it_allows_its_en
     pods = KubernetesWorkloads(hand.scheduler)
     assert "Job train would fail permanently" in (the(pods).immovable or "")
     assert the(pods, "b").immovable is None
+
+
+@pytest.mark.parametrize(
+    ("owner", "stays", "held"),
+    [("DaemonSet", True, False), ("ReplicaSet", False, False), ("StatefulSet", False, False), ("Job", False, True),
+     (None, False, True)],
+)  # fmt: skip
+def test_the_owner_of_a_pod_of_a_virtual_cluster_is_the_one_inside_it(
+    pods: KubernetesWorkloads, world: World, owner: str | None, stays: bool, held: bool
+) -> None:
+    add(world, pod("a", "n1", owner="Service", annotations={"vcluster.loft.sh/owner-set-kind": owner} if owner else {}))
+    work = the(pods)
+    assert (work.stays is not None, work.loss is not None) == (stays, held)

@@ -267,6 +267,8 @@ AT_REST = [
     NodeObject("n", {"nvidia.com/vgpu.config.state": "pending"}),
     NodeObject("n", {"node.machine.sapcloud.io/selected-for-update": "true"}),
     with_taints("readiness.k8s.io/NetworkReady"),
+    with_taints("cni.istio.io/not-ready"),
+    NodeObject("n", {"network.nvidia.com/operator.mofed.wait": "true"}),
     with_taints("atlassian.com/escalator"),
     with_taints("decommission-pending"),
 ]
@@ -276,6 +278,7 @@ IN_REPAIR = [
     with_taints("node.kubernetes.io/out-of-service", "NoExecute"),
     with_taints("nvidia.com/gpu-error"),
     NodeObject("n", {"dgxc.nvidia.com/nvsentinel-state": "quarantined"}),
+    NodeObject("n", annotations={"quarantineHealthEvent": '[{"checkName": "GpuXidError"}]'}),
     NodeObject("n", {"nvidia.com/gpu-driver-upgrade-state": "upgrade-failed"}),
     NodeObject("n", {"sagemaker.amazonaws.com/node-health-status": "UnschedulablePendingReplacement"}),
     NodeObject("n", {"autopilot.ibm.com/gpuhealth": "EVICT"}),
@@ -290,6 +293,7 @@ NOBODYS = [
     NodeObject("n", annotations={"weave.works/kured-most-recent-reboot-needed": "2026-11-21T12:05:00Z"}),
     NodeObject("n", annotations={"machineconfiguration.openshift.io/state": "Done"}),
     NodeObject("n", {"nvidia.com/gpu-driver-upgrade-state": "upgrade-done"}),
+    NodeObject("n", {"network.nvidia.com/operator.mofed.wait": "false"}, {"quarantineHealthEvent": "[]"}),
     NodeObject("n", {"nvidia.com/gpu-driver-upgrade-state": "upgrade-required"}),
     NodeObject("n", {"nvidia.com/mig.config.state": "success", "nvidia.com/vgpu.config.state": "success"}),
     NodeObject("n", {"node.coreweave.cloud/state": "production"}),
@@ -328,6 +332,7 @@ OPT_OUTS = [
     *[("predrain.io/managed", value) for value in ("", "until friday", "tru")],
     *[("nvsentinel.dgxc.nvidia.com/managed", value) for value in ("false", "False", "no")],
     ("karpenter.sh/do-not-disrupt", "true"),
+    ("node-lifecycle.datadoghq.com/enabled", "false"),
     *[("autoscaling.cast.ai/removal-disabled", value) for value in ("true", "1", "until friday")],
     *[("remediation.medik8s.io/exclude-from-remediation", value) for value in ("true", "True", "1", "")],
 ]

@@ -216,6 +216,33 @@ def test_what_a_job_requires_of_its_nodes_is_read(tmp_path):
     assert port.partitions() == {"g": "UP", "old": "INACTIVE"}
 
 
+@pytest.mark.parametrize(
+    ("row", "cpus", "memory_mb"),
+    [
+        ({"memory_per_tres": "gres:gpu:50", "tres_req_str": "cpu=1,mem=400M,node=1,billing=1"}, 1, 400),  # 22.05
+        ({"memory_per_node": number_of(50), "tres_req_str": "cpu=8,mem=400M,node=1,billing=8"}, 8, 400),  # 24.11
+        ({"memory_per_cpu": number_of(2000), "tres_req_str": "cpu=64,mem=125G,gres/gpu=8"}, 64, 128_000),
+        ({"memory_per_node": number_of(9000), "tres_req_str": "cpu=2,mem=1.5T"}, 2, 1_572_864),
+        ({"minimum_cpus_per_node": number_of(4), "memory_per_node": number_of(900), "tres_req_str": "node=1"}, 4, 900),
+        ({"tres_req_str": "billing=8,gres/mem=7,cpu=?"}, 0, 0),
+    ],
+)
+def test_what_a_job_requests_by_gpu_or_task_is_read_from_its_total(row, cpus, memory_mb):
+    needs = job_of(job_row(5, "n0", **row), "gpu").needs
+    assert (needs.cpus, needs.memory_mb) == (cpus, memory_mb)
+    total = {"tres_req_str": "cpu=65,mem=3G"}
+    assert job_of(job_row(5, "n[0-1]", **total), "gpu").needs.cpus == 33
+
+
+@pytest.mark.parametrize(
+    ("field", "tied"), [({"segment_size": number_of(16)}, True), ({"contiguous": True}, True), ({}, False)]
+)
+def test_nodes_in_one_block_and_burst_buffers_are_read(field, tied):
+    row = {"segment_size": number_of(0), "burst_buffer": "#BB x" if tied else "", **field}
+    job = job_of(job_row(5, "n0", **row), "gpu")
+    assert (job.needs.contiguous, job.burst_buffer) == (tied, tied)
+
+
 def test_a_job_that_cannot_be_read_spoils_the_list(tmp_path):
     fake = FakeSlurm(tmp_path / "bin")
     fake.tell(jobs=[job_row(5, "n0"), job_row(0, "n0")])

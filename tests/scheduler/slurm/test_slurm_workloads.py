@@ -165,6 +165,7 @@ def test_an_answer_is_a_changed_comment_whatever_the_clock_of_the_job_says(world
         ({"states": frozenset({"SUSPENDED"})}, "it is suspended"),
         ({"held": True}, "it is held"),
         ({"start_by": T0}, "before its --deadline"),
+        ({"burst_buffer": True}, "the data in its burst buffer"),
         ({"needs": Requirements(nodes=frozenset({"n0"}))}, "on this node only: it requires n0"),
         ({"needs": Requirements(partitions=frozenset({"small"}))}, "this node only: it needs 2 nodes (partition"),
         ({"needs": Requirements(partitions=frozenset({"closed"}))}, "this node only: its partition closed is DOWN"),
@@ -180,6 +181,13 @@ def test_work_that_a_requeue_would_harm_is_waited_for_also_if_it_changed_since_i
     answer = world.workloads.evict(before, fence(world))
     assert (answer.kind, why in answer.message) == ("refused", True)
     assert (world.slurm.requeued, world.slurm.sent) == ([], [])
+
+
+def test_a_job_may_use_the_nodes_of_all_its_reservations(world):
+    world.slurm.reservations = {"r1": frozenset({"n0", "n2"}), "r2": frozenset({"n3"})}
+    for named, elsewhere in (("r1", False), ("r1,r2", True), ("r1,gone", None)):
+        change(world, needs=Requirements(reservation=named))
+        assert world.workloads.on_node("n0")[0].placement.elsewhere is elsewhere
 
 
 def test_a_list_of_nodes_that_cannot_be_read_leaves_it_undecided(world, monkeypatch):

@@ -21,7 +21,12 @@ class SourceName:
     unit: str | None
 
 
-_ROWS: Final = [SourceName(row["name"], row["target"], row["unit"] or None) for row in read_table("names.csv")]
+_WRITTEN: Final = [SourceName(row["name"], row["target"], row["unit"] or None) for row in read_table("names.csv")]
+_ROWS: Final = _WRITTEN + [  # Telegraf and nvidia_gpu_exporter make metrics of nvidia-smi's query fields
+    SourceName(f"nvidia_smi_{row.name.lower().replace('.', '_')}", row.target, None)
+    for row in _WRITTEN
+    if row.target and "." in row.name
+]
 EXACT_NAMES: Final[Mapping[str, SourceName]] = {row.name: row for row in _ROWS if row.target and "*" not in row.name}
 
 

@@ -8,6 +8,7 @@ tried first. :class:`telemetry.identity.node_labels.NodeLabels` decides which la
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -19,6 +20,8 @@ from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import Channel, Kind, by_source_name, channel_as_dict, is_unused, with_rollups
 from telemetry.identity.devices import is_placeholder, normalise_pci_bus_id, place_identity
 from telemetry.identity.node_labels import NO_VALUE, NodeLabelChoice, NodeLabels
+from telemetry.values.names import EXACT_NAMES
+from telemetry.values.numbers import conversion
 
 XID_COUNT_METRIC: Final = "DCGM_EXP_XID_ERRORS_COUNT"
 """The exporter's own count of XIDs in its last minutes, one series for each XID (label ``xid``)."""
@@ -35,6 +38,8 @@ _Device = tuple[str, str, str | None, tuple[tuple[str, str], ...]]
 _DEVICES_KEPT: Final = 20_000  # of some 1 kB
 _LINKS: Final = 18  # NVLink 4 and 5 have 18 links a GPU, the most so far
 _RANK_STEP: Final = 1000
+_OTHER_EXPORTERS: Final = 20  # above the ranks of the names that DCGM and AMD have for a channel
+_OTHER_METRIC: Final = re.compile(r"(?:nvidia|gpu|GPU)_\w+")
 
 
 class Series(NamedTuple):
@@ -281,8 +286,8 @@ def _metrics(channels: Mapping[str, Channel], mapping: SourceMapping) -> dict[st
     scale = {_channel_of(name, sources, "scale"): factor for name, factor in mapping.scale.items()}
     metrics: dict[str, _Metric] = {}
 
-    def add(metric: str, channel: Channel, rank: int, part: str | None = None) -> None:
-        made = _Metric(channel.name, channel.kind, scale.get(channel.name, 1.0), rank * _RANK_STEP, part)
+    def add(metric: str, channel: Channel, rank: int, part: str | None = None, factor: float = 1.0) -> None:
+        made = _Metric(channel.name, channel.kind, scale.get(channel.name, 1.0) * factor, rank * _RANK_STEP, part)
         metrics.setdefault(metric, made)
 
     for metric, target in mapping.metrics.items():
@@ -304,6 +309,11 @@ def _metrics(channels: Mapping[str, Channel], mapping: SourceMapping) -> dict[st
             if metric.startswith("DCGM_FI_DEV_NVLINK_") and metric.endswith("_TOTAL"):
                 for link in range(_LINKS):
                     add(f"{metric.removesuffix('_TOTAL')}_L{link}", channel, rank, str(link))
+    others = [row for row in EXACT_NAMES.values() if row.target in channels and _OTHER_METRIC.fullmatch(row.name)]
+    for rank, row in enumerate(others, start=_OTHER_EXPORTERS):
+        channel = channels[row.target]
+        converted = conversion(row.unit or channel.unit, channel.unit)
+        add(row.name, channel, rank, factor=1.0 if converted is None else converted.scale)
     return metrics
 
 

@@ -1,5 +1,5 @@
-"""What models are worth on history: the backtest, its measures, and what drifted.
+"""Model evaluation on historical data: backtest, metrics, drift detection and GPU-hours saved.
 
-In come a feature matrix and parameters, out come predictions, measurements with intervals and verdicts. Start with
-``backtest.run``; ``metrics`` measures predictions, ``drift`` compares a fit with the rows since.
+Input: a feature matrix and parameters. Output: predictions, metrics with confidence intervals, and verdicts. Start
+with ``backtest.run``; ``drift`` compares recent rows with the training window of the last fit.
 """

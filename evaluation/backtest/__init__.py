@@ -1,4 +1,4 @@
-"""The replay of history: refits in time order, here or on workers, precision targets, and the gate of promotion.
+"""Backtest with sliding refits, run locally or on workers; precision targets; the promotion gate.
 
-In come a matrix and parameters, out come predictions and folds. Start with ``run`` and ``sliding``.
+Input: a feature matrix and parameters. Output: predictions and folds. Start with ``run`` and ``sliding``.
 """

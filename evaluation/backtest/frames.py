@@ -1,4 +1,4 @@
-"""What folds become: the result's frames, the alerts that a cool-down leaves, and the list of what was left out."""
+"""Assembly of a backtest's result from its folds: frames, alerts after the cool-down, and what was skipped."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,35 +19,33 @@ from models.training.schedule import Schedule, format_days, format_instant
 from policy.episodes import NEW_EVIDENCE
 
 VARIANTS: tuple[str, ...] = ("sliding", "train_once")
-"""``sliding``: refitted for every fold; ``train_once``: fitted at the first refit that could be, never again."""
+"""``sliding``: refitted for every fold; ``train_once``: fitted once, at the first refit that has both classes."""
 
 _DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
 class BacktestResult:
-    """What a backtest found.
+    """Predictions, folds and explanations of a backtest.
 
-    ``predictions``: one row for each variant, model and grid row tested, in this order. Columns: ``decision_time``,
+    ``predictions``: one row per variant, model and tested grid row, sorted in this order. Columns: ``decision_time``,
     ``node``, ``gpu``, ``unit``, ``model``, ``variant`` (categories), ``score``, ``risk`` (float32), ``rank`` (int32,
-    the unit's), ``alert`` (bool), ``label`` (Int8; null: censored or not yet known), ``failure_class``, ``incident``,
-    ``node_incident``, ``common_cause`` (Int64; null where the label is not 1), ``incident_start``, ``drain_label``
-    (``label`` within the drain horizon, by which episodes are evaluated), ``fold`` (int32). Baselines are under
-    ``sliding`` only: they learn nothing that training once could lack.
-    ``folds``: one row for each variant and fold: ``fold``, ``variant``, ``refit_at`` (when the models used were
-    fitted), ``test_start``, ``test_end`` (first and last decision time scored), ``span``, ``train_start``,
-    ``train_end``, ``n_positive``, ``n_negative``, ``n_augmented``, ``n_incidents``, ``calibrated``, ``fitted`` (False:
-    stand-ins), ``refit_fold`` (the fold whose refit made the models).
-    ``k``: alert budget: nodes a decision time.
-    ``drain_reach``: how long an episode lasts: gap and drain horizon.
-    ``skipped``: what was left out or replaced, and why.
-    ``drift``: for each fold what a check for drift just before it found, against the last fit; None while there was
-    none.
-    ``horizons``: for each fold the profile's risks at further horizons, see ``add_risks``; none
-    asked for: empty.
-    ``reasons``: why the profile alerted, for the riskiest alerts of each fold.
-    ``attributions``: what the profile's scores are made of, see ``attribution_frame``; None if
-    nothing was to be explained.
+    of the unit), ``alert`` (bool), ``label`` (Int8; null: censored or not yet known), ``failure_class``, ``incident``,
+    ``node_incident``, ``common_cause`` (Int64; null unless the label is 1), ``incident_start``, ``drain_label``
+    (``label`` within the drain horizon, used to evaluate episodes), ``fold`` (int32). Baselines appear under
+    ``sliding`` only, since they need no fit.
+    ``folds``: one row per variant and fold: ``fold``, ``variant``, ``refit_at`` (when the models used were fitted),
+    ``test_start``, ``test_end`` (first and last decision time scored), ``span``, ``train_start``, ``train_end``,
+    ``n_positive``, ``n_negative``, ``n_augmented``, ``n_incidents``, ``calibrated``, ``fitted`` (False: a baseline
+    stood in), ``refit_fold`` (the fold whose refit produced the models).
+    ``k``: alert budget in nodes per decision time.
+    ``drain_reach``: duration of an episode: gap plus drain horizon.
+    ``skipped``: what was skipped or replaced, and why.
+    ``drift``: findings of the drift check before each fold, against the last fit; None before the first fit.
+    ``horizons``: risks of the profile's model at additional horizons for each fold, see ``add_risks``; empty if none
+    were requested.
+    ``reasons``: reasons for the riskiest alerts of the profile's model in each fold.
+    ``attributions``: feature attributions of the profile's model, see ``attribution_frame``; None if ``explain`` is 0.
     """
 
     predictions: pd.DataFrame
@@ -64,13 +62,13 @@ class BacktestResult:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A finished fold, as a checkpoint holds it.
+    """A finished fold, as stored in a checkpoint.
 
-    ``table``: ``row`` (position in the matrix), ``variant`` and ``model`` (numbers), ``score``, ``risk``, ``rank``,
-    ``alert``; the first fold that could be fitted also holds the ``train_once`` rows of all later ones.
-    ``facts``: what else is known of the fold, as JSON holds it: ``fold``, ``span_ms`` (the window chosen), ``unfit``
-    (why it could not be fitted; null: it was), ``refit_fold`` (whose models were used), ``sliding`` (facts of these
-    models), ``horizons``, ``reasons``, ``attributions``.
+    ``table``: ``row`` (position in the matrix), ``variant`` and ``model`` (codes), ``score``, ``risk``, ``rank``,
+    ``alert``. The first fitted fold also holds the ``train_once`` rows of all later folds.
+    ``facts``: JSON-able metadata: ``fold``, ``span_ms`` (selected training window), ``unfit`` (why the fold could not
+    be fitted; null if it was), ``refit_fold`` (fold whose models were used), ``sliding`` (metadata of those models),
+    ``horizons``, ``reasons``, ``attributions``.
     """
 
     table: pa.Table
@@ -78,11 +76,11 @@ class Fold:
 
 
 def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[str, ...]:
-    """List what a backtest left out or replaced, and why.
+    """List what a backtest skipped or replaced, and why.
 
-    ``window``: a candidate that never fits; ``fold``: a refit without both classes; ``calibration``: one whose slice
-    had too few incidents; ``prior``: a refit that it did not help; ``negatives``: a refit whose memory had room for
-    fewer than asked for.
+    ``window``: a candidate longer than the history; ``fold``: a refit that lacks a class or has no new data;
+    ``calibration``: a refit with too few incidents to calibrate; ``prior``: a refit that the prior did not improve;
+    ``negatives``: a refit whose memory limit reduced the number of sampled negatives.
     """
     out = [f"window: {format_days(span)} is longer than the history at every refit" for span in schedule.never_fit]
     for fold in folds:
@@ -104,7 +102,7 @@ def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[str, ...]:
 
 
 def fold_frame(folds: list[Fold], schedule: Schedule, rows: TrainingRows, *, full: bool) -> pd.DataFrame:
-    """Give :attr:`BacktestResult.folds`."""
+    """Return :attr:`BacktestResult.folds`."""
     records = []
     once = next(fold.facts for fold in folds if fold.facts["unfit"] is None)
     for variant in VARIANTS if full else VARIANTS[:1]:
@@ -128,19 +126,19 @@ def fold_frame(folds: list[Fold], schedule: Schedule, rows: TrainingRows, *, ful
 
 
 def drain_labels(matrix: Matrix, horizon: timedelta | None) -> pd.DataFrame:
-    """Label the rows by the longer of the drain horizon and the labels' own, with everything known."""
+    """Return final labels of the rows within the longer of the drain horizon and the matrix's own label horizon."""
     own = matrix.labels(None)
     other = own if horizon is None else matrix.labels(None, horizon=horizon)
     return max(own, other, key=lambda labels: labels["complete_at"].iloc[0])
 
 
 def cooled_down(predictions: pd.DataFrame, k: int, reach: timedelta, cooldown: timedelta) -> np.ndarray:
-    """Choose the alerts of every model and variant with a cool-down (:func:`newly_alerted`).
+    """Select the alerts of every model and variant, with a cool-down per node (:func:`newly_alerted`).
 
-    A node is alerted by its riskiest unit. What a node that cools down leaves of the budget goes to the next in rank; a
-    model that alerts fewer, because its members must agree or its stages pass few, keeps to the alerts that it gave.
+    A node is alerted by its riskiest unit. The alert budget of a node in cool-down goes to the next node in rank. A
+    model that alerts fewer nodes than its budget (an intersection or a cascade) alerts only nodes it already chose.
 
-    ``k``: nodes newly alerted within any 24 hours, at most.
+    ``k``: maximum number of nodes newly alerted within any 24 hours.
     """
     given, out = predictions["alert"].to_numpy(), np.zeros(len(predictions), dtype=np.bool_)
     node, time = node_codes(predictions), milliseconds(predictions["decision_time"], "decision_time")
@@ -165,15 +163,15 @@ def predictions_of(
     drain_label: pd.Series,
     categories: tuple[str, ...] | None = None,
 ) -> pd.DataFrame:
-    """Give :attr:`BacktestResult.predictions` of the folds, models numbered as ``names`` lists them.
+    """Return :attr:`BacktestResult.predictions`; the folds' model codes are positions in ``names``.
 
-    ``drain_label``: of the matrix's rows, from :func:`drain_labels`.
-    ``categories``: models that there could be, ``names`` among them: the same whatever is compared.
+    ``drain_label``: labels of the matrix's rows from :func:`drain_labels`.
+    ``categories``: categories of the ``model`` column, a superset of ``names``; the same for every ``full``.
     """
     tables = [fold.table for fold in folds]
     order = np.lexsort([np.concatenate([t[name].to_numpy() for t in tables]) for name in ("row", "model", "variant")])
 
-    # one column at a time: of a large fleet the whole would be in memory several times
+    # one column at a time, so that a large fleet does not have several copies of the whole table in memory
     def column(name: str) -> np.ndarray:
         return np.concatenate([table[name].to_numpy() for table in tables])[order]
 
@@ -199,15 +197,15 @@ def predictions_of(
 def newly_alerted(
     node: Ints, time: Ints, rank: Ints, risk: Floats, budget: int, *, reach_ms: int, cooldown_ms: int
 ) -> Bools:
-    """Alert so many new nodes a day, those of lowest rank, none again within the cool-down unless its evidence is new.
+    """Alert the lowest ranks within a daily budget; re-alert a node in cool-down only on new evidence.
 
-    ``node``: positions from 0; ``time`` in milliseconds; ``rank``: lowest first; ``risk``: NaN is never new evidence;
+    ``node``: codes from 0; ``time`` in milliseconds; ``rank``: 1 is the riskiest; ``risk``: NaN is never new evidence;
     rows in any order; shape (n,).
-    ``budget``: nodes alerted within any 24 hours, at most.
-    ``reach_ms``: how long an episode lasts: its node is not alerted again before that is over.
-    ``cooldown_ms``: from an alert on; until then the node is alerted again only on a risk of :data:`NEW_EVIDENCE` times
-    that of the alert. Shorter than ``reach_ms``: as long as that.
-    Returns: the alerts, each of which opens an episode; what is chosen at a time depends on nothing later; shape (n,).
+    ``budget``: maximum number of nodes alerted within any 24 hours.
+    ``reach_ms``: duration of an episode, during which its node is not alerted again.
+    ``cooldown_ms``: time after an alert in which its node is re-alerted only if its risk is at least
+    :data:`NEW_EVIDENCE` times that of the alert; at least ``reach_ms``.
+    Returns: mask of the alerts, each of which opens an episode; causal (no look-ahead); shape (n,).
     """
     chosen = np.zeros(len(node), dtype=np.bool_)
     if not len(node):

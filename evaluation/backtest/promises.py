@@ -1,7 +1,8 @@
-"""Promises walked forward: at each refit a precision is promised from earlier outcomes, then kept or broken.
+"""Walk-forward test of precision targets: thresholds set at each refit from earlier outcomes, evaluated on the fold.
 
-What is promised is the precision of drains, which are a node's episodes as :mod:`policy.episodes` has them. Decisions
-are about nodes, as :mod:`evaluation.metrics.scored` has them, and ``threshold_choice`` chooses among their risks.
+A promise is a lower confidence bound on the precision of drains, that is, of a node's episodes
+(:mod:`policy.episodes`). Decisions are per node (:mod:`evaluation.metrics.scored`); ``threshold_choice`` sets the
+thresholds on their risks.
 """
 
 import math
@@ -41,20 +42,20 @@ _NONE = np.iinfo(np.int64).min
 
 @dataclass(frozen=True, slots=True)
 class Promises:
-    """What was promised, and what became of it.
+    """Promised precisions and the precisions reached.
 
-    ``folds``: one row for each model, target and fold (:data:`FOLD_COLUMNS`): whether a promise was made at
-    ``refit_at``, at which ``threshold`` of risk, its ``lower`` bound and the ``earlier_drains`` (with ``earlier_hits``,
-    on ``earlier_nodes`` nodes) behind it, the highest precision that could be promised (``best``; NaN: none), and in
-    the fold itself: ``drains``, those of known outcome, ``hits``, ``incidents`` and those ``caught``, which a right
-    drain came before; a cause of several nodes counts once.
-    ``pooled``: one row for each model and target: ``folds``, ``promised`` (folds with a promise), ``drains``,
-    ``known_drains``, ``hits``, ``precision``, ``kept`` (the precision reached the target; null where no promise brought
-    a drain), ``recall`` of incidents over the whole test period, and ``recall_promised`` over the folds with a promise;
-    ``best`` at the last refit.
-    ``current``: for each model the decisions that all outcomes known at the end would give: one for each target, then
-    the budget's.
-    ``until``: the end that ``current`` looks back from (aware UTC).
+    ``folds``: one row per model, target and fold (:data:`FOLD_COLUMNS`): whether a promise was made at ``refit_at``,
+    its ``threshold`` of risk, its ``lower`` bound from ``earlier_drains`` (of which ``earlier_hits``) on
+    ``earlier_nodes`` nodes, and the highest precision that could be promised (``best``; NaN: none). Then the outcomes
+    in the fold: ``drains``, ``known_drains`` (with a known outcome), ``hits``, ``incidents``, and ``caught`` (preceded
+    by a true-positive drain); a cause shared by several nodes counts once.
+    ``pooled``: one row per model and target: ``folds``, ``promised`` (folds with a promise), ``drains``,
+    ``known_drains``, ``hits``, ``precision``, ``kept`` (the precision reached the target; null without known drains),
+    ``recall`` of incidents over the whole test period, ``recall_promised`` over the folds with a promise, and ``best``
+    at the last refit.
+    ``current``: thresholds of each model from all outcomes known by ``until``: one per target, then those for the
+    alert budget and for costs.
+    ``until``: end of the history that ``current`` uses (aware UTC).
     """
 
     folds: pd.DataFrame
@@ -65,7 +66,7 @@ class Promises:
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """Predictions as arrays: the risk of each model, of rows in the same order for all models."""
+    """Predictions as arrays: risks by model; all models share one row order."""
 
     risks: dict[str, Floats]
     time: Ints
@@ -75,7 +76,7 @@ class _Replayed:
     def evidence(
         self, labels: Labels, groups: IncidentGroups, chosen: Bools, reach_ms: int
     ) -> Iterator[tuple[str, ScoredDecisions]]:
-        """Give what some rows of units say of nodes."""
+        """Aggregate the chosen rows of units to decisions about nodes, for each model."""
         if not chosen.any():
             none = np.zeros(0, dtype=np.int64)
             for name in self.risks:
@@ -91,11 +92,11 @@ class _Replayed:
             yield name, ScoredDecisions(highest, hit, node, time, incident, cause, reach_ms)
 
     def nodes(self, rows: Ints, labels: Labels) -> Grouping:
-        """Group some rows of units by node and time."""
+        """Group rows of units by node and time."""
         return Grouping.of(self.time[rows], self.node[rows], labels.label[rows])
 
     def followed(self, nodes: Grouping, rows: Ints, labels: Labels, groups: IncidentGroups) -> tuple[Ints, Ints]:
-        """Give the first node incident that follows each decision about a node, and its cause; -1: none."""
+        """Return the first node incident after each decision, and its common cause; -1: none."""
         first = nodes.highest(np.where(labels.label[rows] == 1, -1 - labels.incident[rows], _NONE))
         incident = np.where(first > _NONE, -1 - first, -1)
         return groups.node_incident[incident], groups.common_cause[incident]
@@ -104,13 +105,13 @@ class _Replayed:
 def walk_promises(
     predictions: pd.DataFrame, folds: pd.DataFrame, matrix: Matrix, section: PrecisionTargetsSection, *, k: int
 ) -> Promises:
-    """Set promises at every refit on the outcomes of the folds before it, and see which were kept.
+    """Set thresholds at every refit from the outcomes of earlier folds, and evaluate them out of sample.
+
+    A refit uses only labels that were complete and known by then. Thresholds apply to the calibrated risk, the one
+    scale that scores of different refits share. Models in ``ORDERS_ONLY`` get no precision or cost threshold, because
+    their riskiest unit has the same risk at every decision time. They get an alert budget only.
 
     ``predictions``: as :func:`evaluation.backtest.run.run_backtest` returns it; its ``sliding`` variant is used.
-    Returns: at a fold's refit only labels count that were complete and known by then. Thresholds are set on the
-    calibrated risk: it is what the scores of different refits have in common. Models of
-    ``ORDERS_ONLY`` promise nothing, and have no threshold of least cost: their riskiest unit has the
-    same risk on a bad day as on a quiet one. A budget of alerts is what they can hold.
     """
     sliding = (predictions["variant"] == "sliding").to_numpy()
     rows = {
@@ -160,7 +161,7 @@ def walk_promises(
 
 
 def decisions_frame(promises: Promises) -> pd.DataFrame:
-    """Give :attr:`Promises.current` as a frame: one row for each model and decision, the bound's parts as columns."""
+    """Return :attr:`Promises.current` as a frame, one row per model and decision; ``bound`` becomes ``bound_*``."""
     rows = []
     for model, decisions in promises.current.items():
         for decision in decisions:
@@ -175,9 +176,9 @@ def decisions_frame(promises: Promises) -> pd.DataFrame:
 
 
 def _of_drains(matrix: Matrix, at: Ints, section: PrecisionTargetsSection) -> tuple[LabelsAt, Labels]:
-    """Give a reader of the labels that drains are evaluated by, and these by everything known.
+    """Return a reader of the labels that drains are evaluated with, and their final values.
 
-    They are those of the longer of ``section.horizon`` and the labels' own.
+    Their horizon is the longer of ``section.horizon`` and the matrix's own.
     """
     horizons = (None,) if section.horizon is None else (None, section.horizon)
     readers = [labels_of_rows(matrix, at, horizon) for horizon in horizons]
@@ -185,7 +186,7 @@ def _of_drains(matrix: Matrix, at: Ints, section: PrecisionTargetsSection) -> tu
 
 
 def _orders_only(model: str) -> str:
-    """Say why a model has no threshold that means the same at every decision time; empty where it has."""
+    """Return why one threshold cannot serve all decision times of a model; empty if it can."""
     if model not in ORDERS_ONLY:
         return ""
     return f"{model} only ranks the units of one decision time: a threshold on its risk does not carry over to another"
@@ -198,7 +199,7 @@ def _promised(name: str, evidence: ScoredDecisions, section: PrecisionTargetsSec
 
 
 def _by_costs(name: str, evidence: ScoredDecisions, section: PrecisionTargetsSection) -> list[ThresholdChoice]:
-    """Set the threshold of least cost."""
+    """Set the threshold of minimum expected cost; empty without ``costs``."""
     costs = section.costs
     if costs is None:
         return []
@@ -212,7 +213,7 @@ def _known(labels: Labels, at: datetime) -> Bools:
 
 
 def _refit_of(row: Any, time: Ints, fold: Ints) -> datetime:
-    # A fold without a fit of its own uses older models, but its promise looks back from its own beginning.
+    # A fold that was not refitted uses older models, but its thresholds use all outcomes known when it starts.
     start = int(time[fold == int(row.fold)].min())
     return pd.Timestamp(start, unit="ms", tz="UTC").to_pydatetime()
 
@@ -232,10 +233,9 @@ def _summary(decision: ThresholdChoice) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _DrainOutcomes:
-    """Decisions about nodes by everything known.
+    """Decisions about nodes with their final labels.
 
-    ``nodes``: groups the units' rows, of which ``time``, ``node``, ``fold``, ``label``, ``incident`` and ``cause`` hold
-    one entry each.
+    ``nodes``: groups rows of units by node and time. The other arrays have one entry per group.
     """
 
     nodes: Grouping
@@ -257,12 +257,12 @@ class _DrainOutcomes:
         return cls(nodes, models.time[first], models.node[first], models.fold[first], label, incident, cause, reach_ms)
 
     def outcomes(self, decisions: dict[int, ThresholdChoice], unit_risk: Floats) -> list[dict[str, Any]]:
-        """Tell what became of the promises of one target, fold by fold; a drain belongs to the fold it begins in."""
+        """Return the outcomes of one target's thresholds by fold; a drain counts in the fold in which it starts."""
         asked = np.full(max(decisions) + 1, np.inf)
         for fold, decision in decisions.items():
             asked[fold] = np.inf if decision.threshold is None else decision.threshold
         alerts = np.flatnonzero(self.nodes.highest(unit_risk) >= asked[self.fold])
-        # over all folds together: a node that stays alerted over a refit is drained already
+        # across folds: a node that is still alerted after a refit is already drained
         episode_starts = alerts[openings(self.node[alerts], self.time[alerts], self.reach_ms)]
         positive = np.flatnonzero(self.incident >= 0)
         out = []
@@ -275,7 +275,7 @@ class _DrainOutcomes:
                     "drains": len(drains),
                     "known_drains": int((self.label[drains] >= 0).sum()),
                     "hits": len(hits),
-                    # An incident may begin in one fold's horizon and be alerted in two.
+                    # An incident may lie within the horizon of decisions in two folds.
                     "there": dict(zip(self.incident[there].tolist(), self.cause[there].tolist(), strict=True)),
                     "those": set(self.incident[hits].tolist()),
                 }
@@ -285,7 +285,7 @@ class _DrainOutcomes:
 
 
 def _caught(folds: list[dict[str, Any]]) -> tuple[int, int]:
-    """Count the failures of some folds, and those caught in them; a cause of several nodes counts once."""
+    """Count failures, and those caught, over folds; a cause shared by several nodes counts once."""
     causes: dict[int, int] = {}
     for fold in folds:
         causes |= fold["there"]

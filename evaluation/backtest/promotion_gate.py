@@ -1,8 +1,7 @@
-"""The gate: what a challenger must show, on decisions that neither side was trained on, to become the champion.
+"""Promotion gate: criteria that a challenger must meet, out of sample, to replace the champion.
 
-Pure: from two sets of predictions of the same rows to a verdict of one row a criterion. A criterion is *passed*,
-*failed*, or *undecided* where the numbers are too small to tell. The challenger is promoted if nothing failed and
-precision, the one criterion that must be shown, is not undecided.
+Pure: compares two sets of predictions of the same rows. Each criterion is *passed*, *failed*, or *undecided* (too few
+data). The challenger is promoted if no criterion failed and precision passed.
 """
 
 from collections.abc import Sequence
@@ -24,18 +23,17 @@ from models.config import PromotionSection
 Outcome = Literal["passed", "failed", "undecided"]
 
 LEVEL = 0.95
-"""Coverage of the intervals and, of one minus it, the chance that an exact test may err with."""
+"""Confidence level of the intervals; the exact tests have significance level ``1 - LEVEL``."""
 
 _BASE_RATE = "constant base rate"
 
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One row of the verdict.
+    """One criterion of the verdict.
 
-    ``against``: name of the other side; empty for an absolute limit.
-    ``champion``, ``challenger``: the two values; None where there is none.
-    ``outcome``: ``passed``, ``failed`` or ``undecided``.
+    ``against``: name of the reference model; empty for an absolute limit.
+    ``champion``, ``challenger``: values of the two sides; None if undefined.
     """
 
     name: str
@@ -49,12 +47,12 @@ class Criterion:
 
 @dataclass(frozen=True, slots=True)
 class GateVerdict:
-    """What the gate says.
+    """Verdict of the gate.
 
-    ``challenger``, ``champion``: names of the sides; the champion's is that of the baselines where there is no
-    champion.
-    ``rows``, ``positives``, ``nodes``, ``times``, ``incidents``, ``k``: labelled decisions about nodes and positive
-    ones, their nodes and decision times, incidents, and the alert budget.
+    ``champion``: name of the champion, or names of the baselines if there is none.
+    ``rows``, ``positives``: labelled decisions about nodes, and the positive ones among them.
+    ``nodes``, ``times``: distinct nodes and decision times of these decisions.
+    ``k``: alert budget.
     """
 
     challenger: str
@@ -76,7 +74,7 @@ class GateVerdict:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it may not: what failed, and precision where it is undecided."""
+        """Reasons against promotion: failed criteria, and undecided precision."""
         return tuple(
             f"{criterion.name}: {criterion.why}"
             for criterion in self.criteria
@@ -85,7 +83,7 @@ class GateVerdict:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Give the verdict as a JSON object."""
+        """Convert to a JSON object."""
         content = asdict(self) | {"first_time": self.first_time.isoformat(), "last_time": self.last_time.isoformat()}
         return content | {
             "criteria": [asdict(criterion) for criterion in self.criteria],
@@ -97,11 +95,11 @@ class GateVerdict:
 def evaluate_gate(
     challenger: Scored, others: Sequence[Scored], section: PromotionSection, *, seed: int, champion: bool
 ) -> GateVerdict:
-    """Compare a challenger with the champion, or with baselines where there is none yet.
+    """Compare a challenger with the champion, or with baselines if there is no champion yet.
 
-    ``others``: the champion alone, or the baselines, the best of which its recall is compared with.
+    ``others``: the champion alone, or the baselines. Recall is compared with the most precise baseline only.
     ``champion``: whether ``others`` is the champion.
-    Raises ``ValueError`` if the sides do not hold the same rows, or there is no other side.
+    Raises ``ValueError`` if the sides were not scored on the same rows, or ``others`` is empty.
     """
     if not others:
         raise ValueError("nothing to compare with")
@@ -217,7 +215,7 @@ def _recall(name: str, other: Scored, incidents: pd.DataFrame, section: Promotio
     limit = f"at most {_points(margin)} below the other"
     counts = f"{int(here.sum())} against {int(there.sum())} of {n}"
     values = (_number(there.mean()), _number(here.mean())) if n else (None, None)
-    # exact McNemar: of the incidents that one side alone caught, how few would the challenger have by chance?
+    # exact one-sided McNemar test on the incidents that only one side caught
     chance = float(binom.cdf(gained, gained + lost, 0.5))
     outcome: Outcome
     if n < section.min_incidents:

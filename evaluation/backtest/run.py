@@ -1,4 +1,4 @@
-"""The backtest: every refit in its order, or several at a time, and what they became as one result."""
+"""Backtest: run all refits, sequentially or in parallel, and assemble the result."""
 
 import errno
 import hashlib
@@ -53,13 +53,13 @@ _KEY = b"predrain.fold"
 _FINDINGS: TypeAdapter[CheckFindings | None] = TypeAdapter(CheckFindings | None)
 _LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy", "scikit-learn", "lightgbm", "xgboost-cpu")
 ROOMS = ("evaluation", "features", "foundation", "models", "policy", "telemetry")
-"""Rooms whose code shapes predictions."""
+"""Packages whose code affects predictions."""
 
 
 def digest_of(**inputs: Any) -> str:
-    """Digest everything that a fold's predictions depend on.
+    """Hash everything that a fold's predictions depend on: inputs, library versions and the code of ``ROOMS``.
 
-    Returns: 16 hexadecimal digits; differs when an input, a library's version or the rooms' code differs.
+    Returns: 16 hexadecimal digits.
     """
     libraries = {name: version(name) for name in _LIBRARIES}
     content = {"code": source_digest(*ROOMS), "libraries": libraries, "inputs": inputs}
@@ -67,22 +67,22 @@ def digest_of(**inputs: Any) -> str:
 
 
 class FoldStore:
-    """One Parquet file a finished fold, and one JSON file a check for drift, in a folder named by the inputs' digest.
+    """Checkpoint: one Parquet file per finished fold and one JSON file per drift check, in ``folder/digest``.
 
-    ``folder``: where checkpoints are kept; folds of other inputs are left alone.
+    ``folder``: parent of all checkpoints; those with another digest are left untouched.
     """
 
     def __init__(self, folder: Path, digest: str) -> None:
         self._folder = folder / digest
 
     def forget_others(self, but: Path) -> None:
-        """Remove folds of other inputs, or of other code, and all else that lies next to them but one folder."""
+        """Remove every other folder next to this checkpoint, except ``but``."""
         for entry in self._folder.parent.iterdir() if self._folder.parent.is_dir() else ():
             if entry not in (self._folder, but):
                 shutil.rmtree(entry, ignore_errors=True)
 
     def load(self, fold: int) -> Fold | None:
-        """Read a finished fold; None if it is not there or not readable."""
+        """Read a finished fold; None if it is missing or unreadable."""
         try:
             table = pq.read_table(self._path(fold))
         except (FileNotFoundError, pa.ArrowInvalid):
@@ -91,23 +91,23 @@ class FoldStore:
         return None if facts is None else Fold(table, json.loads(facts))
 
     def save(self, fold: int, done: Fold) -> None:
-        """Write a finished fold: the whole file appears, or nothing.
+        """Write a finished fold atomically.
 
-        Raises ``InputError`` if it cannot be written, as on a full disk; earlier folds stay.
+        Raises ``InputError`` if it cannot be written, for example on a full disk; earlier folds are kept.
         """
         stamped = done.table.replace_schema_metadata({_KEY: json.dumps(done.facts, sort_keys=True).encode()})
         with self._appearing(self._path(fold), f"the finished fold {fold}") as temporary:
             pq.write_table(stamped, temporary, compression="zstd")
 
     def load_check(self, fold: int) -> tuple[CheckFindings | None] | None:
-        """Read what the check before a fold found (None: it had nothing to compare with); None if it is not there."""
+        """Read the stored drift check before a fold, as a 1-tuple of its findings; None if there is none."""
         try:
             return (_FINDINGS.validate_python(json.loads(self._check_path(fold).read_bytes())),)
         except (FileNotFoundError, ValueError):
             return None
 
     def save_check(self, fold: int, found: CheckFindings | None) -> None:
-        """Write what the check before a fold found, as :meth:`save` does."""
+        """Write the findings of the drift check before a fold, as :meth:`save` does."""
         with self._appearing(self._check_path(fold), f"the check before fold {fold}") as temporary:
             temporary.write_text(json.dumps(None if found is None else found.to_json()), encoding="utf-8")
 
@@ -135,14 +135,14 @@ class FoldStore:
 _SHARED = "Give every machine of the cluster the same folders under the same paths."
 
 _TURN = threading.Lock()
-"""Learners limit the threads of the whole process: one fit at a time in each."""
+"""Thread limits apply to the whole process, so each worker process fits one model at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefitTask:
-    """Does a refit; small enough to be sent along with each.
+    """A refit as a serializable callable for workers.
 
-    ``matrix``, ``digest``: absolute folder of the matrix, and what it must hold.
+    ``matrix``, ``digest``: absolute path of the matrix folder, and the matrix digest that a worker must find there.
     """
 
     matrix: Path
@@ -153,14 +153,14 @@ class RefitTask:
 
     @classmethod
     def of(cls, matrix: Matrix, setup: BacktestSetup) -> Self:
-        """Make a task; raises ``InputError`` if the matrix is not in a folder."""
+        """Create a task; raises ``InputError`` if the matrix is in memory only."""
         path = getattr(matrix, "path", None)
         if path is None:
             raise InputError("the matrix is in memory, where workers cannot read it", "matrix", "Use --engine local.")
         return cls(Path(path).resolve(), matrix.digest, setup, source_digest(*ROOMS))
 
     def __call__(self, refit: Refit) -> Fold:
-        """Do a refit; this process holds the last backtest that it joined."""
+        """Run a refit; the process caches the backtest between calls."""
         with _TURN, threadpool_limits(limits=THREADS):
             key = repr(self)
             if key not in _JOINED:
@@ -169,7 +169,7 @@ class RefitTask:
             return _JOINED[key].refit(refit)
 
     def open(self) -> Matrix:
-        """Open the matrix; raises ``InputError`` if this machine does not see it, or has other code."""
+        """Open the matrix; raises ``InputError`` if it is missing or different here, or the code version differs."""
         if source_digest(*ROOMS) != self.code:
             raise InputError(
                 "a worker runs a different version of predrain",
@@ -189,9 +189,9 @@ _JOINED: dict[str, Backtest] = {}
 
 
 def run_here(begun: Backtest, done: Mapping[int, Fold], take: Callable[[Refit, Fold], None]) -> None:
-    """Do the refits that are not done in threads of this process; ``take`` is called here with each result, in order.
+    """Run the missing refits in threads of this process; the calling thread passes each result to ``take``, in order.
 
-    While some are fitted the next ones are planned.
+    Planning of later refits overlaps with fitting.
     """
     running: deque[tuple[Refit, Future[Fold]]] = deque()
 
@@ -199,7 +199,7 @@ def run_here(begun: Backtest, done: Mapping[int, Fold], take: Callable[[Refit, F
         refit, fold = running.popleft()
         take(refit, fold.result())
 
-    # One limit around all: set and lifted by each of several fits, it would be lifted too early for the others.
+    # One limit around all fits: set by each fit, it would be lifted by the first to finish.
     with threadpool_limits(limits=THREADS), ThreadPoolExecutor(AT_ONCE, thread_name_prefix="refit") as pool:
         try:
             for refit in begun.plan(done):
@@ -214,7 +214,7 @@ def run_here(begun: Backtest, done: Mapping[int, Fold], take: Callable[[Refit, F
 
 
 def run_refits(engine: Engine, task: RefitTask, refits: Sequence[Refit], take: Callable[[Refit, Fold], None]) -> None:
-    """Do refits on an engine's workers; ``take`` is called here with each result as it comes in."""
+    """Run refits on an engine's workers; the calling process passes each result to ``take`` as it arrives."""
     try:
         engine.run(task, refits, take, max_workers=1)
     finally:
@@ -240,24 +240,23 @@ def run_backtest(
     watch: bool = True,
     engine: Engine | None = None,
 ) -> BacktestResult:
-    """Replay the test period: at every refit, fit all models on the past, and score until the next refit.
+    """Replay the test period: at every refit, fit all models on the past and score until the next refit.
 
-    A refit at R uses rows whose labels are complete by R (decision time + gap + horizon) and known at R, from the span
-    that ends gap + horizon before R; the decisions it scores begin at R.
+    A refit at R uses rows whose labels are complete (decision time + gap + horizon) and known by R. Its training
+    window ends gap + horizon before R, and it scores decisions from R on. The result is bit-for-bit reproducible, also
+    when resumed, and the same with every ``engine``.
 
-    ``checkpoint``: folder for finished folds and fitted learners. A later run with the same inputs and code takes the
-    folds from there; what changes the evaluation alone is no input. One with another profile or other members fits
-    no learner again. What other code left there goes when all folds are done.
-    ``explain``: alerts of ``models.profile`` to explain in each fold, the riskiest first; 0: explain nothing.
-    ``full``: compare all models, also as trained once; False: fit what the profile needs, and the baselines. What the
-    profile predicts is the same, bit for bit.
+    ``checkpoint``: folder for finished folds and fitted learners. A later run with the same inputs and code reuses the
+    folds; parameters of the evaluation alone do not invalidate them. A run with another profile or other ensemble
+    members reuses the learners. Stale checkpoints are removed when all folds are done.
+    ``explain``: number of alerts of ``models.profile`` to explain in each fold, riskiest first; 0: none.
+    ``full``: compare all models, sliding and trained once; False: only the baselines and what the profile needs. The
+    profile's predictions are the same in both cases.
     ``watch``: check for drift before each fold.
-    ``engine``: who does the refits; default: threads of this process. The result is the same, bit for bit. Others read
-    the matrix from its folder.
-    Returns: the same, bit for bit, for the same inputs, whether resumed or not.
-    Raises ``InputError`` if no span fits, the test period is empty or begins too early, a name is unknown, or no refit
-    at all has both classes. A single refit that lacks one falls back to the models fitted last (to ``history_count``
-    before any) and is listed in ``skipped``.
+    ``engine``: runs the refits; default: threads of this process. Other engines read the matrix from its folder.
+    Raises ``InputError`` if no training window fits, the test period is empty or starts too early, a model name is
+    unknown, or no refit has both classes. A single refit that lacks a class falls back to the last fitted models (or,
+    before any, to ``history_count``) and is listed in ``skipped``.
     """
     fits = None if checkpoint is None else checkpoint.resolve() / f"fits-{digest_of()}"
     setup = BacktestSetup(training, models, backtest, seed, explain, full, fits)
@@ -285,7 +284,7 @@ def run_backtest(
             store.save(refit.fold, result)
         done[refit.fold] = result
         check_drift()
-        pa.default_memory_pool().release_unused()  # else the C library keeps what the fit has freed
+        pa.default_memory_pool().release_unused()  # otherwise the allocator holds on to memory that the fit freed
         report()
 
     def check_drift() -> None:

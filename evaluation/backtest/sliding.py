@@ -1,4 +1,4 @@
-"""Sliding training: which models score each fold, and one fold fitted and scored without knowing the others."""
+"""Sliding refits: plan which models score each fold, then fit and score folds independently of each other."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ from models.training.schedule import alert_budget, format_instant, plan_schedule
 from models.training.trainer import Trainer
 
 RECENT_SPAN = timedelta(days=14)
-"""Features are compared on the rows of this much time before a check, or since the last check where that is longer."""
+"""Drift checks compare the features of rows this recent, or since the previous refit if that is longer ago."""
 
 EARLIER_ALERTS = timedelta(days=56)
-"""Alerts are compared with those of this much time before the last fit, in windows as long as the time since it."""
+"""Drift checks compare alerts with those from this long before the last fit, in windows as long as the time since."""
 
 
 class DriftWatch:
@@ -45,10 +45,7 @@ class DriftWatch:
         self._last: tuple[int, LabelledRows] | None = None
 
     def check(self, fold: int, before: Sequence[Fold], labelled: LabelledRows) -> CheckFindings | None:
-        """Look at what changed since the last fit before a fold.
-
-        Returns: none where nothing has been fitted yet.
-        """
+        """Compare the time since the last fit before a fold with that fit; None before the first fit."""
         fits = [past.facts["fold"] for past in before if past.facts["unfit"] is None]
         if not fits:
             self._last = fold, labelled
@@ -80,7 +77,7 @@ class DriftWatch:
         )
 
     def _reference(self, fit: int, facts: Mapping[str, Any]) -> Reference:
-        """Summarise the rows of a fold's fit; the same after a restart, since it depends on the matrix alone."""
+        """Summarise the training rows of a fold's fit; depends on the matrix alone, so it survives a restart."""
         if fit not in self._references:
             labelled = (
                 self._last[1] if self._last and self._last[0] == fit else self._trainer.labels_at(self._refits_ms[fit])
@@ -112,11 +109,9 @@ _EARLIER_MS = duration_ms(EARLIER_ALERTS)
 
 @dataclass(frozen=True, slots=True)
 class BacktestSetup:
-    """The parameters of a backtest.
+    """Parameters of a backtest, as :func:`evaluation.backtest.run.run_backtest` takes them.
 
-    ``explain``: alerts to explain in each fold.
-    ``full``: whether all models are compared, also as trained once, or only what the profile needs.
-    ``fits``: folder of fitted learners, where a run with other parameters finds those that are its own; None: none.
+    ``fits``: folder of fitted learners that runs with other parameters may reuse; None: no reuse.
     """
 
     training: TrainingSection
@@ -130,14 +125,14 @@ class BacktestSetup:
 
 @dataclass(frozen=True, slots=True)
 class Refit:
-    """What to fit and score for one fold.
+    """Plan of one fold.
 
-    ``source``: fold at whose beginning the models are fitted: this one or, where its window holds one class only or
-    nothing new, the last before it that could be; None: there was none, and a baseline is used.
+    ``source``: fold whose start is the refit time of the models used: this fold, or the last fitted one if this
+    fold's window has one class only or no new data; None: no fold was fitted yet, a baseline stands in.
     ``span``: training window of that fit.
-    ``chosen``: training window chosen for this fold.
-    ``unfit``: why this fold cannot be fitted; None: it can.
-    ``once_for``: folds that the same models score as those trained once.
+    ``chosen``: training window selected for this fold.
+    ``unfit``: why this fold is not refitted; None: it is.
+    ``once_for``: folds to score with the same models for the ``train_once`` variant.
     """
 
     fold: int
@@ -149,10 +144,7 @@ class Refit:
 
 
 class Backtest:
-    """The folds of a backtest: what to do for each, and doing it.
-
-    ``matrix``: with raw windows where a learner reads them.
-    """
+    """Plans, fits and scores the folds of a backtest."""
 
     def __init__(self, matrix: Matrix, setup: BacktestSetup) -> None:
         models = setup.models
@@ -180,7 +172,7 @@ class Backtest:
         self._fitted: tuple[int, FittedModels] | None = None
 
     def plan(self, done: Mapping[int, Fold]) -> Iterator[Refit]:
-        """Say what to do for each fold that is not done yet, in order; fits nothing but what chooses the window."""
+        """Plan each fold that is not done yet, in order; fits models only to select the training window."""
         window, source = None, None
         for fold, refit_ms in enumerate(self.schedule.refits_ms):
             if fold in done:
@@ -190,7 +182,7 @@ class Backtest:
                 if unfit is None:
                     labels = self._trainer.labels_at(refit_ms)
                     window = self._trainer.choose_span(refit_ms, labels, window)
-                    assert window is not None  # the schedule begins where a window fits
+                    assert window is not None  # the schedule starts where a window fits
                     unfit = self._trainer.unfit(refit_ms, labels, window)
             assert window is not None
             first = source is None and unfit is None
@@ -204,12 +196,12 @@ class Backtest:
                 yield Refit(fold, *source, window, unfit, once_for=tuple(later))
 
     def _nothing_new(self, source: int, refit_ms: int) -> str | None:
-        """Say why a refit would repeat an earlier one; None: it would not."""
+        """Return why a refit would repeat an earlier one; None if it would not."""
         why = self._trainer.nothing_new(self.schedule.refits_ms[source], refit_ms)
         return None if why is None else f"refit at {format_instant(refit_ms)}: {why}"
 
     def refit(self, refit: Refit) -> Fold:
-        """Fit and score a fold; several threads may do so at the same time."""
+        """Fit and score a fold; thread-safe."""
         models = self._models(refit)
         scored = self._scores(refit.fold, models)
         parts = self._parts(refit.fold, models, scored, "sliding")
@@ -228,7 +220,7 @@ class Backtest:
         return Fold(table, facts | self._explained(refit.fold, models, table))
 
     def check_drift(self, before: Sequence[Fold]) -> CheckFindings | None:
-        """Check what changed between the last fit of some folds and the refit after them, with what was known then."""
+        """Check for drift between the last fit in ``before`` and the next refit, with data known at that refit."""
         return self._watch.check(len(before), before, self._trainer.labels_at(self.schedule.refits_ms[len(before)]))
 
     def _models(self, refit: Refit) -> FittedModels:
@@ -242,7 +234,7 @@ class Backtest:
         return cached[1]
 
     def _explained(self, fold: int, used: FittedModels, table: pa.Table) -> dict[str, Any]:
-        """Explain a fold's riskiest alerts."""
+        """Return a fold's further horizons, and explanations of its riskiest alerts."""
         alerted = riskiest_alerts(table, model=used.models.index(self._profile), variant=0, count=self._explain)
         tested, read = self.schedule.fold_rows(self.rows, fold), self._trainer.values
         return {
@@ -254,12 +246,12 @@ class Backtest:
         }
 
     def _scores(self, fold: int, models: FittedModels) -> dict[str, Any]:
-        """Score a fold's rows, by model."""
+        """Score a fold's rows with every model."""
         tested = self.schedule.fold_rows(self.rows, fold)
         return models.score_rows(self._trainer.values, tested, self.rows)
 
     def _parts(self, fold: int, models: FittedModels, scores: dict[str, Any], variant: str) -> list[dict[str, Any]]:
-        """Give the columns of a fold's predictions, model by model."""
+        """Return the columns of a fold's predictions, one dict per model."""
         tested = self.schedule.fold_rows(self.rows, fold)
         parts: list[dict[str, Any]] = []
         for number, name in enumerate(models.models):

@@ -1,4 +1,4 @@
-"""Thresholds from earlier decisions: where a precision can be promised, a budget of alerts kept, or a drain pays."""
+"""Risk thresholds from earlier decisions, for a target precision, an alert budget, or minimum expected cost."""
 
 import math
 from collections.abc import Sequence
@@ -15,31 +15,31 @@ from policy.bounds import NO_ALERTS, PrecisionBound, precision_bound
 from policy.episodes import Bools, Floats, Ints, caught_causes, openings
 
 START, START_AT_LEAST = 3, 30
-"""Thresholds are tested from that on which alerts this many times the nodes that would do if all were right, and at
-least so many: fewer leave no room for an error, more need longer to gather."""
+"""Testing starts at the threshold that alerts ``START`` times the nodes needed if every alert were correct, and at
+least ``START_AT_LEAST`` nodes: with fewer, one false positive fails the test; more take longer to collect."""
 
 DEEPEST = 0.1
-"""Share of the riskiest rows among which thresholds are looked for: who alerts more has none worth a promise."""
+"""Share of the riskiest rows in which thresholds are searched; a threshold that alerts more rows is of no use."""
 
 _STEP = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class ThresholdChoice:
-    """A threshold and what may be expected of it.
+    """A threshold and its expected performance.
 
     ``kind``: ``precision``, ``budget`` or ``cost``.
-    ``asked``: the target precision, the budget a decision time, or the cost of an unneeded drain over that of a missed
-    failure.
-    ``confidence``: One-sided confidence of every bound in here.
-    ``promised``: whether the lower bound of the precision reaches what was asked; for a budget and for costs, whether
-    there is evidence at all.
-    ``threshold``: alert where the risk is at least this; None: alert nothing.
-    ``bound``: of the drains on earlier data (its ``alerts``); of the last try where nothing is promised.
+    ``asked``: target precision, alert budget per decision time, or cost of an unneeded drain relative to the saving
+    of a needed one.
+    ``confidence``: one-sided confidence of every bound.
+    ``promised``: for a precision, whether its lower bound reaches the target; for a budget, whether there is a
+    threshold; for costs, whether the lower bound of the saving is positive.
+    ``threshold``: alert if the risk is at least this; None: alert nothing.
+    ``bound``: precision of the drains on earlier data (its ``alerts``); that of the last test if nothing is promised.
     ``drains_per_decision``: drains started per decision time on earlier data.
-    ``recall``: share of the earlier data's incidents that were caught; NaN without any.
-    ``best``: the highest precision that can be promised at this confidence; None: not looked for, or none.
-    ``saving``, ``saving_lower``: for costs: what is saved per decision time against alerting nothing, and its bound.
+    ``recall``: share of the incidents in earlier data that were caught; NaN without incidents.
+    ``best``: the highest precision that can be promised at this confidence; None: not computed, or none.
+    ``saving``, ``saving_lower``: for costs: saving per decision time over never draining, and its lower bound.
     """
 
     kind: Literal["precision", "budget", "cost"]
@@ -56,7 +56,7 @@ class ThresholdChoice:
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Give the decision as a JSON object; NaN is null."""
+        """Convert to a JSON object; NaN becomes null."""
         content: dict[str, Any] = orjson.loads(orjson.dumps(self, option=orjson.OPT_SERIALIZE_NUMPY))
         return content
 
@@ -64,22 +64,22 @@ class ThresholdChoice:
     def refused(
         cls, kind: Literal["precision", "budget", "cost"], asked: float, confidence: float, why: str, recall: float
     ) -> "ThresholdChoice":
-        """Give the decision that sets no threshold, with the reason."""
+        """Return a choice without a threshold, with the reason."""
         return cls(kind, asked, confidence, False, None, NO_ALERTS, 0.0, recall, why=why)
 
 
 def for_precisions(evidence: "ScoredDecisions", targets: Sequence[float], confidence: float) -> list[ThresholdChoice]:
-    """Choose for each target the lowest threshold whose precision can be promised; each promise is one on its own.
+    """Choose for each target the lowest threshold whose precision can be promised; targets are tested independently.
 
     ``targets``: precisions, between 0 and 1 exclusive.
-    ``confidence``: One-sided, between 0 and 1 exclusive: the chance that the true precision of the chosen threshold
-    lies below the target is at most ``1 - confidence``, if later decisions are like the earlier ones.
-    Returns: ``promised`` False where no threshold passes; ``best`` then says what could be promised.
+    ``confidence``: one-sided, between 0 and 1 exclusive. The probability that the true precision at the chosen
+    threshold is below the target is at most ``1 - confidence``, if later decisions resemble earlier ones.
+    Returns: ``promised`` is False if no threshold passes; ``best`` is then the highest precision that would pass.
 
-    Choosing the best of many thresholds would promise too much. So thresholds are tested in an order fixed beforehand,
-    from strict to loose by the number of nodes alerted (which the outcomes do not tell), and the first failure ends
-    it: fixed-sequence testing, which needs no correction for the search (Angelopoulos, Bates, Candes, Jordan and Lei,
-    Learn then Test, 2021, section 4). What is counted are drains (:attr:`ScoredDecisions.reach_ms`).
+    Choosing the best of many thresholds is optimistic. Thresholds are therefore tested in an order fixed in advance,
+    from strict to loose by the number of nodes alerted (which does not depend on outcomes), up to the first failure:
+    fixed-sequence testing, which needs no correction for multiple testing (Angelopoulos, Bates, Candes, Jordan and
+    Lei, Learn then Test, 2021, section 4). Precision is that of drains (:attr:`ScoredDecisions.reach_ms`).
     """
     ordered = _Ordered.of(evidence)
     best = _best(ordered, confidence)
@@ -108,19 +108,20 @@ def _precision(ordered: "_Ordered", target: float, confidence: float, best: floa
 
 
 def no_promise(target: float, confidence: float, why: str, evidence: "ScoredDecisions") -> ThresholdChoice:
-    """Give the decision for a precision that is not promised; the evidence tells whether an incident was missed."""
+    """Return a choice without a promise; its recall is 0, or NaN if the evidence holds no incident."""
     return ThresholdChoice.refused("precision", target, confidence, why, 0.0 if evidence.incidents else math.nan)
 
 
 def for_budget(evidence: "ScoredDecisions", k: float, confidence: float) -> ThresholdChoice:
-    """Choose the threshold that alerts ``k`` nodes a decision time on earlier data, and bound its precision.
+    """Choose the threshold that alerts ``k`` nodes per decision time on earlier data, and bound its precision.
 
-    ``confidence``: One-sided, between 0 and 1 exclusive.
-    Returns: the one threshold is set by the risks alone, so its bound needs no correction for a search. Rows of equal
-    risk are alerted together or not at all: never more than the budget.
+    The threshold depends on the risks alone, so the bound needs no correction for multiple testing. Tied risks are
+    alerted together or not at all, never beyond the budget.
+
+    ``confidence``: one-sided, between 0 and 1 exclusive.
     """
     rows = math.floor(k * evidence.times)
-    # one row more tells whether those of the lowest risk are all within the budget
+    # one extra row, to see whether a tie crosses the budget
     ordered = _Ordered.of(evidence, min((rows + 1) / max(len(evidence.risk), 1), 1.0))
     end = ordered.at_most(rows) if len(evidence.risk) else 0
     if end == 0:
@@ -134,7 +135,7 @@ def for_budget(evidence: "ScoredDecisions", k: float, confidence: float) -> Thre
 
 @dataclass(frozen=True, slots=True)
 class _Ordered:
-    """Rows from the riskiest on; a set of alerts is a prefix that splits no ties."""
+    """Rows sorted by descending risk; an alert set is a prefix that splits no ties."""
 
     evidence: "ScoredDecisions"
     order: Ints
@@ -142,7 +143,7 @@ class _Ordered:
     nodes_before: Ints
     ends: Ints
     by_node: Ints
-    """Places in ``order``, sorted by node and time."""
+    """Positions in ``order``, sorted by node and time."""
     cluster: Ints
 
     @classmethod
@@ -150,7 +151,7 @@ class _Ordered:
         selected = np.arange(len(evidence.risk))
         rows = math.ceil(deepest * len(selected))
         if rows < len(selected):
-            # Ties at the edge stay together, so a prefix means the same as it would among all rows.
+            # Keep ties at the cut together, so that a prefix is the same as among all rows.
             selected = np.flatnonzero(
                 evidence.risk >= np.partition(evidence.risk, len(selected) - rows)[len(selected) - rows]
             )
@@ -166,19 +167,19 @@ class _Ordered:
         return cls(evidence, order, node.astype(np.int64), np.cumsum(fresh), ends.astype(np.int64), by_node, cluster)
 
     def end_of(self, nodes: int) -> int | None:
-        """Give the shortest prefix that alerts this many nodes; None if there are not so many."""
+        """Return the length of the shortest prefix that alerts this many nodes; None if there are fewer nodes."""
         if not len(self.order) or nodes > self.nodes_before[-1]:
             return None
         row = int(np.searchsorted(self.nodes_before, nodes)) + 1
         return int(self.ends[np.searchsorted(self.ends, row)])
 
     def at_most(self, rows: int) -> int:
-        """Give the longest prefix of at most this many rows."""
+        """Return the length of the longest prefix with at most this many rows."""
         at = int(np.searchsorted(self.ends, rows, side="right"))
         return int(self.ends[at - 1]) if at else 0
 
     def begun(self, end: int) -> Ints:
-        """Give the places in ``order`` of the alerts of a prefix that begin a drain."""
+        """Return the positions in ``order`` of the alerts within a prefix that start a drain."""
         places = self.by_node[self.by_node < end]
         return places[openings(self.node[places], self.evidence.time[self.order[places]], self.evidence.reach_ms)]
 
@@ -198,7 +199,7 @@ class _Ordered:
         bound: PrecisionBound,
         why: str,
     ) -> ThresholdChoice:
-        """Give the decision that alerts a prefix."""
+        """Return the choice whose threshold alerts this prefix."""
         why = f"{why}; with {confidence:.0%} confidence at least {_low(bound.lower)}"
         threshold, recall = self.threshold(end), self.evidence.recall(self.order[self.begun(end)])
         drains = bound.alerts / self.evidence.times
@@ -206,13 +207,13 @@ class _Ordered:
 
 
 def _best(ordered: _Ordered, confidence: float) -> float | None:
-    """Find the precision up to which every target would be promised: the same tests, from low targets to high ones.
+    """Find the highest target that would be promised, by the same tests in ascending order of targets.
 
-    Their order is fixed beforehand, too, so that looking needs no correction either.
+    This order is also fixed in advance, so it needs no correction for multiple testing.
     """
     best, nodes = 0.0, START_AT_LEAST
     while (end := ordered.end_of(nodes)) is not None:
-        highest = (1 - confidence) ** (START / nodes)  # of the targets that are tested from so many nodes on
+        highest = (1 - confidence) ** (START / nodes)  # highest target whose testing starts at this many nodes
         lower = ordered.bound(end, confidence).lower
         best = max(best, min(lower, highest))
         if lower < highest:
@@ -226,7 +227,7 @@ def _first_tested(target: float, confidence: float) -> int:
 
 
 def clusters_needed(target: float, confidence: float) -> int:
-    """Give how many independent alerts, all right, promise a precision: (1 - confidence) ** (1 / n) >= target."""
+    """Return how many independent alerts, all correct, a promise needs: (1 - confidence) ** (1 / n) >= target."""
     return max(1, math.ceil(math.log(1 - confidence) / math.log(target) - 1e-9))
 
 
@@ -256,23 +257,23 @@ def _refusal(
 
 
 def _low(value: float) -> str:
-    """Write a lower bound, rounded down."""
+    """Format a lower bound as a percentage, rounded down."""
     return f"{math.floor(1000 * value) / 10:.1f}%"
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredDecisions:
-    """Scored decisions about nodes with known labels, each array of shape (n,).
+    """Scored decisions about nodes with known labels; arrays have shape (n,).
 
-    They must have been scored by models that had not seen their labels; else no bound holds.
+    The scores must be out of sample; otherwise no bound holds.
 
-    ``risk``: what thresholds are set on: the riskiest highest. Any monotone score does, except for costs.
+    ``risk``: any monotone score works, except for costs, which need a calibrated probability.
     ``hit``: whether an incident followed within the horizon.
-    ``node``: whose decision it is; decisions about one node may depend on each other.
+    ``node``: code of the node; decisions about one node may be dependent.
     ``time``: decision times in milliseconds since the epoch.
-    ``incident``: the node incident behind a hit; -1: none, or unknown.
-    ``cause``: its common cause, which other node incidents may share; -1: none, or unknown.
-    ``reach_ms``: how long a drain lasts, as :func:`policy.episodes.openings` takes it; 0: every alert counts by itself.
+    ``incident``: node incident behind a hit; -1: none or unknown.
+    ``cause``: its common cause, which other node incidents may share; -1: none or unknown.
+    ``reach_ms``: duration of a drain for :func:`policy.episodes.openings`; 0: every alert counts as a drain.
     """
 
     risk: Floats
@@ -294,23 +295,23 @@ class ScoredDecisions:
 
     @property
     def incidents(self) -> int:
-        """Number of distinct failures that a decision could have caught, a common cause counted once."""
+        """Number of distinct failures that a decision could have caught; a common cause counts once."""
         return len(np.unique(self.cause[self.hit & (self.incident >= 0)]))
 
     def cluster(self, rows: Ints) -> Ints:
-        """Give the cluster of each of some rows (:func:`evaluation.metrics.scored.clusters`)."""
+        """Return the cluster of each of these rows (:func:`evaluation.metrics.scored.clusters`)."""
         node, cause = self.node[rows], np.where(self.hit[rows], self.cause[rows], -1)
         failing = np.flatnonzero(self.hit & (self.incident >= 0))
         shared = shared_causes(self.node[failing], self.cause[failing])
         return clusters(node, cause, shared, int(self.node.max(initial=-1)) + 1)
 
     def opened(self, alert: Bools) -> Ints:
-        """Give the rows of the alerts that open an episode, which is a drain."""
+        """Return the rows of the alerts that open an episode, that is, start a drain."""
         rows = np.flatnonzero(alert)
         return rows[openings(self.node[rows], self.time[rows], self.reach_ms)]
 
     def recall(self, alert: Bools | Ints) -> float:
-        """Give the share of failures that at least one alert caught; NaN without any.
+        """Return the share of failures that at least one alert caught; NaN without failures.
 
         A common cause counts once (:func:`policy.episodes.caught_causes`).
 
@@ -326,14 +327,13 @@ class ScoredDecisions:
 
 
 def for_costs(evidence: ScoredDecisions, costs: CostsSection, confidence: float) -> ThresholdChoice:
-    """Choose the threshold of least expected cost, and tell what it would have saved.
+    """Choose the threshold of minimum expected cost, and estimate what it would have saved.
 
-    ``evidence``: earlier decisions, scored out of time; ``risk`` must be a calibrated probability.
-    Returns: the threshold is ``costs.break_even``, which no search has touched; ``promised`` says whether the lower
-    bound of the saving is above zero. ``saving`` is a decision time's, against draining nothing.
+    The threshold is ``costs.break_even``, so its bound needs no correction for multiple testing. Each failure is saved
+    at most once, and each false drain costs (:meth:`ScoredDecisions.opened`). The bound of the saving is a normal
+    approximation over clusters (:meth:`ScoredDecisions.cluster`).
 
-    What is counted are drains (:meth:`ScoredDecisions.opened`): a failure is saved once, and a false drain
-    counts each time it begins. The bound is normal over clusters (:meth:`ScoredDecisions.cluster`).
+    ``evidence``: earlier decisions, scored out of sample; ``risk`` must be a calibrated probability.
     """
     if not len(evidence.risk):
         return no_threshold(costs, confidence, "there are no earlier decisions")
@@ -372,5 +372,5 @@ def for_costs(evidence: ScoredDecisions, costs: CostsSection, confidence: float)
 
 
 def no_threshold(costs: CostsSection, confidence: float, why: str) -> ThresholdChoice:
-    """Give the decision where costs set no threshold, with the reason."""
+    """Return a cost choice without a threshold, with the reason."""
     return ThresholdChoice.refused("cost", costs.unneeded_drain / costs.saved, confidence, why, math.nan)

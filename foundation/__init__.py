@@ -1,5 +1,5 @@
 """Shared foundation: errors, durations, instants, settings, atomic files, HTTP, and clients.
 
-``kubernetes`` and ``slurm`` read what these schedulers answer; ``programs`` runs their commands; ``server`` is what
-HTTP services share. It imports no other room.
+``kubernetes`` and ``slurm`` parse the responses of the schedulers, ``programs`` runs their commands, and ``server`` is
+shared by the HTTP services. It imports no other room.
 """

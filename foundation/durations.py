@@ -12,10 +12,10 @@ _CLOCK = re.compile(r"(\d+):(\d\d):(\d\d)", re.ASCII)
 
 
 def parse_duration(value: object) -> timedelta:
-    """Read a duration such as ``10m``, ``6h`` or ``1h30m``.
+    """Parse a duration like ``10m``, ``6h`` or ``1h30m``.
 
-    ``value``: a ``timedelta`` (returned as it is) or a string of numbers with the units s, m or min, h, d, w.
-    Raises ``ValueError`` if the text has no unit or is not a duration; the message shows the value and an example.
+    ``value``: a ``timedelta`` (returned unchanged) or a string of numbers with the units s, m or min, h, d, w.
+    Raises ``ValueError`` if a number has no unit or the value is not a duration; the message has an example.
     """
     if isinstance(value, timedelta):
         return value
@@ -35,11 +35,11 @@ def parse_duration(value: object) -> timedelta:
 
 
 def format_duration(value: timedelta) -> str:
-    """Write a duration the way :func:`parse_duration` reads it, in the largest unit that divides it.
+    """Format a duration for :func:`parse_duration`, in the largest unit that divides it.
 
     >>> format_duration(timedelta(hours=48)), format_duration(timedelta(minutes=90)), format_duration(timedelta(0))
     ('2d', '90m', '0s')
-    >>> format_duration(timedelta(seconds=1_234_567, milliseconds=500))  # exactly, for it is read back
+    >>> format_duration(timedelta(seconds=1_234_567, milliseconds=500))  # exact, so that it round-trips
     '1234567.5s'
     """
     seconds = value.total_seconds()

@@ -1,4 +1,4 @@
-"""The one error that a user's input can raise: what was wrong, where, and what to do about it."""
+"""The one error raised for user input: what is wrong, where, and how to fix it."""
 
 from typing import Final
 
@@ -6,11 +6,9 @@ _MAX_LENGTH: Final = 5_000
 
 
 class InputError(Exception):
-    """Input that cannot be used: a file, a row, a parameter.
+    """Invalid input; the command prints the error without a traceback and exits with status 1.
 
-    The command prints it without a traceback and exits with 1.
-
-    ``where``: location: file, row, column, node, GPU or parameter.
+    ``where``: file, row, column, node, GPU or parameter.
     """
 
     def __init__(self, what: str, where: str, do: str) -> None:
@@ -20,10 +18,10 @@ class InputError(Exception):
         self.do = do
 
     def __str__(self) -> str:
-        # A hostile value that is quoted must not fill the log.
+        # `what` may quote a hostile value, which must not fill the log.
         what = self.what if len(self.what) <= _MAX_LENGTH else f"{self.what[:_MAX_LENGTH]} …"
         return f"{what} ({self.where}). {self.do}"
 
 
 class TooEarlyError(InputError):
-    """Data without fault that do not reach far enough yet."""
+    """The data are valid but do not cover enough time yet."""

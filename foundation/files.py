@@ -1,13 +1,13 @@
-"""Writes that happen wholly or not at all: how a killed one is undone, and what to say when the disk is full.
+"""Atomic writes of files and folders, recovery from interrupted ones, and errors for a full disk.
 
 A folder NAME is built in its hidden sibling ``.NAME.building`` (same file system, so that a rename suffices), while the
-builder holds ``.NAME.lock``. On completion the old NAME is renamed to ``.NAME.previous``, and the new one takes its
-name. A process that dies leaves one of three states, and :func:`recover_folder` brings each back to one whole folder:
-nothing renamed (NAME is the old one), only the first rename done (the old one gets its name back), both done (NAME is
-the new one).
+builder holds ``.NAME.lock``. On commit the old NAME is renamed to ``.NAME.previous``, then the new folder to NAME. A
+process that dies leaves one of three states, and :func:`recover_folder` restores one complete folder from each: nothing
+renamed (NAME is the old folder), only the first rename done (the old folder is renamed back), both done (NAME is the
+new folder).
 
-A reader that must not be disturbed takes a :class:`ReadLease`: an old folder is put aside as ``.NAME.reading-…``, and
-removed by the first swap after its last reader.
+A reader that needs a stable folder takes a :class:`ReadLease`: the replaced folder is renamed to ``.NAME.reading-…``,
+and removed by the first swap after its last reader has closed it.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _STALE_S = 3600.0
 _SWAP_WAIT_S = 2.0
-# Two renames take microseconds; a builder seen between them for longer than this has stopped.
+# Two renames take microseconds; a builder that is between them for longer than this has died.
 
 
 def building_path(target: Path) -> Path:
@@ -56,7 +56,7 @@ def disk_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # Arrow raises OSError without an errno in places, but keeps the number in its text.
+        # Some of Arrow's OSErrors have no errno attribute, only the number in the message.
         text = str(error)
         if error.errno in _FULL or any(f"errno {code}" in text or f"Errno {code}" in text for code in _FULL):
             raise InputError(
@@ -80,7 +80,7 @@ def disk_errors(target: Path) -> Iterator[None]:
 
 
 def check_regular(path: Path) -> None:
-    """Raise ``InputError`` for pipes, devices and sockets: reading them may never end. Folders and no file pass."""
+    """Raise ``InputError`` for pipes, devices and sockets, which may block forever; folders and missing files pass."""
     if not path.exists() or path.is_dir():
         return
     system = path.resolve().parts[:2] in (("/", "proc"), ("/", "sys"), ("/", "dev"))
@@ -89,12 +89,12 @@ def check_regular(path: Path) -> None:
 
 
 def refuse_other_writers(folder: Path, inside: Iterable[Path] = ()) -> None:
-    """Raise ``InputError`` if others may write a folder, or paths in it: scores and bundles, which drains follow from.
+    """Raise ``InputError`` if other users can write a folder or paths in it: drains depend on scores and bundles.
 
-    A group may write it that is one of this process's own. ``OSError`` where one of them is missing.
+    Groups of this process may have write permission. Raises ``OSError`` if a path is missing.
 
-    Whoever named the folder trusts its owner, and the folders above it: volumes of containers are often open to all of
-    the container. A signature would need a key that the same people can read.
+    The folder's owner and its parent folders are trusted: container volumes are often world-writable. A signature
+    would need a key that the same users can read.
     """
     folder = folder.resolve()
     owner = folder.stat().st_uid
@@ -110,7 +110,7 @@ def refuse_other_writers(folder: Path, inside: Iterable[Path] = ()) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """Force a file's content, or a folder's entries, to the disk."""
+    """Call fsync on a file or a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -120,9 +120,9 @@ def fsync_path(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a hidden sibling to write to, which takes the name ``path`` when the block ends without an error.
+    """Yield a hidden sibling to write to, and rename it to ``path`` when the block ends without an error.
 
-    Concurrent writers of one path have a sibling each; the last one wins. What killed writers of it left behind goes.
+    Each concurrent writer has its own sibling; the last one wins. Siblings of killed writers are removed after an hour.
     """
     for stale in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
         with contextlib.suppress(OSError):
@@ -137,9 +137,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a small file atomically: to a hidden sibling, forced to the disk, then renamed.
+    """Write a small file atomically: to a hidden sibling, with fsync, then renamed.
 
-    Raises ``InputError`` if the disk is full or the folder may not be written to; the old file is unchanged.
+    Raises ``InputError`` if the disk is full or the folder is not writable; the old file is unchanged.
     """
     with disk_errors(path), replacing(path) as temporary, temporary.open("wb") as stream:
         stream.write(content)
@@ -148,7 +148,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def stamp_of(path: Path) -> tuple[int, ...]:
-    """Give what changes when a file is replaced, written or removed, or other users may read it."""
+    """Return a stamp that changes when a file is replaced, written, removed or given other permissions."""
     try:
         status = path.stat()
     except OSError as error:
@@ -157,9 +157,9 @@ def stamp_of(path: Path) -> tuple[int, ...]:
 
 
 def take_lock(path: Path, what: str, where: str, do: str, *, mode: int = -1) -> AcquireReturnProxy[FileLock]:
-    """Take a lock that another process may hold, until the context ends or its ``lock`` is released.
+    """Acquire a file lock without waiting; it is held until the context ends or its ``lock`` is released.
 
-    Raises ``InputError``, with these words, if another process holds it.
+    Raises ``InputError(what, where, do)`` if another process holds it.
     """
     try:
         with disk_errors(path):
@@ -169,10 +169,10 @@ def take_lock(path: Path, what: str, where: str, do: str, *, mode: int = -1) -> 
 
 
 class FolderSwap:
-    """A folder being built that replaces ``target`` in one step.
+    """A folder under construction that replaces ``target`` on :meth:`commit`.
 
-    Raises ``InputError`` if another process is building the same target, or the place is no folder or may not be
-    written to.
+    Raises ``InputError`` if another process is building the same target, ``target`` is on S3-compatible storage, or its
+    parent is not writable.
     """
 
     def __init__(self, target: Path) -> None:
@@ -189,7 +189,7 @@ class FolderSwap:
             self.path.mkdir()
 
     def commit(self) -> None:
-        """Give the built folder its name; the old folder of that name disappears."""
+        """Replace ``target`` by the built folder."""
         with disk_errors(self.target):
             fsync_path(self.path)
             if self.target.exists():
@@ -200,7 +200,7 @@ class FolderSwap:
         self.discard()
 
     def discard(self) -> None:
-        """Remove what was built; ``target`` stays as it was. Harmless after :meth:`commit`."""
+        """Remove the built folder and leave ``target`` unchanged; no effect after :meth:`commit`."""
         if self._lock.is_locked:
             shutil.rmtree(self.path, ignore_errors=True)
             Path(self._lock.lock_file).unlink(missing_ok=True)
@@ -216,9 +216,9 @@ class FolderSwap:
 
 
 def recover_folder(target: Path) -> None:
-    """Undo a swap that a dying process left half done; does nothing in any other state.
+    """Undo a swap that a process left half done when it died; no effect in any other state.
 
-    A process that lives and is between its two renames is waited for, up to 2 s.
+    Waits up to 2 s for a live process between its two renames.
     """
     target = Path(os.path.realpath(target))
     deadline = time.monotonic() + _SWAP_WAIT_S
@@ -230,10 +230,10 @@ def recover_folder(target: Path) -> None:
 
 
 class ReadLease:
-    """Keeps a folder's files in place for one reader while other runs swap new folders in.
+    """Keeps a folder's files for one reader while other runs swap in new folders.
 
-    ``path``: a path that continues naming this very folder whatever takes its name; ``folder`` itself where the system
-    has no such path (anything but Linux) or cannot lock folders (some network file systems).
+    ``path``: a path that still refers to this folder after a swap; ``folder`` itself on systems other than Linux and on
+    file systems that cannot lock folders (some network file systems).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -251,9 +251,9 @@ class ReadLease:
 
 
 def _settle(target: Path) -> None:
-    """Finish or undo a swap, and remove the replaced folders that are not read any more."""
+    """Finish or undo a swap, and remove replaced folders without readers."""
     previous = previous_path(target)
-    with contextlib.suppress(FileNotFoundError):  # there is none, or another reader was faster
+    with contextlib.suppress(FileNotFoundError):  # no previous folder, or another reader was faster
         aside = target.with_name(f".{target.name}.reading-{secrets.token_hex(4)}")
         previous.rename(aside if target.exists() else target)
     for folder in target.parent.glob(f".{glob.escape(target.name)}.reading-*"):

@@ -1,4 +1,4 @@
-"""SplitMix64's finalizer (Steele, Lea, Flood 2014): a fixed bijection of 64 bits whose output bits look independent."""
+"""The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a fixed bijection on 64-bit integers that mixes all bits."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Scramble each 64-bit value; shape kept. The simulator compiles this function for single values."""
+    """Mix each 64-bit value; the shape is unchanged. The simulator compiles this function for scalars."""
     z = values
     z = (z ^ (z >> np.uint64(30))) * _MIX_1
     z = (z ^ (z >> np.uint64(27))) * _MIX_2

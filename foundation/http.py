@@ -1,8 +1,8 @@
-"""The HTTP client of every room: credentials and TLS, timeouts, bounded bodies, one retry policy, clear errors.
+"""HTTP client for all rooms: credentials, TLS, timeouts, bounded bodies, one retry policy, clear errors.
 
-Start with :func:`connect_to`; :func:`ask` makes one bounded request, and :func:`exchange` is for callers with an event
-loop and a client of their own; :func:`retry_policy` repeats either. Redirects are never followed, so that no
-credentials leave for another host.
+Start with :func:`connect_to`. :func:`ask` makes one bounded request; :func:`exchange` is for callers with their own
+event loop and client; :func:`retry_policy` retries either. Redirects are never followed, so that credentials are not
+sent to another host.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from urllib.parse import urlsplit, urlunsplit
 
 from foundation.errors import InputError
 
-if TYPE_CHECKING:  # `--help` need not pay for the import
+if TYPE_CHECKING:  # slow to import: keeps `--help` fast
     import httpx
 
 CONNECT_TIMEOUT_S: Final = 10.0
 MAX_RETRY_AFTER_S: Final = 300.0
-"""A server may ask for a pause up to this long; more is taken as this much."""
+"""Upper limit on the pause that a Retry-After header can request."""
 
 RETRIED_STATUS: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed."""
@@ -37,7 +37,7 @@ _SHOWN: Final = 300
 
 
 class HttpError(Exception):
-    """No connection, no answer in time (``status`` None), or a status of 400 or more: it may succeed later."""
+    """No connection or a timeout (``status`` None), or a status of 400 or above."""
 
     def __init__(self, message: str, *, status: int | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -46,18 +46,18 @@ class HttpError(Exception):
 
 
 class NoAnswerInTime(HttpError):
-    """No whole answer within the time of one request."""
+    """The response was not complete before the request timed out."""
 
 
 class ProtocolError(HttpError):
-    """A server answered, but not in whole or plain HTTP."""
+    """The response is truncated, compressed or not HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where a server is and how to speak to it; make it with :func:`connect_to`.
+    """Address of a server with TLS and authentication settings; create it with :func:`connect_to`.
 
-    ``url`` has no trailing slash, user or password. Credential files are read for each request: tokens are rotated.
+    ``url`` has no trailing slash, user or password. Credential files are read for each request, as tokens are rotated.
     """
 
     url: str
@@ -70,7 +70,7 @@ class Connection:
     headers: tuple[tuple[str, str], ...] = ()
 
     def request_headers(self) -> dict[str, str]:
-        """Return the headers of one request; raises InputError if a credentials file cannot be used."""
+        """Return the headers of one request; raises ``InputError`` if a credentials file is invalid."""
         headers = dict(self.headers)
         if self.bearer_token_file is not None:
             headers["Authorization"] = f"Bearer {_secret(self.bearer_token_file, '--bearer-token-file')}"
@@ -86,7 +86,7 @@ class Connection:
         return headers
 
     def tls(self) -> ssl.SSLContext:
-        """Return the TLS settings; raises InputError if a certificate or key file cannot be used."""
+        """Return the TLS context; raises ``InputError`` if a certificate or key file is invalid."""
         context = ssl.create_default_context()
         if self.insecure_skip_verify:
             context.check_hostname = False
@@ -98,7 +98,7 @@ class Connection:
             if self.client_cert is not None:
                 problem, where = "the client certificate cannot be used", f"--client-cert {self.client_cert}"
                 do = "Give the certificate and its unencrypted --client-key as PEM files."
-                # An empty password keeps OpenSSL from asking for one on the terminal.
+                # An empty password keeps OpenSSL from prompting for one.
                 context.load_cert_chain(self.client_cert, self.client_key, password="")
         except OSError as error:
             raise InputError(f"{problem}: {error}", where, do) from error
@@ -113,10 +113,10 @@ def connect_to(
     option: str = "--url",
     **files: Path | None,
 ) -> Connection:
-    """Check what the user gave and make a connection of it; nothing is sent yet.
+    """Validate connection options; no request is sent.
 
-    ``headers``: as ``NAME=VALUE``; ``files``: those of :class:`Connection`. ``/api/v1`` and what follows it is cut off
-    the address. Raises InputError if one of them cannot be used, or they contradict each other.
+    ``headers``: as ``NAME=VALUE``; ``files``: the file fields of :class:`Connection`. ``/api/v1`` and everything after
+    it is cut from the URL. Raises ``InputError`` if an option is invalid or options contradict each other.
     """
     if files.get("bearer_token_file") is not None and files.get("basic_auth_file") is not None:
         raise InputError(
@@ -151,30 +151,30 @@ def async_client(
     tls: ssl.SSLContext | None = None,
     unix_socket: str | None = None,
 ) -> "httpx.AsyncClient":
-    """Return a client for one server; ``concurrency`` bounds its connections, ``tls`` is the connection's, if made.
+    """Return a client for one server with at most ``concurrency`` connections.
 
-    ``use_proxies``: whether to use the environment's; never for what carries out a decision. ``unix_socket``: where the
-    server listens instead.
+    ``tls``: the connection's TLS context, if it exists already. ``use_proxies``: use the proxies of the environment;
+    never for requests that carry out a decision. ``unix_socket``: path of the server's socket, used instead of TCP.
     """
     import httpx
 
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # not a line for each request
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request at INFO
     return httpx.AsyncClient(
         verify=tls or connection.tls(),
         transport=None if unix_socket is None else httpx.AsyncHTTPTransport(uds=unix_socket),
         timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
         limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
         follow_redirects=False,
-        # This machine itself is never asked through a proxy.
+        # Requests to loopback addresses never use a proxy.
         trust_env=use_proxies and urlsplit(connection.url).hostname not in _LOOPBACK,
-        # Compressing costs a server more than sending, and a body that is not compressed is no bomb.
+        # Compression costs the server more than the transfer, and an uncompressed body is no decompression bomb.
         headers={"User-Agent": "predrain", "Accept-Encoding": "identity"},
     )
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """A whole answer of any status; header names are in lower case, ``duration_s`` is to the last byte."""
+    """A complete response of any status; header names in lower case, ``duration_s`` up to the last byte."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -183,7 +183,7 @@ class HttpResponse:
 
 
 class BodyTooLarge(Exception):
-    """A body longer than allowed, which was not read; ``answer`` has the status and the headers."""
+    """The body exceeds the size limit; ``answer`` has the status and headers, without a body."""
 
     def __init__(self, message: str, answer: HttpResponse) -> None:
         super().__init__(message)
@@ -200,10 +200,10 @@ async def exchange(
     hold: Callable[[int], object] = lambda _size: None,
     **request: Any,
 ) -> HttpResponse:
-    """Make one request; ``timeout_s`` is to the last byte, ``hold`` is called with the size of each piece of the body.
+    """Make one request; ``timeout_s`` covers the whole response, ``hold`` receives the size of each chunk of the body.
 
-    Raises HttpError where no whole answer arrives or it is compressed (which is not asked for, and may unpack to
-    terabytes), BodyTooLarge, and InputError for a certificate that is not trusted.
+    Raises ``HttpError`` if the response is incomplete, or compressed (not requested, and may unpack to terabytes);
+    ``BodyTooLarge``; ``InputError`` if the server's certificate is not trusted or the URL is invalid.
     """
     began_s, size = time.monotonic(), 0
     pieces: list[bytes] = []
@@ -234,7 +234,7 @@ def ask(
     headers: Mapping[str, str] | None = None,
     **request: Any,
 ) -> HttpResponse:
-    """Make one request on a connection of its own, outside of any event loop; raises as :func:`exchange`."""
+    """Make one request on a new connection, outside any event loop; raises the errors of :func:`exchange`."""
 
     async def run() -> HttpResponse:
         sent = connection.request_headers() | dict(headers or {})
@@ -251,7 +251,7 @@ def ask(
 
 @contextmanager
 def _http_errors(url: str) -> Iterator[None]:
-    """Turn the client library's errors into HttpError, and those that no retry mends into InputError."""
+    """Turn errors of httpx into HttpError, or into InputError where retries cannot help."""
     import httpx
 
     try:
@@ -271,7 +271,7 @@ def _http_errors(url: str) -> Iterator[None]:
                     shown_url(url),
                     "Give the authority's certificate as --ca-file (and --client-cert where the server asks for one).",
                 ) from error
-        # The library reports of a refused connection that all attempts failed.
+        # httpx reports a refused connection as "All connection attempts failed".
         is_refused = any(isinstance(cause, ConnectionRefusedError) for cause in causes)
         text = "connection refused" if is_refused else str(error)[:_SHOWN]
         kind = ProtocolError if isinstance(error, httpx.RemoteProtocolError) else HttpError
@@ -281,7 +281,7 @@ def _http_errors(url: str) -> Iterator[None]:
 
 
 def check_status(answer: HttpResponse, url: str) -> None:
-    """Raise HttpError for a status of 400 or more and InputError for a redirect."""
+    """Raise ``HttpError`` for a status of 400 or above and ``InputError`` for a redirect."""
     if 300 <= answer.status < 400:
         target = shown_url(answer.headers.get("location", "nowhere"))
         raise InputError(
@@ -300,7 +300,7 @@ def check_status(answer: HttpResponse, url: str) -> None:
 
 
 def retry_after_s(header: str | None, *, longest_s: float = MAX_RETRY_AFTER_S) -> float | None:
-    """Return the seconds that a Retry-After header asks for, at most ``longest_s``; None for a date, which is rare."""
+    """Parse a Retry-After header in seconds, at most ``longest_s``; None for a date, which is rare."""
     text = (header or "").strip()
     return min(float(text), longest_s) if text.isascii() and text.isdigit() else None
 
@@ -312,13 +312,13 @@ def retry_policy(
     wait_max_s: float = 30.0,
     on: Callable[[Exception], bool | float] | None = None,
 ) -> Any:
-    """Return stamina's retry context of every HTTP request, for ``for attempt in …: with attempt: …``.
+    """Return stamina's retry context for ``for attempt in …: with attempt: …``.
 
-    ``on`` decides what is retried (a float is the pause in seconds); by default an HttpError that may pass.
+    ``on``: whether to retry an error, or the pause in seconds; default :func:`retried`.
     """
     import stamina
 
-    # Its own hook logs each retry as a bare line on stderr; callers say once that a server is in trouble.
+    # stamina's default hook logs every retry; callers log once that a server is failing.
     stamina.instrumentation.set_on_retry_hooks([])
     return stamina.retry_context(
         on=on or retried,
@@ -331,14 +331,14 @@ def retry_policy(
 
 
 def retried(error: Exception) -> bool | float:
-    """Whether a request is repeated after an error, or after how many seconds."""
+    """Whether to retry a request after an error, or the pause in seconds that the server requested."""
     if not isinstance(error, HttpError) or not (error.status is None or error.status in RETRIED_STATUS):
         return False
     return True if error.retry_after_s is None else error.retry_after_s
 
 
 def shown_url(url: str) -> str:
-    """Return an address without user, password and query, as it may be logged."""
+    """Return a URL without user, password and query, safe to log."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
@@ -346,7 +346,7 @@ def shown_url(url: str) -> str:
 
 
 def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
-    """Read ``HOST:PORT`` (``[HOST]:PORT`` for IPv6); raises ``InputError`` if it is no such pair."""
+    """Parse ``HOST:PORT`` (``[HOST]:PORT`` for IPv6); raises ``InputError`` if it is invalid."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:

@@ -1,4 +1,4 @@
-"""Where a dataset is: a folder, or a prefix in a bucket of S3-compatible storage."""
+"""Location of a dataset: a folder, or a prefix in an S3-compatible bucket."""
 
 import re
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,62}\Z")
 
 @dataclass(frozen=True, slots=True)
 class S3Place:
-    """A dataset on S3-compatible storage; small, and the same wherever it is sent.
+    """A dataset on S3-compatible storage.
 
-    ``prefix``: of the dataset's keys in the bucket; neither empty nor with a slash at an end.
-    ``digest``: of the dataset that must lie there; None: whichever lies there when it is opened.
+    ``prefix``: key prefix in the bucket; not empty, without a leading or trailing slash.
+    ``digest``: expected digest of the dataset; None: any.
     """
 
     bucket: str
@@ -26,22 +26,22 @@ class S3Place:
 
     @property
     def root(self) -> str:
-        """Bucket and prefix as pyarrow writes them."""
+        """``BUCKET/PREFIX``, as pyarrow expects it."""
         return f"{self.bucket}/{self.prefix}"
 
     def __str__(self) -> str:
-        """Write the place as a user gives it."""
+        """Return the URL, ``s3://BUCKET/PREFIX``."""
         return SCHEME + self.root
 
 
 Place = Path | S3Place
-"""Where a dataset can be read."""
+"""Location of a dataset."""
 
 
 def place_of(written: str, option: str = "--dataset") -> Place:
-    """Read where a dataset is: a folder, or ``s3://BUCKET/PREFIX``.
+    """Parse the location of a dataset: a folder, or ``s3://BUCKET/PREFIX``.
 
-    Raises ``InputError`` if it names storage that cannot be read, or no prefix in a bucket.
+    Raises ``InputError`` for another scheme, or an invalid bucket or prefix.
     """
     if not written.startswith(SCHEME):
         if "://" in written:
@@ -63,7 +63,7 @@ def place_of(written: str, option: str = "--dataset") -> Place:
 
 
 def refuse_storage(path: Path) -> None:
-    """Raise ``InputError`` if ``path`` was written as ``s3://…``: it would become a folder named ``s3:`` here."""
+    """Raise ``InputError`` if ``path`` was given as ``s3://…``, which would create a folder named ``s3:``."""
     if SCHEME.rstrip("/") in path.parts:
         raise InputError(
             "a local folder is required, not S3-compatible storage",

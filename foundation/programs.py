@@ -1,4 +1,4 @@
-"""Running another program for what it prints: never without a time limit, and with no shell between."""
+"""Subprocesses run for their output, always with a timeout and without a shell."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 Run = Callable[[Sequence[str]], str]
-"""Runs a program and returns what it prints; :class:`CommandError` where it fails."""
+"""Runs a program and returns its output; raises :class:`CommandError` on failure."""
 
 _LASTING: Final = ("unrecognized option", "invalid option", "accounting storage is")
 _MAX_ERROR_BYTES: Final = 16_384
@@ -18,10 +18,10 @@ _CHUNK: Final = 1 << 18
 
 
 class CommandError(Exception):
-    """A program that gave no answer that can be used.
+    """A program failed.
 
-    ``lasting``: trying again will not help: the program is not there, or does not know an option. Otherwise it was cut
-    off, or could not reach what it asks, and it is unknown whether it had an effect.
+    ``lasting``: a retry will not help, as the program is missing or does not know an option. Otherwise it timed out or
+    failed, and may have had an effect.
     """
 
     def __init__(self, command: Sequence[str], reason: str, *, lasting: bool = False) -> None:
@@ -35,7 +35,7 @@ class CommandError(Exception):
 
 
 class ProgramResult(NamedTuple):
-    """How a program ended; ``errors``: the first 16 KiB of what it wrote to stderr, on one line."""
+    """Exit status and output of a program; ``errors``: the first 16 KiB of stderr, on one line."""
 
     status: int
     output: bytes
@@ -45,7 +45,7 @@ class ProgramResult(NamedTuple):
 def run_command(
     command: Sequence[str], *, timeout_s: float = 60.0, environment: Mapping[str, str] | None = None
 ) -> str:
-    """Return what a program prints, with ``environment`` added to this process's own; raises ``CommandError``."""
+    """Return a program's output; ``environment`` extends this process's environment. Raises ``CommandError``."""
     ended = run_program(command, timeout_s=timeout_s, environment={**os.environ, **(environment or {})})
     if ended.status != 0:
         reason = ended.errors[:300] or f"exit status {ended.status}"
@@ -56,7 +56,7 @@ def run_command(
 def run_program(
     command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], max_bytes: int | None = None
 ) -> ProgramResult:
-    """Run a program in this environment alone; raises ``CommandError`` if it does not end in these bounds."""
+    """Run a program with exactly this environment; raises ``CommandError`` if it cannot start or exceeds a limit."""
     output, expired = bytearray(), threading.Event()
 
     def end() -> None:

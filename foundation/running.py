@@ -1,4 +1,4 @@
-"""What long-running processes share: signals, intervals, polling, backoff, logs of failures, garbage collection."""
+"""Utilities of long-running processes: signals, intervals, polling, backoff, failure logs, garbage collection."""
 
 import asyncio
 import gc
@@ -16,17 +16,17 @@ from typing import Final
 _LOG = logging.getLogger(__name__)
 
 Wait = Callable[[float], bool]
-"""Waits up to this many seconds; True: stop. The ``wait`` of a :class:`threading.Event` is one."""
+"""Waits up to this many seconds; returns True to stop, like ``wait`` of a :class:`threading.Event`."""
 
 Progress = Callable[[int, int], None]
-"""Called with the work done and all work, in the units of the job."""
+"""Callback for progress: units done, total units."""
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and SIGINT set; signals reach the main thread only."""
+    """Yield an event that SIGTERM and SIGINT set; no handlers are installed outside the main thread."""
     stop = threading.Event()
 
     def set_stop(_number: int, _frame: FrameType | None) -> None:
@@ -52,9 +52,9 @@ def stop_loop_on_signals() -> asyncio.Event:
 
 
 def every(interval_s: float, wait: Wait) -> Iterator[int]:
-    """Yield 0, 1, 2, … at this interval, from one beginning to the next, until ``wait`` returns True.
+    """Yield 0, 1, 2, … at a fixed rate until ``wait`` returns True.
 
-    A turn that takes longer than the interval is followed immediately by the next one.
+    An iteration that takes longer than the interval is followed by the next one immediately.
     """
     turn = 0
     while True:
@@ -66,17 +66,17 @@ def every(interval_s: float, wait: Wait) -> Iterator[int]:
 
 
 def backoff_s(failures: int, *, first_s: float = 1.0, max_s: float = 60.0) -> float:
-    """Return the pause after this many consecutive failures (from 1): doubling, bounded, with 25 % of jitter."""
+    """Return the exponential backoff after this many consecutive failures (from 1), capped, with 25 % jitter."""
     bounded = min(first_s * 2.0 ** min(failures - 1, 30), max_s)
     return bounded * random.uniform(0.75, 1.25)  # noqa: S311 - spreads retries of many nodes, no secret
 
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Search for no cyclic garbage within; objects without cycles are freed immediately.
+    """Disable the cyclic garbage collector; reference counting still frees objects without cycles.
 
-    Python searches all objects again whenever their number has grown by a quarter. That doubles the processor time of
-    a controller's round over 300 nodes, and takes a third of that of parsing a log of a million lines.
+    A full collection runs whenever the number of objects has grown by a quarter. That doubles the CPU time of a
+    controller round over 300 nodes, and takes a third of the CPU time of parsing a log of a million lines.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -88,7 +88,7 @@ def gc_paused() -> Iterator[None]:
 
 
 class Failing:
-    """What fails at the moment, with consecutive failures; the log has the first of a kind and the recovery."""
+    """Consecutive failures by operation; logs the first failure of a kind and the recovery."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -99,7 +99,7 @@ class Failing:
         return bool(self.counts)
 
     def failed(self, what: str, reason: object, *, kind: object = None, level: int = logging.WARNING) -> int:
-        """Count a failure; return how many there were in a row. ``kind``: another one is logged again."""
+        """Record a failure and return the number in a row; a change of ``kind`` is logged again."""
         self.counts[what] += 1
         if self.counts[what] == 1 or self._kinds[what] != kind:
             self._log.log(level, "%s: %s; retrying (repeats are not logged)", what, reason)
@@ -107,14 +107,14 @@ class Failing:
         return self.counts[what]
 
     def recovered(self, what: str) -> None:
-        """Note that it works."""
+        """Record a success; log it after failures."""
         failures = self.counts.pop(what, 0)
         if failures:
             self._log.warning("%s: recovered after %d failures", what, failures)
 
 
 class Poller:
-    """Call ``look`` immediately and after each pause until stopped; log exceptions and continue."""
+    """Thread that calls ``look`` immediately and after each pause until stopped; exceptions are logged."""
 
     def __init__(self, name: str, look: Callable[[], object], pause_s: float) -> None:
         self._look, self._pause_s = look, pause_s

@@ -1,4 +1,4 @@
-"""The base of every settings model, ranges of its fields, and files of settings."""
+"""Base class of settings models, field types with ranges, and reading of settings files."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from foundation.yaml import read_yaml
 
 
 class Section(BaseModel):
-    """Base of every section of params.yaml: immutable, unknown keys refused."""
+    """Base of every section of params.yaml: immutable, unknown keys rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -31,7 +31,7 @@ _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # of models, 
 
 
 def settings_content(path: Path, what: str = "mapping") -> Any:
-    """Read a YAML file as it is; ``InputError`` if it is missing, or no YAML."""
+    """Read a YAML file without validation; raises ``InputError`` if it is missing or not YAML."""
     if not path.is_file():
         raise InputError(f"the {what} file does not exist", str(path), "Give the path of a YAML file.")
     try:
@@ -43,10 +43,10 @@ def settings_content(path: Path, what: str = "mapping") -> Any:
 
 
 def read_settings(path: Path, model: type[_SectionT], what: str = "mapping") -> _SectionT:
-    """Read and check a YAML file of one kind; ``what`` names the kind in errors.
+    """Read and validate a YAML file; ``what`` names its kind in errors.
 
-    Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value; the nearest valid
-    key is named.
+    Raises ``InputError`` if the file is missing or not YAML, or has an unknown key (with the closest valid one) or an
+    invalid value.
     """
     content = settings_content(path, what)
     try:
@@ -57,23 +57,23 @@ def read_settings(path: Path, model: type[_SectionT], what: str = "mapping") -> 
 
 
 def first_problem(error: ValidationError, kind: Any) -> tuple[str, str, str]:
-    """Return where the first problem of a value of ``kind`` is, what it is, and what to do where that is known."""
-    # a misspelt key comes before the key that is missing for it
+    """Return the location of the first problem of a value of ``kind``, the problem, and the fix if known."""
+    # a misspelled key also causes a "missing" error: report the misspelling
     first = min(error.errors(include_url=False), key=lambda problem: problem["type"] not in _UNKNOWN_KEY)
     place = ".".join(map(str, first["loc"]))
     if first["type"] in _UNKNOWN_KEY:
         *above, name = first["loc"]
         return place, "unknown key", nearest_hint(str(name), _fields(kind, above)) or "Remove the key."
-    if first["type"] == "value_error":  # of a check of ours, which names the value
+    if first["type"] == "value_error":  # raised by our own validators, which name the value
         return place, str(first["ctx"]["error"]), ""
     return place, f"{first['msg']} (value {first['input']!r:.200})", ""
 
 
 def _fields(kind: Any, place: Sequence[int | str]) -> list[str]:
-    """Return the keys at a place of a file; those of a list or mapping are its elements'."""
+    """Return the valid keys at a location; for a list or mapping, the keys of its elements."""
     for part in place:
         hints = _hints(kind)
-        if part in hints:  # else an element, for which the name before it was
+        if part in hints:  # otherwise an index or key of the list or mapping named before it
             inner = [hints[str(part)], *get_args(hints[str(part)])]
             kind = next((option for option in inner if _hints(option)), None)
     return list(_hints(kind))

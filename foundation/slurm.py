@@ -1,4 +1,4 @@
-"""Slurm's JSON across its versions, whose numbers became objects and states lists; its texts of nodes and GPUs."""
+"""Parsers for Slurm: JSON of all versions (numbers became objects, states became lists), host lists, GPU counts."""
 
 import itertools
 import json
@@ -11,20 +11,21 @@ from typing import Any, Final
 from foundation.text import storable
 
 _NO_VALUE: Final = frozenset({0, 0xFFFFFFFE, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFE, 0xFFFFFFFFFFFFFFFF})
-# NO_VAL and INFINITE of slurm.h, which older versions print as numbers; time 0 is "never".
+# NO_VAL and INFINITE of slurm.h, which older versions print as numbers; a time of 0 is "never".
 
 
 class SlurmFormatError(ValueError):
-    """Output of a Slurm command that is not what we know."""
+    """Unexpected output of a Slurm command."""
 
 
 def read_rows(report: str, key: str) -> list[Any]:
-    """Return what a report lists under ``key``; entries may be damaged, see :func:`check_row`.
+    """Return the list under ``key`` of a JSON report; validate its entries with :func:`check_row`.
 
-    Raises ``SlurmFormatError`` if the report is no JSON, is nested too deeply, or has no such list.
+    Raises ``SlurmFormatError`` if the report is not JSON, is nested too deeply, has no such list, or has an empty list
+    and errors.
     """
     try:
-        # Debug lines of plugins may come before the report.
+        # Plugins may print debug lines before the report.
         content = json.loads(report[max(report.find("{"), 0) :])
     except ValueError as error:
         raise SlurmFormatError(f"not JSON: {error}") from None
@@ -39,19 +40,19 @@ def read_rows(report: str, key: str) -> list[Any]:
 
 
 def check_row(row: object, numbers: Iterable[str]) -> Mapping[str, Any]:
-    """Return a row that is an object whose named numbers are finite and fit into 64 bits; else raise ``ValueError``."""
+    """Return a row; raise ``ValueError`` if it is not an object or a named number is not finite or exceeds 64 bits."""
     if not isinstance(row, Mapping):
         raise ValueError("no JSON object")
     for name in numbers:
         value = row.get(name)
         value = value.get("number") if isinstance(value, Mapping) else value
-        if isinstance(value, int | float) and not abs(value) < 1 << 64:  # so for NaN, too
+        if isinstance(value, int | float) and not abs(value) < 1 << 64:  # also true of NaN
             raise ValueError(f"{name} is not a 64-bit number")
     return row
 
 
 def number(value: object) -> int | None:
-    """Return a whole number, from itself or from ``{"set": …, "infinite": …, "number": …}``; None for "no value"."""
+    """Parse an integer, plain or as ``{"set": …, "infinite": …, "number": …}``; None for "no value"."""
     if isinstance(value, Mapping):
         if value.get("set") is False or value.get("infinite") is True:
             return None
@@ -62,7 +63,7 @@ def number(value: object) -> int | None:
 
 
 def instant(value: object) -> datetime | None:
-    """Return an aware instant from seconds since 1970; None for "never" and "unknown"."""
+    """Convert seconds since 1970 to an aware datetime; None for "never" and "unknown"."""
     seconds = number(value)
     if seconds is None or seconds in _NO_VALUE or not 0 < seconds < 1 << 36:
         return None
@@ -73,11 +74,11 @@ _SUFFIXES: Final = {
     "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN", "$": "MAINT",
     "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED", "*": "NOT_RESPONDING",
 }  # fmt: skip
-# sinfo(1), NODE STATE CODES: flags as suffixes.
+# Suffixes of node states, see sinfo(1), NODE STATE CODES.
 
 
 def states_of(value: object) -> list[str]:
-    """Return states in upper case, from one text or a list of texts; a suffix such as of ``DOWN*`` as its state."""
+    """Return states in upper case, from a string or a list; a suffix (``DOWN*``) becomes its state."""
     if isinstance(value, str):
         value = value.replace("+", " ").replace(",", " ").split()
     states = map(str, value) if isinstance(value, list) else ()
@@ -89,25 +90,24 @@ def states_of(value: object) -> list[str]:
 
 
 def text(value: object) -> str | None:
-    """Return a text that UTF-8 can hold; None for empty ones and Slurm's ways to write none."""
+    """Return a string that UTF-8 can encode; None for an empty one and Slurm's spellings of "none"."""
     if not isinstance(value, str) or value.strip().lower() in ("", "none", "(null)", "n/a", "unknown"):
         return None
     return storable(value.strip())
 
 
 MAX_NODES: Final = 1_000_000
-"""A list of more names is taken for damage; the largest clusters have some ten thousand nodes."""
+"""Limit on a host list; the largest clusters have some ten thousand nodes."""
 
-_PART: Final = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")  # commas within brackets do not end one
+_PART: Final = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")  # commas within brackets are no separators
 _PIECE: Final = re.compile(r"\[([^\]]*)\]|([^\[]+)")
 _RANGE: Final = re.compile(r"(?P<low>\d+)(?:-(?P<high>\d+))?\Z")
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Return the names of a host list, in its order: ``gpu[08-10,12],login1``; ``[8-10]`` is 8, 9, 10.
+    """Expand a host list in order: ``gpu[08-10,12],login1``; ``[8-10]`` is 8, 9, 10.
 
-    Raises ``ValueError`` if the brackets do not match, a range is none or falls, or it makes over :data:`MAX_NODES`
-    names.
+    Raises ``ValueError`` for unbalanced brackets, an invalid or descending range, or over :data:`MAX_NODES` names.
     """
     if set("[]") & set(_PART.sub("", text)):
         raise ValueError(f"{text[:80]!r} has unbalanced brackets")
@@ -132,7 +132,7 @@ def _numbers(ranges: str) -> list[str]:
 
 
 UNFINISHED: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "RESIZING", "STOPPED"})
-"""States of jobs that have no end."""
+"""Job states without an end time."""
 
 _TRES_GPU = re.compile(r"(?:^|,)gres/gpu=(\d+)")
 _TRES_TYPED = re.compile(r"(?:^|,)gres/gpu:[^=,]+=(\d+)")
@@ -142,27 +142,27 @@ _MIG = re.compile(r"gpu:[^:,()=]*\d+g\.\d+gb[^:,()=]*[:=]0*[1-9]", re.IGNORECASE
 
 
 def state_of(written: str) -> str:
-    """Return the state in a text of sacct: of ``CANCELLED by 1000`` the first word; a narrow column ends in ``+``."""
+    """Parse a state as sacct prints it: ``CANCELLED by 1000`` is CANCELLED; truncated columns end in ``+``."""
     return (written.split() or [""])[0].rstrip("+").upper()
 
 
 def gpus_of(resources: str) -> int:
-    """Return the GPUs in AllocTRES (``cpu=8,gres/gpu=4,gres/gpu:h100=4``) or gres (``gpu:h100:4(IDX:0-3)``).
+    """Return the number of GPUs in AllocTRES (``cpu=8,gres/gpu=4,gres/gpu:h100=4``) or gres (``gpu:h100:4(IDX:0-3)``).
 
-    TRES give the sum next to its parts by type, or, where the sum is not accounted for, the parts alone. Shards, MPS
-    and MIG instances are parts of GPUs, which :func:`shares_a_gpu` tells.
+    TRES list the total and the counts by type, or only the latter if the total is not accounted. For shards, MPS and
+    MIG instances see :func:`shares_a_gpu`.
     """
     whole = _TRES_GPU.search(resources)
     if whole is not None:
         return int(whole[1])
     typed = _TRES_TYPED.findall(resources) or _GRES_GPU.findall(re.sub(r"\([^)]*\)", "", resources))
-    return sum(int(count or 1) for count in typed)  # `--gres=gpu` asks for one
+    return sum(int(count or 1) for count in typed)  # `--gres=gpu` requests one
 
 
 def shares_a_gpu(resources: str) -> bool:
-    """Whether AllocTRES or gres are parts of GPUs only: shards, MPS or MIG instances.
+    """Whether AllocTRES or gres hold only fractions of GPUs: shards, MPS or MIG instances.
 
-    Which GPU, and how many jobs are on it, Slurm does not say: such a job counts as one of one GPU on each node.
+    Slurm does not report which GPU is shared, so such a job counts as one GPU on each node.
     """
     if _MIG.search(resources):
         return True
@@ -170,7 +170,7 @@ def shares_a_gpu(resources: str) -> bool:
 
 
 def spread_gpus(resources: str, total: int, nodes: int) -> tuple[int | None, ...]:
-    """Return the GPUs on each node: an even share of the sum, one where jobs share a GPU."""
+    """Return the GPUs on each node: the total split evenly (None if it does not divide), or 1 for a shared GPU."""
     if shares_a_gpu(resources):
         return (1,) * nodes
     return (total // nodes if nodes and total % nodes == 0 else None,) * nodes

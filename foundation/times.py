@@ -1,4 +1,4 @@
-"""Times as int64 milliseconds since 1970 UTC, alone and in columns, and columns of text with nulls."""
+"""Conversions of scalars and columns: times as int64 milliseconds since 1970 UTC, and strings with nulls."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,16 +11,16 @@ from foundation.errors import InputError
 from foundation.instants import to_ms
 
 NEVER = 2**62
-"""Milliseconds since the epoch of something that has not happened (a null time)."""
+"""Sentinel for a null time, in milliseconds: the event has not happened."""
 
 Int64Array = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 
 def milliseconds(values: Any, column: str = "timestamp") -> Int64Array:
-    """Read times as int64 milliseconds since the epoch, null as :data:`NEVER`.
+    """Convert times to int64 milliseconds since the epoch, null to :data:`NEVER`.
 
-    Raises ``InputError`` if the values are not times with a time zone.
+    Raises ``InputError`` if the values are not timezone-aware datetimes.
     """
     series = pd.Series(values)
     if not isinstance(series.dtype, pd.DatetimeTZDtype):
@@ -38,7 +38,7 @@ def milliseconds(values: Any, column: str = "timestamp") -> Int64Array:
 
 
 def text(values: Any) -> NDArray[np.object_]:
-    """Read a string column as objects, null as None."""
+    """Convert a string column to an object array, null to None."""
     series = pd.Series(values).astype(object)
     if not series.hasnans:
         return np.asarray(series.to_numpy(), dtype=object)
@@ -46,19 +46,19 @@ def text(values: Any) -> NDArray[np.object_]:
 
 
 def absent(values: NDArray[np.object_]) -> BoolArray:
-    """Where a column read by :func:`text` is null."""
+    """Mask of nulls in a column from :func:`text`."""
     return np.asarray(pd.isna(values), dtype=bool)
 
 
 def instants(ms: Int64Array) -> pd.DatetimeIndex:
-    """Undo :func:`milliseconds`: give ``datetime64[ms, UTC]``, :data:`NEVER` as NaT."""
+    """Invert :func:`milliseconds`: return ``datetime64[ms, UTC]``, :data:`NEVER` as NaT."""
     values = np.asarray(ms, dtype=np.int64).view("datetime64[ms]").copy()
     values[np.asarray(ms) >= NEVER] = np.datetime64("NaT", "ms")
     return pd.DatetimeIndex(values).tz_localize("UTC")
 
 
 def instant_ms(value: datetime | None) -> int:
-    """Read one aware time as milliseconds since the epoch, None as :data:`NEVER`."""
+    """Convert an aware datetime to milliseconds since the epoch, None to :data:`NEVER`."""
     if value is None:
         return NEVER
     if value.tzinfo is None:
@@ -67,19 +67,19 @@ def instant_ms(value: datetime | None) -> int:
 
 
 def duration_ms(value: timedelta) -> int:
-    """Give a duration in whole milliseconds."""
+    """Return a duration in whole milliseconds, rounded down."""
     return value // timedelta(milliseconds=1)
 
 
 def coded(names: pd.Series) -> tuple[Int64Array, pd.Index]:
-    """Give each row's position among the sorted distinct names, -1 for null; categories are not written out for it."""
+    """Return each row's position among the sorted distinct names (-1 for null), and the names; keeps categories."""
     if not isinstance(names.dtype, pd.CategoricalDtype):
         codes, distinct = pd.factorize(names.astype("str"), sort=True)
         return codes.astype(np.int64, copy=False), distinct
     codes = names.cat.codes.to_numpy()
     used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(names.cat.categories)))
     position, distinct = pd.factorize(names.cat.categories[used].astype("str"), sort=True)
-    # a missing name has code -1, which reads the last entry
+    # null has code -1, which indexes the last entry
     place = np.full(len(names.cat.categories) + 1, -1, dtype=np.int64)
     place[used] = position
     return place[codes], distinct

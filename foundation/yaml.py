@@ -1,4 +1,4 @@
-"""Strict YAML: a duplicate key in a mapping is an error; the YAML library would use the last one."""
+"""Strict YAML: a duplicate key in a mapping is an error (PyYAML would use the last one)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,17 +24,17 @@ class _OnceLoader(yaml.SafeLoader):
 
 
 def overlaid(under: Any, over: Any) -> Any:
-    """Return the content of one document laid over another's: mappings are joined, everything else is replaced."""
+    """Merge ``over`` into ``under`` recursively: mappings are merged, everything else is replaced."""
     if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
         return over
     return {**under, **{key: overlaid(under.get(key), value) for key, value in over.items()}}
 
 
 def read_yaml(text: str) -> Any:
-    """Read one YAML document, as ``yaml.safe_load`` does.
+    """Parse one YAML document, like ``yaml.safe_load``.
 
-    Raises ``yaml.YAMLError`` if the text is not valid, holds a key twice in one mapping (names both lines), is nested
-    too deeply, or becomes too large by its aliases.
+    Raises ``yaml.YAMLError`` if the text is invalid, has a duplicate key (both lines are named), is nested too deeply,
+    or expands to too many values through aliases.
     """
     loader = _OnceLoader(text)
     try:
@@ -46,16 +46,16 @@ def read_yaml(text: str) -> Any:
         return loader.construct_document(node)
     except RecursionError as error:
         raise yaml.YAMLError("the document is nested too deeply") from error
-    except (ValueError, OverflowError) as error:  # a number of 5,000 digits, the 77th of March
+    except (ValueError, OverflowError) as error:  # e.g. a number of 5,000 digits, March 77
         raise yaml.YAMLError(f"a value cannot be read: {error}") from error
     finally:
         loader.dispose()
 
 
 def _expanded_size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Return the number of values of a node, with those that aliases repeat."""
+    """Return the number of values of a node with aliases expanded."""
     if id(node) not in sizes:
-        sizes[id(node)] = _MAX_NODES + 1  # a node that holds itself is endless
+        sizes[id(node)] = _MAX_NODES + 1  # a node that contains itself is infinite
         content = node.value if isinstance(node, yaml.CollectionNode) else ()
         parts = [part for entry in content for part in (entry if isinstance(entry, tuple) else (entry,))]
         sizes[id(node)] = 1 + sum(_expanded_size(part, sizes) for part in parts)

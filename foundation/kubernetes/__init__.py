@@ -1,4 +1,4 @@
 """Kubernetes API: objects and quantities (``api``), requests (``client``), watches (``watching``).
 
-``foreign_marks``: what other tools write on nodes. ``opt_out``: how people spell yes and no.
+``foreign_marks``: markers of other tools on nodes. ``opt_out``: parsing of hand-written boolean values.
 """

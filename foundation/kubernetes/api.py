@@ -1,4 +1,4 @@
-"""How a Kubernetes API server may answer, and the bounds of what collectors and the scheduler ask of it."""
+"""Responses and errors of the Kubernetes API server, limits on requests, and parsers for fields of its objects."""
 
 import re
 from collections.abc import Mapping
@@ -10,23 +10,23 @@ from typing import Any, Final
 from foundation.instants import to_ms
 
 Object = Mapping[str, Any]
-"""One object of the API, as its JSON says."""
+"""A Kubernetes object as parsed JSON."""
 
 PAGE_SIZE: Final = 500
-"""Objects a page of a listing, as kubectl asks for."""
+"""Objects per page of a list request; kubectl's default."""
 
 CLAIM_VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
-"""Versions of ``resource.k8s.io`` with resource claims, newest first."""
+"""Versions of ``resource.k8s.io`` that have resource claims, newest first."""
 
 GONE: Final = 410
-"""Status of a version, or of the rest of a listing, that the server no longer has."""
+"""Status for a resourceVersion or continue token that has expired."""
 
 _MAX_MESSAGE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Bounds of a client's requests; ``retry_timeout_s`` and ``attempts`` (None: any number) are for one request."""
+    """Limits of a client; ``retry_timeout_s`` and ``attempts`` (None: unlimited) apply to each request."""
 
     requests_per_second: float = 200.0
     burst: int = 200
@@ -40,7 +40,7 @@ DEFAULT_LIMITS: Final = ClientLimits()
 
 
 class ApiRefused(Exception):
-    """An answer of the server that is no success, and that waiting does not change."""
+    """The API server rejected the request; retries do not help."""
 
     def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(status, message)
@@ -53,7 +53,7 @@ class ApiRefused(Exception):
 
 
 class Unreachable(Exception):
-    """No answer that says whether the request was carried out; ``sent`` False: nothing of it reached the server."""
+    """No usable response, so the outcome is unknown; ``sent`` False: the request did not reach the server."""
 
     def __init__(self, message: str, *, sent: bool = True, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer of the server, success or not; ``content`` is empty where it sent no JSON object."""
+    """A response, successful or not; ``content`` of an error that is not JSON has its text as ``message``."""
 
     status: int
     content: Object
@@ -71,42 +71,42 @@ class Response:
 
     @property
     def ok(self) -> bool:
-        """Whether it is a success."""
+        """Whether the status is 2xx."""
         return 200 <= self.status < 300
 
     @property
     def message(self) -> str:
-        """What the server says about it."""
+        """The message of the server's ``Status`` object."""
         return str(self.content.get("message") or "no message")[:_MAX_MESSAGE]
 
     @property
     def problem(self) -> str:
-        """Status and message, for people."""
+        """Status and message, for logs and errors."""
         return f"HTTP {self.status}: {self.message}"
 
     @property
     def causes(self) -> tuple[Object, ...]:
-        """The causes in the details of a failure."""
+        """``details.causes`` of a failure."""
         details = self.content.get("details")
         causes = details.get("causes") if isinstance(details, dict) else None
         return tuple(cause for cause in causes or () if isinstance(cause, dict))
 
 
 def is_named(content: Object, name: str) -> bool:
-    """Whether an answer is the object of this name; a proxy may answer with something else."""
+    """Whether a response is the object of this name; a proxy may return something else."""
     metadata = content.get("metadata")
     return isinstance(metadata, dict) and metadata.get("name") == name
 
 
 def text_of(value: Any) -> str | None:
-    """Return a text; None for an empty one. Raises ``TypeError`` for anything else."""
+    """Return a string, or None if it is empty or None; raises ``TypeError`` for other types."""
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{str(value)[:80]!r} where a string is expected")
     return value or None
 
 
 def required(value: Any) -> str:
-    """Return a text that must be there; raises ``TypeError`` otherwise."""
+    """Return a non-empty string; raises ``TypeError`` otherwise."""
     text = text_of(value)
     if text is None:
         raise TypeError("a name or uid is missing")
@@ -114,7 +114,7 @@ def required(value: Any) -> str:
 
 
 def timestamp_ms(text: Any) -> int | None:
-    """Return an RFC 3339 instant as milliseconds since 1970 UTC; None for Go's zero instant and what is no instant."""
+    """Parse an RFC 3339 timestamp to milliseconds since 1970 UTC; None for Go's zero time and invalid values."""
     if not isinstance(text, str) or not text:
         return None
     try:
@@ -136,7 +136,7 @@ _FACTORS: Final = {
 
 
 def parse_quantity(value: object) -> Decimal | None:
-    """Return the amount in base units (cores, bytes, devices); None if the value is no quantity, or is negative."""
+    """Parse a quantity in base units (cores, bytes, devices); None if it is invalid or negative."""
     match = _QUANTITY.fullmatch(str(value).strip())
     if match is None:
         return None

@@ -1,8 +1,8 @@
 """The Kubernetes client: the only module that imports the ``kubernetes`` package.
 
-The package finds the credentials (kubeconfig, service account with token rotation, plug-ins) and makes the connection
-pool. Objects are read as plain JSON rather than as the package's models: those refuse objects that a server of another
-age sends, and drop the fields that they do not know from what is written back.
+The package loads the credentials (kubeconfig, service account with token rotation, plug-ins) and creates the connection
+pool. Objects are plain JSON: the package's models reject objects from API servers of other versions, and drop unknown
+fields when an object is written back.
 """
 
 import os
@@ -52,21 +52,21 @@ MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
-"""``Accept`` of a reading that needs no content: an object of 500 kB is then answered by 500 bytes."""
+"""``Accept`` header for reads that need only metadata: 500 bytes instead of up to 500 kB an object."""
 
 WATCH_S: Final = 70
-"""A watch is asked to end after this long, spread by a fifth: sooner than IDLE_S, for a server of 1.20 is silent on
-a watch on which nothing happens (newer ones send a bookmark each minute), and silence would look like a dead line."""
+"""Requested ``timeoutSeconds`` of a watch, with 20 % jitter. It is below IDLE_S because a 1.20 API server sends nothing
+on a watch without events (newer ones send a bookmark every minute), which would look like a dead connection."""
 
 IDLE_S: Final = 100.0
-"""A watch that is silent for so long, and has not ended either, is taken for dead."""
+"""A watch that receives nothing for this long is considered dead."""
 
 MAX_RESPONSE_BYTES: Final = 64 * 2**20
-"""A larger answer is given up; a page of a listing has a hundredth of it."""
+"""Limit on a response; a page of a list is about a hundredth of it."""
 
 _MAX_LINE_BYTES: Final = 16 * 2**20
 _LISTINGS: Final = 3
-_MAX_PAGES: Final = 10_000  # five million objects of 500 a page
+_MAX_PAGES: Final = 10_000  # five million objects at 500 a page
 _MIN_PAUSE_S: Final = 0.1
 _MAX_RETRY_AFTER_S: Final = 86_400.0
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
@@ -77,20 +77,20 @@ T = TypeVar("T")
 
 
 class _Bounded:
-    """A connection that is cut where an answer takes too long as a whole: urllib3's timeouts are for each byte."""
+    """A connection with a timeout for the whole response: urllib3's read timeout restarts with every byte."""
 
     timeout: float
     sock: socket.socket | None
     _reading: socket.socket | None = None
 
     def getresponse(self) -> Any:
-        self._reading = self.sock  # of an answer without a length the connection lets go of it
+        self._reading = self.sock  # the connection drops it for a response without a length
         with self.cut_after(self.timeout):
             return super().getresponse()  # type: ignore[misc]  # a mixin before http.client's connections
 
     @contextmanager
     def cut_after(self, seconds: float) -> Iterator[None]:
-        """Cut the connection if the block takes longer."""
+        """Shut down the connection if the block takes longer."""
         timer = threading.Timer(seconds, self._cut)
         timer.start()
         try:
@@ -113,7 +113,7 @@ class _Https(urllib3.HTTPSConnectionPool):
 
 
 class KubernetesClient:
-    """A connection to one API server, shared by threads; ``headers`` is called for each attempt: tokens are rotated."""
+    """Thread-safe client for one API server; ``headers`` is called for each attempt, as tokens are rotated."""
 
     def __init__(
         self,
@@ -145,13 +145,13 @@ class KubernetesClient:
         final: frozenset[int] = frozenset(),
         timeout: timedelta | None = None,
     ) -> Response:
-        """Send a request until the server answers with something that waiting does not change, and return that.
+        """Send a request, retry transient failures, and return the response.
 
-        429 and 5xx are retried, as ``Retry-After`` says, except for the statuses in ``final``. Whatever is sent may
-        arrive twice: ``body``, written as JSON, must be such that the second time changes nothing (a version, a
-        ``test``, a name of its own). ``timeout`` shortens the time for all attempts.
+        408, 429 and 5xx are retried, honoring ``Retry-After``, except for the statuses in ``final``. A request may
+        arrive twice, so ``body`` (sent as JSON) must be idempotent: a resourceVersion, a ``test`` or a unique name.
+        ``timeout`` shortens the time for all attempts together.
 
-        Raises ``Unreachable`` if there was no such answer in time.
+        Raises ``Unreachable`` if no attempt succeeds in time.
         """
         timeout_s = self._limits.retry_timeout_s
         if timeout is not None:
@@ -193,9 +193,9 @@ class KubernetesClient:
         accept: str = "application/json",
         named: str | None = None,
     ) -> Object:
-        """Read one object or one page of a listing; ``named``: it must be the object of this name.
+        """Read one object, or one page of a list; ``named``: the expected name of the object.
 
-        Raises ``ApiRefused`` if the server refuses; ``Unreachable`` if it does not answer, or with something else.
+        Raises ``ApiRefused`` if the server rejects the request; ``Unreachable`` for no response, or another object.
         """
         response = self.request("GET", path, params, accept=accept)
         if not response.ok:
@@ -207,11 +207,11 @@ class KubernetesClient:
     def list_all(
         self, path: str, params: Mapping[str, str], view: Callable[[Object], T | None], page_size: int = PAGE_SIZE
     ) -> tuple[list[T], str]:
-        """List objects page by page (0: all in one), and keep of each what ``view`` makes of it (None: nothing).
+        """List objects with pagination (``page_size`` 0: one page) and convert each by ``view`` (None drops it).
 
-        Returns the views and the listing's resourceVersion. A listing that the server forgets between two pages (410)
-        is started again, three times. Raises as :meth:`get`, also for an answer that is not a whole listing: such a one
-        must never pass for an empty cluster.
+        Returns the views and the list's resourceVersion. If a continue token expires (410), the list is restarted, up
+        to three attempts. Raises like :meth:`get`, also for an incomplete list, which must never pass for an empty
+        cluster.
         """
         for _ in range(_LISTINGS):
             kept: list[T] = []
@@ -237,12 +237,12 @@ class KubernetesClient:
     def watch(
         self, path: str, params: Mapping[str, str], version: str, begun: Callable[[], object] = lambda: None
     ) -> Iterator[Object]:
-        """Yield what happens after ``version`` as ``{"type": …, "object": …}`` until the server ends the watch.
+        """Yield events after ``version`` as ``{"type": …, "object": …}`` until the server ends the watch.
 
-        ``begun``: called once the server accepts it, which it may do long before there is anything to yield.
+        ``begun``: called once the server accepts the watch, possibly long before the first event.
 
-        Raises ``ApiRefused`` if the server refuses to begin; ``Unreachable`` if the connection is cut. A silent
-        one ends the watch as the server's own end does: the next request finds out.
+        Raises ``ApiRefused`` if the server rejects the watch; ``Unreachable`` if the connection is interrupted. A
+        silent connection ends the watch without an error.
         """
         query = {
             **params,
@@ -296,10 +296,10 @@ class KubernetesClient:
         longest_s: float,
         problem: str,
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """Give the response to one request for ``longest_s`` at most; what goes wrong with it is ``problem``."""
+        """Yield the response to one request for at most ``longest_s``; ``problem`` starts the message of its errors."""
         try:
             headers = {"User-Agent": self._agent, **headers, **self._headers()}
-        except Exception as error:  # a credential plug-in may fail in any way, and work the next time
+        except Exception as error:  # a credential plug-in may fail in any way, and succeed on retry
             raise Unreachable(f"no credentials for {self.name}: {error}", sent=False) from error
         try:
             with closing(
@@ -319,7 +319,7 @@ class KubernetesClient:
 
 
 class RequestRate:
-    """A bound on requests per second after a burst, shared by all threads of a process."""
+    """Client-side rate limiter with a burst, shared by all threads of a process."""
 
     def __init__(self, per_second: float, burst: int) -> None:
         self._interval_s = 1.0 / per_second
@@ -328,13 +328,13 @@ class RequestRate:
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Wait for the right to one request."""
+        """Wait until one request is allowed."""
         with self._lock:
             now_s = time.monotonic()
             self._due_s = max(self._due_s, now_s - self._burst_s) + self._interval_s
             pause_s = self._due_s - now_s
         if pause_s > 0:
-            time.sleep(pause_s)  # the right is taken already: threads wait one after another
+            time.sleep(pause_s)  # its slot is reserved already: threads wait one after another
 
 
 def connect(
@@ -344,9 +344,9 @@ def connect(
     limits: ClientLimits = DEFAULT_LIMITS,
     agent: str = "predrain",
 ) -> KubernetesClient:
-    """Connect with ``kubeconfig`` where given, else as the pod that this runs in, else as ``kubectl`` does.
+    """Connect with ``kubeconfig`` if given, else with the pod's service account, else like ``kubectl``.
 
-    Raises ``InputError`` if there is no usable configuration.
+    Raises ``InputError`` if there is no valid configuration.
     """
     configuration = Configuration()
     in_cluster = kubeconfig is None and context is None and _IN_CLUSTER_TOKEN.exists()
@@ -382,7 +382,7 @@ def connect(
 
 
 def input_error(error: ApiRefused | Unreachable, api: KubernetesClient, path: str) -> InputError:
-    """Return the error of a server that refuses, or that no attempt reached."""
+    """Return the InputError for a rejected request or an unreachable server."""
     if isinstance(error, Unreachable):
         return InputError(
             f"the Kubernetes API server does not answer: {error}", api.name, "Check that it is running, then retry."
@@ -396,13 +396,13 @@ def input_error(error: ApiRefused | Unreachable, api: KubernetesClient, path: st
 
 
 def _page(path: str, page: Object) -> tuple[list[Object], str, str]:
-    """Return the items of one page, the listing's version, and the token of the next page (empty: it is the last)."""
+    """Return the items of one page, the list's resourceVersion, and the continue token (empty: last page)."""
     items, metadata = page.get("items"), page.get("metadata")
     if not isinstance(metadata, dict) or not isinstance(items, list):
         raise Unreachable(f"{path}: the response is not a list")
     if not all(isinstance(item, dict) for item in items):
         raise Unreachable(f"{path}: an item of the list is not an object")
-    # also an empty listing has a version: an answer without one comes from somewhere else
+    # even an empty list has a version: a response without one is not from the API server
     version, token = metadata.get("resourceVersion"), metadata.get("continue") or ""
     if not isinstance(version, str) or not version or not isinstance(token, str):
         raise Unreachable(f"{path}: the response is not a list")

@@ -1,4 +1,4 @@
-"""What other tools say on a node about what they do with it: a catalogue as data, which settings extend."""
+"""Taints, labels, annotations and conditions of other tools on nodes: a catalogue in YAML, extended by settings."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ Meaning = Literal["opt_out", "planned", "leaving", "starting", "repair"]
 RESTING: Final[Mapping[str, str]] = {
     "planned": "planned maintenance", "leaving": "its removal", "starting": "its start"
 }  # fmt: skip
-"""Meanings of which a node is at rest, as reported."""
+"""Meanings under which a node is out of service for a known reason, with the reason as reported."""
 
 _MAX_KEYS: Final = 100_000
 _SWITCHES: Final[Mapping[str, Callable[[str], bool]]] = {"on": is_set, "off": is_unmanaged}
@@ -43,28 +43,28 @@ class ForeignMark:
 
     @property
     def pattern(self) -> tuple[Kind, str]:
-        """Of what kind it is, and the pattern of its key."""
+        """The kind, and the pattern of the key."""
         patterns: dict[Kind, str | None] = {
             "taint": self.taint, "label": self.label, "annotation": self.annotation, "condition": self.condition
         }  # fmt: skip
         return next((kind, pattern) for kind, pattern in patterns.items() if pattern is not None)
 
     def counts(self, value: str) -> bool:
-        """Whether a value of it counts."""
+        """Whether the marker counts with this value."""
         switch = _SWITCHES.get(self.value)
         return switch(value) if switch else any(fnmatchcase(value, pattern) for pattern in self.value.split("|"))
 
 
 class ForeignMarks:
-    """Marks of other tools; the first one found on a node counts."""
+    """Markers of other tools, in order of precedence."""
 
     def __init__(self, marks: tuple[ForeignMark, ...]) -> None:
         self._marks = marks
-        # The nodes of a fleet have the same keys, and a node has a hundred: keys without an owner are skipped early.
+        # The nodes of a fleet share their keys, about a hundred each: cache the keys that no marker matches.
         self._unclaimed: defaultdict[Kind, set[str]] = defaultdict(set)
 
     def on(self, present: Mapping[Kind, Mapping[str, str]]) -> list[ForeignMark]:
-        """Return the marks on a node, in the order of the catalogue."""
+        """Return the markers present on a node, in the order of the catalogue."""
         matching: set[int] = set()
         for kind, values in present.items():
             for key in values.keys() - self._unclaimed[kind]:
@@ -82,6 +82,6 @@ def _matches(mark: ForeignMark, kind: Kind, key: str) -> bool:
 
 @cache
 def catalogue() -> tuple[ForeignMark, ...]:
-    """Return the marks of known tools."""
+    """Return the markers of known tools."""
     text = resources.files("foundation.kubernetes").joinpath("foreign_marks.yaml").read_text(encoding="utf-8")
     return TypeAdapter(tuple[ForeignMark, ...]).validate_python(yaml.safe_load(text), extra="forbid")

@@ -1,7 +1,6 @@
-"""Values of labels, annotations and features that people write to allow or forbid something.
+"""Boolean values of labels, annotations and node features that operators set by hand.
 
-Such a value is typed by hand, so its spelling varies. What cannot be read is never taken for permission: callers treat
-``None`` as the safer of the two, and report the value.
+Spelling varies. An unclear value is never permission: callers treat ``None`` as the safer choice, and report it.
 """
 
 from typing import Final
@@ -11,7 +10,7 @@ _OFF: Final = frozenset({"false", "f", "no", "n", "off", "0", "disable", "disabl
 
 
 def read_switch(value: str) -> bool | None:
-    """Read a switch in any usual spelling; None if it is neither on nor off.
+    """Parse a boolean in any common spelling; None if it is neither true nor false.
 
     >>> read_switch(" 'False' "), read_switch("ON"), read_switch("24h"), read_switch("")
     (False, True, None, None)
@@ -21,17 +20,17 @@ def read_switch(value: str) -> bool | None:
 
 
 def is_unmanaged(value: str) -> bool:
-    """Whether a value of ``PREFIX/managed`` keeps predrain off: anything but a clear "true" does."""
+    """Whether a value of ``PREFIX/managed`` opts the node out: anything but a clear "true" does."""
     return read_switch(value) is not True
 
 
 def is_set(value: str) -> bool:
-    """Whether a marker such as ``PREFIX/maintenance`` is set; every value except a clear "false" counts."""
+    """Whether a marker like ``PREFIX/maintenance`` is set: by anything but a clear "false"."""
     return read_switch(value) is not False
 
 
 def unclear(key: str, value: str) -> str | None:
-    """Return what to report of a value that is neither on nor off; None if it is clear."""
+    """Return the warning for a value that is neither true nor false; None if it is clear."""
     if read_switch(value) is not None:
         return None
     return f"{key}={value!r} is neither true nor false: treated as an opt-out until it is corrected or removed"

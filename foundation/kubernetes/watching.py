@@ -1,8 +1,8 @@
-"""Following one kind of object: a listing, then every change after it, across cuts, restarts and forgetful servers.
+"""List and watch of one kind of object, across lost connections, restarts and expired resource versions.
 
-A server keeps the changes of the last minutes. A follower asks for those after the last version that was taken in, so
-that nothing is missed while a connection is down; where the server no longer has them (410 Gone) it lists again, and
-the tracker compares the listing with what it knew.
+The API server keeps the changes of the last minutes. A watch resumes after the last processed resourceVersion, so that
+no change is missed while the connection is down. If that version has expired (410 Gone), the objects are listed again,
+and the tracker compares the list with its state.
 """
 
 import logging
@@ -22,7 +22,7 @@ from foundation.running import Wait, backoff_s
 log = logging.getLogger(__name__)
 
 ChangeKind = Literal["listed", "changed", "gone"]
-"""``listed``: the objects are all that there are."""
+"""``listed``: the objects are the complete list."""
 
 _WATCH_TYPES: Final[Mapping[str, ChangeKind]] = {"ADDED": "changed", "MODIFIED": "changed", "DELETED": "gone"}
 V = TypeVar("V")
@@ -30,7 +30,7 @@ K = TypeVar("K")
 
 
 class Tracker(ABC, Generic[V, K]):
-    """What is known of the objects of one kind, by a key; ``V`` is an object as it was read, ``K`` what is kept."""
+    """State of the objects of one kind, by key; ``V`` is the view of an object, ``K`` the state kept of it."""
 
     key: Callable[[V], str] = attrgetter("uid")
 
@@ -38,11 +38,11 @@ class Tracker(ABC, Generic[V, K]):
         self.known = dict(known)
 
     def take(self, kind: ChangeKind, views: Iterable[V], at: datetime) -> list[Any]:
-        """Apply a listing or a change that was heard of at ``at``; return what happened."""
+        """Apply a list or a change received at ``at``; return the resulting events."""
         views = list(views)
         events = [event for view in views for event in self.update(view, at)]
         keys = {self.key(view) for view in views}
-        if kind == "gone":  # the last state of a deleted object may be one that no change reported
+        if kind == "gone":  # the final state of a deleted object may be new
             events += [event for key in keys for event in self.remove(key, at, watched=True)]
         elif kind == "listed":
             vanished = [key for key in self.known if key not in keys]
@@ -51,22 +51,22 @@ class Tracker(ABC, Generic[V, K]):
 
     @abstractmethod
     def update(self, view: V, at: datetime) -> list[Any]:
-        """Apply the current state of an object."""
+        """Apply the current state of an object; return the resulting events."""
 
     def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Any]:
-        """Remove an object, if it is known; ``watched``: at the time, not some time before a listing."""
+        """Remove an object, if known; ``watched``: the deletion was observed, not inferred from a list."""
         self.known.pop(key, None)
         return []
 
 
 @dataclass(slots=True)
 class Resource:
-    """What is followed, and up to which version it was taken in (None: it has to be listed).
+    """A watched resource; ``version`` is the last processed resourceVersion (None: a list is due).
 
-    ``read`` makes of an object what is worth keeping, or None. Listings are held so only.
-    ``relists``: whether it is listed again after a cut: what is known counts as current only with its backlog read.
-    ``unreadable``: objects that could not be read, by why.
-    ``heard_s``: when the server last reported, by ``time.monotonic``; minus infinity while it cannot be followed.
+    ``read`` converts an object to its view, or None to drop it; only views are kept in memory.
+    ``relists``: list again after an interruption, for users that need the state to be current.
+    ``unreadable``: objects that could not be parsed, by error.
+    ``heard_s``: time of the server's last message (``time.monotonic``); minus infinity while the watch fails.
     """
 
     name: str
@@ -81,11 +81,11 @@ class Resource:
     unreadable: Counter[str] = field(default_factory=Counter)
 
     def hear(self) -> None:
-        """Note that the server reports now."""
+        """Record a message from the server."""
         self.heard_s = time.monotonic()
 
     def view(self, item: Object) -> Any:
-        """Return what is worth keeping of an object; None also for one that cannot be read, which is logged."""
+        """Return the view of an object; None if it is dropped, or cannot be parsed, which is logged."""
         try:
             return self.read(item)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
@@ -97,14 +97,14 @@ class Resource:
 
 
 Take = Callable[[Resource, ChangeKind, list[Any], str], None]
-"""Takes views of a resource, and the version up to which they are complete."""
+"""Callback for views of a resource, with the resourceVersion up to which they are complete."""
 
 
 def follow(api: KubernetesClient, resource: Resource, take: Take, wait: Wait) -> None:
-    """Report the changes of a resource until stopped. Nothing that a server does ends it."""
+    """Watch a resource until stopped; errors are logged and retried."""
     failures, pause_s = 0, 0.0
     while not wait(pause_s):
-        pause_s = 0.2  # a server that ends watches immediately is asked slowly
+        pause_s = 0.2  # limits the rate for a server that ends every watch immediately
         try:
             if resource.version is None:
                 listed = api.list_all(resource.path, resource.params, resource.view, resource.page_size)
@@ -116,8 +116,8 @@ def follow(api: KubernetesClient, resource: Resource, take: Take, wait: Wait) ->
                     log.info("%s: watching %s again", api.name, resource.name)
                 failures = 0
             if resource.relists and time.monotonic() - resource.heard_s >= IDLE_S:
-                resource.version = None  # the line was dead
-        except Exception as error:  # an object that no rule foresaw must not end a collector of months
+                resource.version = None  # the connection was dead
+        except Exception as error:  # an unforeseen object must not end a long-running collector
             resource.heard_s = float("-inf")
             answered = isinstance(error, ApiRefused | Unreachable)
             expired = isinstance(error, ApiRefused) and error.status == GONE
@@ -140,6 +140,6 @@ def _change(event: Object, resource: Resource) -> tuple[ChangeKind, list[Any], s
     version = content.get("metadata", {}).get("resourceVersion")
     if not version:
         raise Unreachable(f"a watched object without a version: {str(event)[:200]}")
-    kind = _WATCH_TYPES.get(str(event.get("type")))  # None: a bookmark, nothing new up to this version
+    kind = _WATCH_TYPES.get(str(event.get("type")))  # None: a bookmark
     view = None if kind is None else resource.view(content)
     return kind or "changed", [] if view is None else [view], str(version)

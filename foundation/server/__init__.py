@@ -1,1 +1,1 @@
-"""What the HTTP services share: bounded connections, bearer tokens from a file, and problem bodies (RFC 9457)."""
+"""Shared parts of the HTTP services: connection limits, bearer tokens from a file, problem details (RFC 9457)."""

@@ -1,7 +1,7 @@
-"""A server and its connections: none of them may wait for ever, and idle ones make room for new ones.
+"""uvicorn server with connection limits: request heads time out, and idle connections are closed to make room.
 
-Any client that reaches the port may open connections before it shows a token. uvicorn closes one that is silent between
-two requests, but waits without end for the rest of a request's head.
+Any client that reaches the port can open connections before it presents a token. uvicorn closes connections that are
+idle between two requests, but waits forever for the rest of a request's head.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ _GRACE_S: Final = 20
 _KEEP_ALIVE_S: Final = 75
 _MAX_CONNECTIONS: Final = 4096
 BACKLOG: Final = 1024
-"""Connections that the kernel keeps waiting."""
+"""Backlog of the listening socket."""
 
 _CONNECTION_SHARE: Final = 2
 _BACKLOG_SHARE: Final = 16
-# asyncio accepts a whole backlog at a time, and a few of them before the first protocol learns of its connection: the
-# other half of the descriptors must hold those, and the files that are written.
+# asyncio accepts up to a whole backlog before the first `connection_made`: the other half of the file descriptors is
+# for these connections and for open files.
 
 _LOG = logging.getLogger(__name__)
 
 
 class GuardedProtocol(H11Protocol):
-    """uvicorn's protocol with a timeout for a request's head and a bound on the connections of its server.
+    """uvicorn's protocol with a timeout for request heads and a limit on the server's connections.
 
-    One connection too many closes those that have been idle for longest, a tenth of them all at a time.
+    Above the limit, the longest idle connections are closed, a tenth of the limit at a time.
     """
 
     def __init__(self, *, max_connections: int, head_timeout_s: float, **more: Any) -> None:
@@ -48,20 +48,20 @@ class GuardedProtocol(H11Protocol):
         self._idle_since_s = self.loop.time()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own does
-        """Take the connection; its first head is awaited from now on."""
+        """Start the timeout of the first request head."""
         super().connection_made(transport)
         self._await_head()
         if len(self.connections) > self._max_connections:
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Cancel the timers of the connection."""
         self._cancel_head_timer()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read; a started head must be complete in time."""
+        """Parse data; start the timeout if a request head is incomplete."""
         super().data_received(data)
         if self._is_serving():
             self._cancel_head_timer()
@@ -69,7 +69,7 @@ class GuardedProtocol(H11Protocol):
             self._await_head()
 
     def on_response_complete(self) -> None:
-        """Continue with the next request, or wait for it."""
+        """Restart the idle time, and continue with the next request."""
         self._cancel_head_timer()
         self._idle_since_s = self.loop.time()
         super().on_response_complete()
@@ -111,7 +111,7 @@ def _descriptors() -> int:
 
 
 def max_connections(servers: int = 1) -> int:
-    """Return the bound of each of so many servers of this process: half of the file descriptors together."""
+    """Return the connection limit of each server if ``servers`` of them share half of the file descriptors."""
     return max(1, min(_MAX_CONNECTIONS, _descriptors() // _CONNECTION_SHARE) // servers)
 
 
@@ -131,26 +131,26 @@ def refuse_open_port(
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn's server, which leaves the signals to its caller (it would raise them again after its end)."""
+    """uvicorn's server without signal handlers, which would raise the signals again on exit."""
 
     port = 0
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Capture none."""
+        """Install no signal handlers."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen; the kernel keeps more connections waiting than asyncio takes in one go."""
+        """Listen with a backlog larger than the one asyncio accepts at once."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
 
 
 def listen(host: str, port: int, option: str = "--listen") -> socket.socket:
-    """Return a socket bound to the address; raises InputError if it is taken or not of this machine."""
+    """Return a socket bound to the address; raises ``InputError`` if it is in use or not local."""
     try:
-        # with its protocol: asyncio switches off the delay of small answers only on sockets that say TCP
+        # with its protocol: asyncio sets TCP_NODELAY only on sockets created with IPPROTO_TCP
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         try:
@@ -181,10 +181,10 @@ async def serving(
     lifespan: Literal["on", "off"] = "off",
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[QuietServer]:
-    """Serve an application while the context lasts, then answer what is under way; the server knows its port.
+    """Serve an application within the context, then finish in-flight requests; ``port`` of the server is set.
 
-    ``servers``: how many of this process share the descriptors. Raises ``InputError``, which names ``option``, if the
-    address cannot be listened on.
+    ``servers``: servers of this process, which share the file descriptors. Raises ``InputError``, which names
+    ``option``, if the address is unavailable.
     """
     listener = listen(host, port, option)
     protocol = functools.partial(
@@ -195,11 +195,11 @@ async def serving(
         http=cast("type[asyncio.Protocol]", protocol),
         ws="none",
         log_config=None,
-        # Below an error uvicorn logs a line for each request that is no HTTP: any client could fill the disk.
+        # At lower levels uvicorn logs every request that is not HTTP: any client could fill the disk.
         log_level="error",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # headers of clients are not trusted
+        proxy_headers=False,  # client headers are not trusted
         backlog=max(1, min(BACKLOG, _descriptors() // _BACKLOG_SHARE)),
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=grace_s,
@@ -209,7 +209,7 @@ async def serving(
     server = QuietServer(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        listener.listen(BACKLOG)  # whoever learns the port may connect
+        listener.listen(BACKLOG)  # before the port is known to callers, who may connect at once
         server.port = int(listener.getsockname()[1])
         yield server
     finally:

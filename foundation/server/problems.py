@@ -1,4 +1,4 @@
-"""Why a request was not taken, in the form of RFC 9457."""
+"""Rejected requests as problem details (RFC 9457)."""
 
 import json
 from http import HTTPStatus
@@ -8,7 +8,7 @@ _RETRY_AFTER_S = 5
 
 
 class RequestRefused(Exception):
-    """A request that is answered with a problem body; senders repeat it after 429 and 503, never after other 4xx."""
+    """A rejected request; senders retry after 429 and 503, never after other 4xx."""
 
     def __init__(self, status: int, detail: str, reason: str, *, retry_after_s: int | None = None) -> None:
         super().__init__(status, detail)
@@ -19,17 +19,17 @@ class RequestRefused(Exception):
 
     @classmethod
     def unreadable(cls, detail: str) -> Self:
-        """Return the refusal of a body that is damaged, or of another format."""
+        """Return the rejection of a body that is corrupt or in another format."""
         return cls(400, detail[:500], "garbage")
 
     @classmethod
     def too_large(cls, detail: str) -> Self:
-        """Return the refusal of a body over a limit."""
+        """Return the rejection of a body over the size limit."""
         return cls(413, detail, "too_large")
 
     @classmethod
     def busy(cls, detail: str, reason: str) -> Self:
-        """Return the refusal of a request that will be taken when it is sent again."""
+        """Return the rejection of a request that should be retried."""
         return cls(503, detail, reason, retry_after_s=_RETRY_AFTER_S)
 
     def body(self) -> bytes:

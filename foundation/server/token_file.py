@@ -1,4 +1,4 @@
-"""Bearer tokens from a file that may change while a service runs; a plain hash suffices, for tokens are random."""
+"""Bearer tokens from a file that is reloaded on change; an unsalted hash suffices because tokens are random."""
 
 import contextlib
 import hashlib
@@ -24,9 +24,9 @@ def digest_of(token: str) -> bytes:
 
 
 def own_token_file(path: Path) -> Path:
-    """Return a file with one random token, which is made where it is missing; only its owner may read it.
+    """Create a file with one random token if it is missing, readable by its owner only.
 
-    Raises ``InputError`` if it cannot be made, or others may read or write it.
+    Raises ``InputError`` if it cannot be created, or other users can read or write it.
     """
     try:
         with contextlib.suppress(FileExistsError):
@@ -44,11 +44,11 @@ def own_token_file(path: Path) -> Path:
 
 
 class TokenFile(Generic[Grant]):
-    """The tokens of a file, one a line, without empty lines and those that begin with ``#``.
+    """The tokens of a file, one per line; empty lines and lines that start with ``#`` are ignored.
 
-    ``parse``: parses a line, given its number and file, into the digest of a token and its rights; may raise
-    ``InputError``. ``do``: how such a file is written.
-    Raises ``InputError`` if the file cannot be read, or holds no token, or one with two grants.
+    ``parse``: parses a line, given its number and location, into the digest of a token and its grant; may raise
+    ``InputError``. ``do``: hint for errors on how to write the file.
+    Raises ``InputError`` if the file cannot be read, has no token, or has a token with two grants.
     """
 
     def __init__(self, path: Path, parse: Callable[[str, int, str], tuple[bytes, Grant]], do: str) -> None:
@@ -57,12 +57,12 @@ class TokenFile(Generic[Grant]):
         self._grants = self._read()
 
     def grant(self, token: str) -> Grant | None:
-        """Return what a token grants, None if it is none of the file's.
+        """Return the grant of a token; None if the token is not in the file.
 
-        A file that cannot be read leaves the former tokens valid; of one that can be read, only its own lines are, so
-        that a removed token is rejected. A line that cannot be used is logged.
+        If the changed file cannot be read, the previous tokens stay valid; otherwise only its own lines count, so that
+        a removed token is rejected. Invalid lines are logged and ignored.
 
-        Each digest is compared, in constant time, so that the answer's delay reveals nothing of it.
+        All digests are compared in constant time, so that the response time reveals nothing about them.
         """
         stamp = stamp_of(self._path)
         if stamp != self._stamp:
@@ -77,7 +77,7 @@ class TokenFile(Generic[Grant]):
         return matching[0] if matching else None
 
     def _lines(self) -> list[tuple[int, str]]:
-        """Read the numbered lines that should hold a token."""
+        """Read the lines that are not empty or comments, with their numbers."""
         try:
             lines = [line.strip() for line in self._path.read_text(encoding="utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
@@ -86,7 +86,7 @@ class TokenFile(Generic[Grant]):
         return [(number, line) for number, line in enumerate(lines, 1) if line and not line.startswith("#")]
 
     def _usable(self, lines: list[tuple[int, str]]) -> list[tuple[bytes, Grant]]:
-        """Parse the lines that can be used; a token with two grants has none."""
+        """Parse the valid lines; a token with two grants is ignored."""
         grants: dict[bytes, Grant | None] = {}
         for number, line in lines:
             try:

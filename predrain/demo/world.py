@@ -265,13 +265,13 @@ class World:
         stop.set()
 
     def notice(self) -> str:
-        """Say what the pages show above everything else."""
+        """Return the banner of all pages."""
         now, so_far = self.now, self.balance
         return (
             f"Simulated demo, {now:%Y-%m-%d %H:%M} UTC. Failures: {so_far.failures}, of which {so_far.caught} on "
             f"evacuated or avoided nodes. Nodes taken out of service: {so_far.drains}. Compared with no action: "
             f"{so_far.saved:,.0f} GPU-hours saved, {so_far.spent:,.0f} spent. Net of each action alone: "
-            + ", ".join(f"{rung} {net:,.0f} ({times}x)" for rung, (times, net) in so_far.rungs.items())
+            + ", ".join(f"{rung} {net:z,.0f} ({times}x)" for rung, (times, net) in so_far.rungs.items())
         )
 
 

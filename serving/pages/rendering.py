@@ -34,9 +34,12 @@ def percent(value: float | None) -> str:
     return f"{scaled:.{digits}f} %"
 
 
-def instant(when: datetime | None) -> str:
-    """Write a time to the minute: ``2026-01-01 06:00 UTC``."""
-    return "not known" if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+def instant(when: datetime | str | None) -> str:
+    """Write a time, or its ISO 8601 text, to the minute: ``2026-01-01 06:00 UTC``."""
+    if when is None:
+        return "not known"
+    time = datetime.fromisoformat(when) if isinstance(when, str) else when
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def hours(length: timedelta) -> str:
@@ -71,7 +74,7 @@ ASSETS: Final = {
 
 
 def page(request: Request, template: str, status: int = 200, **values: Any) -> Response:
-    """Render a template, compressed where the client takes that and it is worth it.
+    """Render a template, compressed if the client accepts that and the page is large enough.
 
     ``template``: name in ``templates/``, without ``.html.j2``.
     """

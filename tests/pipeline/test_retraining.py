@@ -23,7 +23,7 @@ from models.registry.store import opened_store
 from pipeline import retraining
 from pipeline.held_out import untouched
 from pipeline.matrix_stage import make_matrix
-from pipeline.params import Params
+from pipeline.params import Params, load_params
 from pipeline.promotion import EXPERIMENT, promote, roll_back
 from pipeline.retraining import FLOOD, MEAN_RISK, QUIET, page_of, retrain
 from pipeline.stages import train_bundle
@@ -34,6 +34,11 @@ from tests.processes import invoke
 
 RegistryAt = Callable[[datetime], Path]
 OLD, NEWER = datetime(2026, 1, 20, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def small_params(light_params_file: Path) -> Params:
+    return load_params([light_params_file])
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +91,7 @@ def registered(
 
 def other(params: Params) -> Params:
     """Give another recipe."""
-    return params.model_copy(update={"training": params.training.model_copy(update={"negative_ratio": 7})})
+    return params.model_copy(update={"training": params.training.model_copy(update={"negative_ratio": 150})})
 
 
 def gate(params: Params, **limits: object) -> Params:
@@ -125,7 +130,7 @@ def test_another_recipe_has_to_pass_the_gate(
         recall_margin=1.0, min_incidents=1,
     )  # fmt: skip
     passed = retrain(matrix, lenient, registry=store, model="predrain")
-    assert (passed.action, champion_history(store, "predrain").champion) == ("promoted", passed.version)
+    assert (passed.action, champion_history(store, "predrain").champion) == ("promoted", passed.version), passed.reason
 
 
 def test_a_recipe_that_is_shown_to_be_worse_is_refused(

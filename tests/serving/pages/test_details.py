@@ -144,7 +144,7 @@ def test_an_expired_score_tells_only_what_it_was(tmp_path: Path) -> None:
 def test_the_ledger_page_says_what_was_decided_called_and_not_done(service: Running) -> None:
     text = look(service, "/ledger?node=n1").text
     for part in (
-        "Decision 7, 2026-01-01T06:12:00Z", "high, risk 90 %: swap instead of drain", "ECC errors rose",
+        "Decision 7, 2026-01-01 06:12 UTC", "high, risk 90 %: swap instead of drain", "ECC errors rose",
         "Over budget: rack r1 is full", "Breaker open: scores jumped", "swap n1: done",
         "/spec/taints: (none) → predrain.io/at-risk", "drain n1: not done, the stage is soft",
         "checkpoint train-7: done", "empty: no workloads left to evict",
@@ -159,7 +159,7 @@ def test_the_ledger_page_says_what_was_decided_called_and_not_done(service: Runn
 
 
 def test_the_ledger_is_searched_by_node_action_and_day(service: Running) -> None:
-    assert look(service, "/ledger?node=n%3F&verb=swap&since=&until=").column(0) == ["2026-01-01T06:12:00Z"]
+    assert look(service, "/ledger?node=n%3F&verb=swap&since=&until=").column(0) == ["2026-01-01 06:12 UTC"]
     assert look(service, "/ledger?verb=drain").column(0) == ["No matches. Show all"]
     assert look(service, "/ledger?until=2025-12-31").column(0) == ["No matches. Show all"]
     assert service.client().send("GET", "/ledger?since=soon")[0] == 400

@@ -1,4 +1,4 @@
-"""What changed since a fit: fleet, telemetry, workload, readings, failures or the level of risks.
+"""Drift detection by cause: fleet, telemetry, workload, readings, failures, or calibration of risks.
 
-In: the reference of a fit and the rows since. Out: ``CheckFindings``. Start with :mod:`~evaluation.drift.check`.
+Input: the reference of a fit and later rows. Output: ``CheckFindings``. Start with :mod:`~evaluation.drift.check`.
 """

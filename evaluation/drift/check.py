@@ -1,4 +1,4 @@
-"""One check for drift: recent rows and outcomes against what the models in use were fitted on, and the causes."""
+"""Drift check: compare recent rows and outcomes with the training data of the current models, and name the causes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,22 +34,22 @@ from models.training.reference import (
 )
 
 MIX_LIMIT = 0.1
-"""Share of rows that must have changed category (total variation), or be of a category not seen, to count."""
+"""Minimum total variation distance between category distributions that counts as a change of the fleet."""
 
 NEW_CATEGORY = 0.02
-"""Share of rows of a category that the reference did not have, from which it counts."""
+"""Minimum share of rows with a category unseen in the reference that counts as a change of the fleet."""
 
 SIZE_LIMIT = 0.15
-"""Share by which the fleet must have grown or shrunk, or units be new, to count."""
+"""Minimum relative change of the fleet size, or share of rows from new units, that counts as a change of the fleet."""
 
 WORKLOAD_SHARE = 0.25
-"""Share of the workload group's features that must have moved."""
+"""Minimum share of features in the group ``workload`` that must have drifted."""
 
 GAP_SHARE = 0.34
-"""Share of the gap group's features that must have moved."""
+"""Minimum share of features in the group ``gaps`` that must have drifted."""
 
 RISKS_HOLD = (0.7, 1.4)
-"""Ratio of failures to risks within which risks count as right, however sure the ratio is."""
+"""Ratios of failures to predicted failures accepted as calibrated, even if they differ significantly from 1."""
 
 _SOFTWARE = ("driver", "exporter", "firmware", "vbios", "version", "agent")
 _WORKLOAD_ENDINGS = ("_util_pct", "_active_ratio", "_bytes_s", "fb_used_mib")
@@ -61,12 +61,12 @@ _DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """Rows of the recent window, and of the reference with them, with what is known of them.
+    """Sampled rows of the recent window and of the reference window.
 
-    ``values``: features as :func:`models.training.reference.dated` gives them; shape (n_rows, n_features).
-    ``time``, ``unit``, ``node``: decision times, and numbers of units and nodes from 0; shape (n_rows,).
-    ``now``: whether the row is of the recent window; shape (n_rows,).
-    ``rows_per_time``: grid rows a decision time in the recent window.
+    ``values``: features as :func:`models.training.reference.dated` returns them; shape (n_rows, n_features).
+    ``time``, ``unit``, ``node``: decision times (ms), and codes of units and nodes from 0; shape (n_rows,).
+    ``now``: whether the row is in the recent window; shape (n_rows,).
+    ``rows_per_time``: grid rows per decision time in the recent window.
     """
 
     values: np.ndarray
@@ -78,15 +78,15 @@ class Recent:
 
 
 def is_software(column: FeatureColumn) -> bool:
-    """Whether a column tells a version: a driver's, an exporter's, a firmware's."""
+    """Whether a column holds a software version: driver, exporter, agent or firmware."""
     name = str(column.channel).lower()
     return column.group == "static" and bool(column.categories) and any(word in name for word in _SOFTWARE)
 
 
 def fleet_verdicts(reference: Reference, recent: Recent) -> list[DriftVerdict]:
-    """Decide whether the fleet changed: other models, many new units, many more or fewer.
+    """Detect changes of the fleet's composition: model mix, new units, size.
 
-    A driver's share is reported as a note: an upgrade is reason to refit only if readings moved with it.
+    A version change is only a note: an upgrade is a reason to refit only if readings drifted with it.
     """
     notes: list[DriftVerdict] = []
     facts: list[str] = []
@@ -121,7 +121,7 @@ def fleet_verdicts(reference: Reference, recent: Recent) -> list[DriftVerdict]:
 
 
 def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movement]) -> list[DriftVerdict]:
-    """Decide whether readings moved because of the telemetry, because of the workload, or for no reason that shows."""
+    """Attribute drift of readings to the telemetry, to the workload, or to no known cause."""
     channels, silent = moved_channels(moves), vanished_channels(moves)
     aligned = _aligned(reference, recent, moves)
     out: list[DriftVerdict] = []
@@ -164,7 +164,7 @@ def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movem
         facts = [*_furthest(work_moved), *_channel_facts(busy | gauges)]
         out.append(DriftVerdict("workload", True, "The workload changed.", tuple(facts)))
         rest = {channel: moved for channel, moved in rest.items() if channel not in gauges}
-    # A silent channel's values are those of the units that still report: another mix, not another reading.
+    # The remaining values of a silent channel come from the units that still report: a change of mix, not of readings.
     rest = {channel: moved for channel, moved in rest.items() if channel not in silent}
     if rest:
         names = _some(list(rest))
@@ -176,11 +176,11 @@ def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movem
 def failure_verdicts(
     changes: Sequence[RateChange], fell: tuple[float, str] | None, *, anything_moved: bool
 ) -> list[DriftVerdict]:
-    """Decide whether failures come at another rate or of other classes, or whether alerts are right less often.
+    """Detect changes of the failure rate or of the failure class mix, and a decrease of alert precision.
 
-    ``changes``: all classes together first, then each.
-    ``fell``: probability of so low a precision by chance, and the numbers as text.
-    ``anything_moved``: whether features moved: a fall of precision then says nothing of the failures by itself.
+    ``changes``: all classes together first, then each class.
+    ``fell``: p-value of the decrease in precision, and the numbers as text.
+    ``anything_moved``: whether features drifted; a decrease in precision alone is then no evidence about failures.
     """
     facts: list[str] = []
     text = ""
@@ -199,10 +199,9 @@ def failure_verdicts(
 
 
 def risk_verdicts(risks: RiskCounts | None) -> list[DriftVerdict]:
-    """Decide whether units failed so much more or less often than their risks that chance does not explain it.
+    """Detect miscalibrated risks from the ratio of observed to predicted failures.
 
-    The interval, at one less ``ALPHA``, must leave 1 out, and the ratio itself lie
-    outside :data:`RISKS_HOLD`.
+    The confidence interval (level ``1 - ALPHA``) must exclude 1, and the ratio must lie outside :data:`RISKS_HOLD`.
     """
     if risks is None or risks.expected <= 0:
         return []
@@ -220,11 +219,11 @@ def risk_verdicts(risks: RiskCounts | None) -> list[DriftVerdict]:
 
 
 def _aligned(reference: Reference, recent: Recent, moves: Sequence[Movement]) -> dict[str, str]:
-    """Find the channels that jumped with a software change, and say how."""
+    """Find channels whose values shifted with a software change, each with one fact as evidence."""
     candidates: dict[str, list[tuple[int, Movement]]] = {}
     coded = {move.column.channel for move in moves if move.column.statistic == "changes"}
     for at, move in sorted(enumerate(moves), key=lambda pair: (-pair[1].shift.psi, pair[1].column.name)):
-        # The last value of an enumeration is lost when a driver is loaded: no reading, and no surprise.
+        # Loading a driver resets the last value of an enumeration, so a shift is expected.
         if move.column.group not in ("telemetry", "peers") or move.column.channel in coded:
             continue
         usual = move.usual_psi if np.isfinite(move.usual_psi) else 0.0
@@ -250,7 +249,7 @@ def _aligned(reference: Reference, recent: Recent, moves: Sequence[Movement]) ->
                         f"{column.channel} changed, compared with other units on the same days "
                         f"(t = {effect.t:+.1f}, clustered by node)"
                     )
-        # One feature alone may be chance where so many are tried.
+        # With this many tests, a single feature may be significant by chance.
         if len(facts) >= min(2, len(tried)):
             out[channel] = facts[0]
     return out
@@ -275,7 +274,7 @@ def _mix_facts(column: FeatureColumn, shares: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _channel_facts(channels: Mapping[str, list[Movement]], most: int = 4) -> list[str]:
-    """Say for each channel, the furthest first, what moved most."""
+    """Describe the feature that drifted most in each channel, strongest channels first."""
     ranked = sorted(channels.items(), key=lambda item: (-item[1][0].shift.psi, item[0]))
     facts = [f"{channel_words(channel)}, {len(moved)} features: {moved[0].summary}" for channel, moved in ranked[:most]]
     if len(ranked) > most:
@@ -301,13 +300,13 @@ def _rate_fact(change: RateChange) -> str:
 
 
 RECENT = SAMPLE // 2
-"""Rows of the recent window that features are compared on, at most."""
+"""Maximum number of sampled rows of the recent window."""
 
 MAKE = "static__model__code"
-"""Column of the make of a unit: makes differ in what they report and how they read."""
+"""Column of a unit's GPU model; models differ in the metrics they export and in their normal readings."""
 
 LEAST_OF_A_MAKE = 200
-"""Rows of the reference's time from which a make counts as one that was there."""
+"""Minimum number of reference rows of a GPU model; models with fewer count as new."""
 
 
 def examine(
@@ -323,19 +322,18 @@ def examine(
     risks: RiskCounts | None = None,
     failures_from_ms: int | None = None,
 ) -> CheckFindings:
-    """Check the rows since a fit.
+    """Check rows since a fit for drift, using only what was known at ``end_ms``.
 
     ``labelled``: rows and labels as of ``end_ms``.
-    ``start_ms``, ``end_ms``: recent decision times: from ``start_ms`` to before ``end_ms``, the time of the check.
-    Nothing that was not known then is looked at.
-    ``failures_from_ms``: failures are compared from this decision time on; default: right after the reference.
-    Returns: without verdicts where there are no rows to compare.
+    ``start_ms``, ``end_ms``: recent window of decision times; ``end_ms``, the time of the check, is exclusive.
+    ``failures_from_ms``: first decision time of the failures compared; default: right after the reference.
+    Returns: no verdicts if there are no rows to compare.
     """
     rows = labelled.rows
     recent = sample_rows(rows, start_ms, end_ms - 1, most=RECENT, seed=seed)
     if not len(recent) or not any(feature.present + feature.missing for feature in reference.features):
         return CheckFindings(start_ms, end_ms, 0)
-    # Rows of the reference join them where the matrix has any, so that before and after can be compared.
+    # Include reference rows if the matrix still has them, to compare before and after within units and GPU models.
     earlier = sample_rows(rows, reference.start_ms, min(reference.end_ms, start_ms - 1), most=RECENT, seed=seed)
     both = np.concatenate([earlier, recent])
     begin = warm_from(rows, reference.columns, reference.start_ms, reference.end_ms)
@@ -368,10 +366,10 @@ def examine(
 
 
 def _same_makes(reference: Reference, pool: Recent, begin_ms: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Give rows of the reference's time in the mix of makes that the recent rows have, and those; new makes left out.
+    """Return reference rows resampled to the recent mix of GPU models, and the recent rows; new models are excluded.
 
-    None where makes are not known, where the reference's rows are not there, or where the mix is nearly what it was:
-    then it cannot have moved a share by what counts, and the fleet is compared as a whole.
+    None if the model is unknown, the matrix no longer has reference rows, or the mix changed too little to move a
+    share by ``MISSING_LIMIT``. The fleet is then compared as a whole.
     """
     make = next((i for i, column in enumerate(reference.columns) if column.name == MAKE), None)
     if make is None:

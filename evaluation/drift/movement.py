@@ -1,4 +1,4 @@
-"""Which features and channels moved against the reference, and which did so because a driver or exporter changed."""
+"""Feature drift: which features and channels shifted from the reference, and the effect of software changes."""
 
 import math
 from collections.abc import Sequence
@@ -15,22 +15,22 @@ from models.rows.ranking import Bools, Floats, Ints
 from models.training.reference import Distribution, Shift, shift_of, summarise
 
 PSI_LIMIT = 0.2
-"""Index from which a feature counts as moved, between Siddiqi's 0.1 (little) and 0.25 (much); the two below as well."""
+"""Minimum population stability index (PSI) of drift, between Siddiqi's 0.1 (minor) and 0.25 (major)."""
 
 KS_LIMIT = 0.1
-"""Distance that it must have as well: the index alone can be driven by a few rows in a tail."""
+"""Minimum Kolmogorov-Smirnov distance of drift: a few rows in a tail can inflate the PSI."""
 
 USUAL = 2.0
-"""And the index must be so many times the largest that the reference's own weeks had."""
+"""Minimum ratio of the PSI to the largest PSI among the reference's own weeks."""
 
 MISSING_LIMIT = 0.05
-"""Change of the missing share that counts, if it also is three times the reference's own."""
+"""Minimum change of the missing share; it must also be three times the reference's own variation."""
 
 LEAST_EFFECT = 0.05
-"""Change of the mean rank (0 to 1) after a software change that counts."""
+"""Minimum effect of a software change, as a change of the mean rank (0 to 1)."""
 
 LEAST_T = 5.0
-"""Size of that effect over its clustered error that counts: many features are tested."""
+"""Minimum t statistic of that effect, with clustered errors; high because many features are tested."""
 
 _CHANNEL_SHARE = 0.15
 _WORST_SHOWN = 12
@@ -41,10 +41,10 @@ _LEFT = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """One feature against the reference.
+    """Shift of one feature from the reference.
 
-    ``usual_psi``: largest index among the reference's own weeks; NaN: unknown.
-    ``moved``, ``missing_moved``: whether its values, and its missing share, did.
+    ``usual_psi``: largest PSI among the reference's own weeks; NaN: unknown.
+    ``moved``, ``missing_moved``: whether its values, and its missing share, drifted.
     """
 
     column: FeatureColumn
@@ -55,7 +55,7 @@ class Movement:
 
     @property
     def summary(self) -> str:
-        """The movement as text, with its numbers."""
+        """The shift of the values as text."""
         before, now = (
             decimal(value) if math.isfinite(value) else "none"
             for value in (self.shift.median_before, self.shift.median_now)
@@ -67,14 +67,14 @@ class Movement:
 
     @property
     def missing_summary(self) -> str:
-        """How the missing share of the channel moved, as text."""
+        """The change of the channel's missing share as text."""
         return (
             f"{channel_words(str(self.column.channel))}: missing in {percent(self.shift.missing_before)} of rows "
             f"before, in {percent(self.shift.missing_now)} now"
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the movement as a JSON object: ``feature``, ``group``, the fields of the shift and of this; no NaN."""
+        """Convert to a JSON object: ``feature``, ``group``, the fields of ``shift`` and the flags; NaN is null."""
         own = {"feature": self.column.name, "group": self.column.group, "moved": self.moved}
         numbers = asdict(self.shift) | {"usual_psi": self.usual_psi}
         rounded = {name: round(value, 6) if math.isfinite(value) else None for name, value in numbers.items()}
@@ -89,9 +89,8 @@ def movements(
 ) -> list[Movement]:
     """Compare recent values with a reference.
 
-    ``same_makes``: rows of the reference's time and recent ones with the same share of each make. What counts must have
-    moved within the same makes too, or another mix of makes explains it. Static facts describe the units and may
-    move with the mix.
+    ``same_makes``: reference rows and recent rows with the same mix of GPU models. A feature must also have drifted
+    between these, otherwise the change of mix explains it. Static features are exempt.
     """
     out = []
     for i, (column, reference) in enumerate(zip(columns, before, strict=True)):
@@ -108,8 +107,8 @@ def movements(
 def by_group(moves: Sequence[Movement]) -> list[dict[str, Any]]:
     """Summarize movements by feature group, in the order of the columns.
 
-    Returns: ``group``, ``features``, ``moved``, ``psi`` and ``ks`` (the largest), ``missing_before`` and
-    ``missing_now`` (means), ``missing_moved`` (features) and ``worst``, the feature of the largest index.
+    Returns: ``group``, ``features``, ``moved``, ``psi`` and ``ks`` (maximum), ``missing_before`` and ``missing_now``
+    (mean), ``missing_moved`` (number of features) and ``worst``, the feature with the largest PSI.
     """
     if not moves:
         return []
@@ -129,17 +128,17 @@ def by_group(moves: Sequence[Movement]) -> list[dict[str, Any]]:
 
 
 def worst(moves: Sequence[Movement]) -> list[dict[str, Any]]:
-    """Return the features furthest from the reference: those that moved first, then by index."""
+    """Return the features that shifted most: those that drifted first, then by PSI."""
     ranked = sorted(moves, key=lambda move: (not move.moved, -move.shift.psi, move.column.name))
     return [move.to_json() for move in ranked[:_WORST_SHOWN]]
 
 
 def moved_channels(moves: Sequence[Movement]) -> dict[str, list[Movement]]:
-    """Return the channels whose readings moved, with the moved features, the furthest first.
+    """Return the channels whose readings drifted, with their drifted features by descending PSI.
 
-    A channel counts if at least two of its features moved, one of them of the group ``telemetry``, and at least 15 % of
-    those of this group: single features stray now and then on a fleet where nothing changes. The last value
-    of an enumeration (such as the last XID) tells of events, not of readings, and is left out.
+    At least two features of a channel must have drifted, among them at least 15 % of those in the group ``telemetry``,
+    because single features cross the limits occasionally on a stable fleet. Enumerations (such as the last XID) are
+    excluded: they report events.
     """
     by_channel: dict[str, list[Movement]] = {}
     for move in moves:
@@ -158,12 +157,12 @@ def moved_channels(moves: Sequence[Movement]) -> dict[str, list[Movement]]:
 
 
 def shortest_windows(columns: Sequence[FeatureColumn]) -> dict[str, tuple[int, FeatureColumn]]:
-    """Return the feature of each channel's shortest window, with its position: it is missing once the channel is."""
+    """Return each channel's feature with the shortest window, and its position; it goes missing with the channel."""
     shortest: dict[str, tuple[int, FeatureColumn]] = {}
     for index, column in enumerate(columns):
         if column.group != "telemetry" or not column.channel or column.window is None:
             continue
-        # A feature that compares two windows is missing where either of them is.
+        # A feature that compares two windows is missing if either window is.
         if column.statistic in ("delta", "rise_delta", "slope", "std"):
             continue
         chosen = shortest.get(column.channel)
@@ -173,17 +172,17 @@ def shortest_windows(columns: Sequence[FeatureColumn]) -> dict[str, tuple[int, F
 
 
 def vanished_channels(moves: Sequence[Movement]) -> dict[str, Movement]:
-    """Return the channels whose missing share moved, each with its feature of the shortest window."""
+    """Return the channels whose missing share changed, each with its shortest-window feature."""
     shortest = shortest_windows([move.column for move in moves])
     return {channel: moves[index] for channel, (index, _) in shortest.items() if moves[index].missing_moved}
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureShift:
-    """What a software change did to one feature.
+    """Effect of a software change on one feature.
 
     ``effect``: change of the mean rank, -1 to 1.
-    ``t``: the effect over its error.
+    ``t``: effect over its standard error.
     """
 
     effect: float
@@ -191,12 +190,12 @@ class FeatureShift:
 
     @property
     def found(self) -> bool:
-        """Whether it counts."""
+        """Whether the effect is large enough and significant."""
         return abs(self.effect) >= LEAST_EFFECT and abs(self.t) >= LEAST_T
 
 
 def changed_since_first(unit: Ints, time: Ints, code: Floats) -> Bools:
-    """Tell which rows of a unit have another code than its earliest row; unknown codes count as unchanged."""
+    """Return which rows have a different code from the earliest row of their unit; unknown codes count as unchanged."""
     rows = pd.DataFrame({"unit": unit, "code": code})[np.isfinite(code)]
     first = rows.iloc[np.argsort(time[rows.index], kind="stable")].groupby("unit")["code"].first()
     out = np.zeros(len(code), dtype=bool)
@@ -205,16 +204,16 @@ def changed_since_first(unit: Ints, time: Ints, code: Floats) -> Bools:
 
 
 def effect_of(changed: Bools, values: np.ndarray, *, unit: Ints, day: Ints, node: Ints) -> FeatureShift | None:
-    """Measure what a software change did to one feature.
+    """Estimate the effect of a software change on one feature by two-way fixed effects.
 
-    Two-way fixed effects: the feature's rank among all rows, freed of the means of units and of days, is regressed on
-    whether the unit's software has changed by then. Errors are clustered by node (Bertrand, Duflo and Mullainathan
-    2004), since an upgrade reaches a node as a whole.
+    The feature's rank among all rows, demeaned by unit and by day, is regressed on whether the unit's software has
+    changed by then. Errors are clustered by node (Bertrand, Duflo and Mullainathan 2004), since an upgrade applies to
+    a whole node.
 
-    ``changed``: whether the row comes after its unit's change; shape (n_rows,).
-    ``values``: the feature; rows without a value are left out; shape (n_rows,).
-    ``unit``, ``day``, ``node``: numbers from 0; shape (n_rows,).
-    Returns: None where it is unknown: too few nodes changed or stayed, or all changed on one day.
+    ``changed``: whether the row is after its unit's change; shape (n_rows,).
+    ``values``: the feature; missing values are dropped; shape (n_rows,).
+    ``unit``, ``day``, ``node``: codes from 0; shape (n_rows,).
+    Returns: None if not identifiable: too few nodes, too few nodes that changed, or all changed on one day.
     """
     there = np.isfinite(values)
     if len(np.unique(node[there & changed])) < _LEAST_NODES or len(np.unique(node[there])) < 2 * _LEAST_NODES:
@@ -234,7 +233,7 @@ def effect_of(changed: Bools, values: np.ndarray, *, unit: Ints, day: Ints, node
 
 
 def _without_means(values: Floats, unit: Ints, day: Ints) -> Floats:
-    """Subtract the means of units and of days in turn, until little is left of either."""
+    """Demean by unit and by day in alternation until both means are close to zero."""
     left = values - values.mean()
     for _ in range(_ROUNDS):
         for group in (unit, day):

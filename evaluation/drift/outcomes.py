@@ -1,4 +1,4 @@
-"""What became of risks and alerts as outcomes came in: failure rates, precision, calibration, with exact intervals."""
+"""Outcomes of risks and alerts: failure rates, precision and calibration over time, with exact intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from models.rows.training_set import node_codes
 from models.training.reference import Outcomes
 
 ALPHA = 0.005
-"""Probability of a false alarm that each look at the failures may have."""
+"""Significance level of each test on the failures."""
 
 ROLLING = timedelta(days=28)
-"""Length of the rolling window in which outcomes are summed up."""
+"""Length of the rolling windows of outcomes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateChange:
-    """How the rate of failures changed.
+    """Change of the failure rate.
 
-    ``ratio``, ``low``, ``high``: rate now over rate before, with its exact 95 % interval; NaN or infinite where one
-    side has none.
-    ``p``: probability of so uneven a split if the rate had not changed (exact, given the sum).
+    ``ratio``, ``low``, ``high``: rate now over rate before, with its exact 95 % interval; NaN or infinite if a side has
+    no failures.
+    ``p``: p-value of the exact conditional test of equal rates.
     """
 
     failure_class: str
@@ -38,9 +38,9 @@ class RateChange:
 
 
 def rate_change(before: int, exposure_before: float, now: int, exposure_now: float, name: str = "") -> RateChange:
-    """Compare two Poisson rates, exactly given their sum (Przyborowski and Wilenski 1940).
+    """Compare two Poisson rates by the exact conditional test (Przyborowski and Wilenski 1940).
 
-    Returns: with the Clopper-Pearson interval carried over to the ratio.
+    The interval of the ratio is the transformed Clopper-Pearson interval.
 
     >>> change = rate_change(20, 1000, 40, 1000)
     >>> round(change.ratio, 1), change.p < 0.02
@@ -64,7 +64,7 @@ def rate_change(before: int, exposure_before: float, now: int, exposure_now: flo
 
 
 def rate_changes(before: Outcomes, now: Outcomes) -> list[RateChange]:
-    """Compare the failures of two spans: all together first, then each class, the surest change first."""
+    """Compare the failure rates of two spans: all classes together first, then each class by ascending p-value."""
     if not before.rows or not now.rows:
         return []
     whole = rate_change(before.total, before.rows, now.total, now.rows)
@@ -77,7 +77,7 @@ def rate_changes(before: Outcomes, now: Outcomes) -> list[RateChange]:
 
 
 def exact_interval(hits: int, n: int, level: float = 0.95) -> tuple[float, float]:
-    """Give the Clopper-Pearson interval of a share; (0, 1) of nothing.
+    """Return the Clopper-Pearson interval of a share; (0, 1) if ``n`` is 0.
 
     >>> [round(bound, 3) for bound in exact_interval(8, 10)]
     [0.444, 0.975]
@@ -89,7 +89,7 @@ def exact_interval(hits: int, n: int, level: float = 0.95) -> tuple[float, float
 
 
 def poisson_interval(count: int, level: float = 0.95) -> tuple[float, float]:
-    """Give the exact interval of a Poisson mean (Garwood 1936).
+    """Return the exact interval of a Poisson mean (Garwood 1936).
 
     >>> [round(bound, 2) for bound in poisson_interval(10)]
     [4.8, 18.39]
@@ -101,12 +101,11 @@ def poisson_interval(count: int, level: float = 0.95) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class RiskCounts:
-    """What became of risks.
+    """Observed and predicted failures of the rows with a known label.
 
-    ``positives``, ``incidents``: rows with a known label that failed, and incidents behind them.
-    ``expected``: sum of the risks of the rows with a known label.
-    ``rows_each``: rows that an incident makes positive if all of them are looked at: the horizon over the time between
-    decisions.
+    ``positives``, ``incidents``: positive rows, and incidents behind them.
+    ``expected``: sum of the risks.
+    ``rows_each``: rows that one incident makes positive: the horizon over the decision interval.
     """
 
     positives: int
@@ -116,13 +115,13 @@ class RiskCounts:
 
     @property
     def ratio(self) -> float:
-        """Positives over what the risks say; NaN where they say nothing."""
+        """Observed positives over expected positives; NaN if none are expected."""
         return self.positives / self.expected if self.expected else float("nan")
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Give the interval of the ratio, exact for independent incidents that all have as many rows; NaN as above.
+        """Return the interval of the ratio, exact for independent incidents of equal row counts; NaN as above.
 
-        Its upper bound gives incidents that were not seen ``rows_each``, where those seen have fewer, or none was seen.
+        The upper bound assumes at least ``rows_each`` positive rows per incident.
         """
         if not self.expected:
             return float("nan"), float("nan")
@@ -132,10 +131,11 @@ class RiskCounts:
 
 
 class AlertCounts(NamedTuple):
-    """What became of alerted nodes, each counted once in each window.
+    """Outcomes of alerted nodes, each node counted once per window.
 
-    ``right``, ``wrong``, ``open``: nodes with an alert that came true; with alerts that did not; with alerts whose
-    outcome is not known.
+    ``right``: nodes with at least one true positive.
+    ``wrong``: nodes with false positives only.
+    ``open``: nodes without a true positive and with at least one unknown outcome.
     """
 
     right: int
@@ -144,14 +144,14 @@ class AlertCounts(NamedTuple):
 
     @property
     def precision(self) -> float:
-        """Share of right ones among the decided; NaN without any."""
+        """Share of right nodes among those with a known outcome; NaN if there are none."""
         return self.right / (self.right + self.wrong) if self.right + self.wrong else float("nan")
 
 
 def count_alerts(node: np.ndarray, label: np.ndarray) -> AlertCounts:
-    """Count alerted nodes by what came of them: right if any of its alerts was, open if none was and any is undecided.
+    """Count alerted nodes by outcome.
 
-    ``node``, ``label``: node of each alert; 1, 0, or -1 where the outcome is not known; shape (n_alerts,).
+    ``node``, ``label``: node of each alert, and its outcome: 1, 0, or -1 if unknown; shape (n_alerts,).
     """
     if not len(node):
         return AlertCounts(0, 0, 0)
@@ -163,14 +163,13 @@ def count_alerts(node: np.ndarray, label: np.ndarray) -> AlertCounts:
 
 
 def count_in_windows(folds: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -> AlertCounts:
-    """Count alerted nodes in each window of so many folds by itself, and sum the counts up.
+    """Count alerted nodes in each window of ``length`` folds, and sum the counts over windows.
 
-    A node with false alerts all the time is wrong once in a window, however long that is, while each failure adds a
-    right one: so only windows of the same length compare.
+    Only windows of equal length are comparable: a node with constant false alerts is wrong once per window, however
+    long the window, while each failure counts.
 
-    ``folds``: node and label of each alert, as :func:`count_alerts` takes them, fold by fold.
-    ``length``: folds of a window. Windows are cut from the newest fold back; folds left over, too few for one, do not
-    count.
+    ``folds``: node and label of each alert, as :func:`count_alerts` takes them, per fold.
+    ``length``: folds per window. Windows are cut from the newest fold backward; a remainder at the start is ignored.
     """
     window_counts = [
         count_alerts(*(np.concatenate(part) for part in zip(*folds[until - length : until], strict=True)))
@@ -180,7 +179,7 @@ def count_in_windows(folds: Sequence[tuple[np.ndarray, np.ndarray]], length: int
 
 
 def precision_fell(before: AlertCounts, now: AlertCounts) -> float:
-    """Give the probability of so low a share of right alerts now, if nothing had changed (Fisher's exact test)."""
+    """Return the one-sided p-value of a decrease in precision (Fisher's exact test)."""
     table = [[now.right, now.wrong], [before.right, before.wrong]]
     if not (now.right + now.wrong and before.right + before.wrong):
         return 1.0
@@ -196,13 +195,13 @@ OUTCOME_COLUMNS = (
 def outcomes_over_time(
     predictions: pd.DataFrame, model: str, *, every: timedelta, variant: str = "sliding"
 ) -> pd.DataFrame:
-    """Sum a model's outcomes up in rolling windows.
+    """Aggregate a model's outcomes over rolling windows.
 
-    ``predictions``: as :class:`evaluation.backtest.frames.BacktestResult` has them.
-    ``every``: spacing of the windows, which are :data:`ROLLING` long (shorter at the beginning).
-    Returns: :data:`OUTCOME_COLUMNS`, one row a window. ``alerts`` to ``open`` count nodes; ``precision`` is right over
-    right and wrong, with the exact interval; ``expected`` is the sum of risks of rows with a label, ``calibration`` the
-    positives over that, with the exact Poisson interval of the number of incidents behind them.
+    ``predictions``: as in :class:`evaluation.backtest.frames.BacktestResult`.
+    ``every``: step between windows, which are :data:`ROLLING` long (shorter at the start).
+    Returns: :data:`OUTCOME_COLUMNS`, one row per window. ``alerts`` to ``open`` count nodes; ``precision`` is right
+    over right plus wrong, with the exact interval; ``expected`` is the sum of risks of labelled rows; ``calibration``
+    is positives over expected, with the exact Poisson interval of the number of incidents.
     """
     mine = predictions[(predictions["model"] == model) & (predictions["variant"] == variant)]
     if mine.empty:

@@ -1,4 +1,4 @@
-"""The result of a drift check: separate causes, each as text with the facts behind it; also as tables of a backtest."""
+"""Result of a drift check: a verdict per cause, with text and evidence; tables of all checks of a backtest."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,16 +22,16 @@ CAUSES: Mapping[Cause, str] = {
     "failures": "the failures changed",
     "risks": "the risks are miscalibrated",
 }
-"""Each cause as text, in the order of reports."""
+"""Text of each cause, in display order."""
 
 _RATES = ("ratio", "ratio_low", "ratio_high", "p")
 
 
 @dataclass(frozen=True, slots=True)
 class DriftVerdict:
-    """One thing that was found.
+    """One finding of a drift check.
 
-    ``drift``: whether the models may no longer fit; False: a note, such as a driver upgrade that moved no reading.
+    ``drift``: whether the finding is a reason to refit; False: a note, such as a driver upgrade without feature drift.
     """
 
     cause: Cause
@@ -42,11 +42,11 @@ class DriftVerdict:
 
 @dataclass(frozen=True, slots=True)
 class CheckFindings:
-    """What one check found.
+    """All findings of one drift check.
 
-    ``start_ms``, ``end_ms``: the recent window: first decision time, and the time of the check (not included).
-    ``rows``: recent rows that were compared; 0: there was nothing to compare.
-    ``features``: the features furthest from the reference, see :meth:`evaluation.drift.movement.Movement.to_json`.
+    ``start_ms``, ``end_ms``: recent window: first decision time, and the time of the check (exclusive).
+    ``rows``: recent rows compared; 0: nothing to compare.
+    ``features``: features that drifted most, see :meth:`evaluation.drift.movement.Movement.to_json`.
     ``outcomes``: ``incidents_before``, ``incidents_now``, ``ratio``, ``ratio_low``, ``ratio_high``, ``p``.
     """
 
@@ -60,7 +60,7 @@ class CheckFindings:
 
     @property
     def drift(self) -> bool:
-        """Whether anything was found that is a reason to refit."""
+        """Whether any finding is a reason to refit."""
         return any(verdict.drift for verdict in self.verdicts)
 
     @property
@@ -70,7 +70,7 @@ class CheckFindings:
 
     @property
     def summary(self) -> str:
-        """The causes in one line, or that there are none."""
+        """One line: the causes, or that there are none."""
         if not self.rows:
             return "nothing to compare"
         return "; ".join(CAUSES[cause] for cause in self.causes) or "no drift found"
@@ -88,10 +88,10 @@ def drift_frames(
     profile: str,
     every: timedelta,
 ) -> dict[str, pd.DataFrame]:
-    """Lay out what the checks of a backtest found, one for each fold.
+    """Tabulate the drift checks of a backtest, one check per fold.
 
-    Returns: ``drift_checks`` (a row a fold), ``drift_verdicts`` (a row a verdict) and ``drift_outcomes``
-    (:func:`evaluation.drift.outcomes.outcomes_over_time`); empty if nothing was checked.
+    Returns: ``drift_checks`` (one row per fold), ``drift_verdicts`` (one row per verdict) and ``drift_outcomes``
+    (:func:`evaluation.drift.outcomes.outcomes_over_time`); empty without checks.
     """
     refit_fold = folds[folds["variant"] == "sliding"].set_index("fold")["refit_fold"]
     checks, verdicts = [], []

@@ -1,8 +1,7 @@
-"""Features room: a dataset in, incidents, labels and the feature matrix out. Imports ``telemetry`` only.
+"""Features: a dataset in; incidents, labels and the feature matrix out. Imports ``telemetry`` and ``foundation``.
 
 ``labels/`` turns events into incidents and labels, ``windows/`` holds the compiled window kernels, ``groups/`` the
-feature groups, and ``matrix/`` builds and extends the matrix and makes live rows. ``selection`` tells whether telemetry
-exists only around failures; ``wording`` has the words of reasons. Start with :mod:`features.matrix.building`. An event
-counts from when it was known: :func:`features.labels.facts.reported` sets that time, and groups and labels leave out
-what is known later than a decision.
+feature groups, and ``matrix/`` builds and extends the matrix and computes live rows. ``selection`` detects telemetry
+that was collected only around failures; ``wording`` holds the phrases of alert reasons. Start with
+:mod:`features.matrix.building`. An event is usable from its known-at time (:func:`features.labels.facts.reported`).
 """

@@ -29,7 +29,7 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 """All feature groups, in the order of their columns in a matrix."""
 
 FAILURE_CLASSES: tuple[FailureClass, ...] = get_args(FailureClass)
-"""The classes of GPU failures; ``labels.classes`` may name others."""
+"""Built-in failure classes of GPUs; ``labels.classes`` may add others."""
 
 
 DRIVER_CLASSES: Mapping[str, FailureClass] = {
@@ -39,11 +39,11 @@ DRIVER_CLASSES: Mapping[str, FailureClass] = {
     "ras_uncorrectable": "memory",
     "gpu_reset_failed": "firmware",
 }
-"""Classes of the failures that a kernel log reports without an XID (docs/reference/kernel-messages.md)."""
+"""Failure classes of failures in a kernel log without an XID (docs/reference/kernel-messages.md)."""
 
 
 def _class_name(value: str) -> str:
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", value) or value == "all":  # "all" represents every class in reports
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", value) or value == "all":  # reports use "all" for every class
         raise ValueError(f"{value!r} is not a valid failure class: write snake_case, such as 'power_supply'")
     return value
 
@@ -52,8 +52,8 @@ ClassName = Annotated[str, AfterValidator(_class_name)]
 
 
 def _default_label_xids() -> dict[FailureClass, tuple[int, ...]]:
-    # NVIDIA's XID catalogue and how operators read it; 74, 157 and the fatal sub-codes of 144 to 150
-    # are label-worthy only under the condition that features.labels.evidence applies.
+    # From NVIDIA's XID catalogue and operators' practice. 74, 157 and the fatal sub-codes of 144 to 150 count only once
+    # confirmed (features.labels.evidence).
     return {
         "memory": (48, 64, 95, 140),
         "bus": (79, 143),
@@ -64,13 +64,13 @@ def _default_label_xids() -> dict[FailureClass, tuple[int, ...]]:
 
 
 class DecisionSection(Section):
-    """``decision``: when scores are asked for."""
+    """``decision``: when GPUs are scored."""
 
     every: Duration = timedelta(hours=6)
     """Interval of decision times; a multiple of ``telemetry.step``."""
 
     origin: datetime = datetime(1970, 1, 1, tzinfo=UTC)
-    """A time on the decision grid."""
+    """Anchor of the decision grid."""
 
     @field_validator("origin")
     @classmethod
@@ -81,7 +81,7 @@ class DecisionSection(Section):
 
 
 class LabelSection(Section):
-    """``labels``: what counts as a failure, and what the label asks."""
+    """``labels``: definition of failures and of the label."""
 
     gap: Duration = timedelta(minutes=10)
     """Time after a decision in which a failure is too early to act on."""
@@ -106,10 +106,10 @@ class LabelSection(Section):
 
     confirm_within: PositiveDuration = timedelta(days=7)
     """A doubtful interconnect XID is an incident if a repair, replacement, drain or failed diagnostic of that GPU or
-    node follows within this ([incidents](../concepts.md#incidents))."""
+    node follows within this time ([incidents](../concepts.md#incidents))."""
 
     xids: dict[FailureClass, tuple[int, ...]] = Field(default_factory=_default_label_xids)
-    """XIDs that count as failures, by failure class; the codes of a plain list get their default class."""
+    """XIDs that count as failures, by failure class; in a plain list, each code gets its default class."""
 
     classes: dict[str, ClassName] = Field(default_factory=dict)
     """Failure class by the code of a ``failure`` event; unlisted codes are ``other``."""
@@ -119,12 +119,11 @@ class LabelSection(Section):
 
     @property
     def all_classes(self) -> tuple[str, ...]:
-        """Every failure class there is: those of GPUs, and then the operator's own by name."""
+        """All failure classes: the built-in ones, then the operator's own in alphabetical order."""
         return (*FAILURE_CLASSES, *sorted(set(self.classes.values()).difference(FAILURE_CLASSES)))
 
     censor_leavers: bool = True
-    """If true, a GPU that leaves service without a failure inside the horizon has no label instead of a negative
-    one."""
+    """If true, a GPU that leaves service without a failure inside the horizon is censored instead of negative."""
 
     @model_validator(mode="after")
     def _known_classes(self) -> Self:
@@ -145,11 +144,11 @@ class LabelSection(Section):
 
 
 class SequenceSection(Section):
-    """``features.sequence``: raw windows kept next to the matrix, for learners that read a window as a sequence."""
+    """``features.sequence``: raw telemetry windows for sequence models, stored next to the matrix."""
 
     channels: tuple[str, ...] | Literal["auto"] = ()
-    """Raw windows for the learners ``lstm`` and ``cnn1d``: gauges (means) and counters (rises); ``auto``: temperature,
-    power, GPU and memory utilization; empty: none."""
+    """Channels of the raw windows for ``lstm`` and ``cnn1d``: gauges (means) and counters (increases); ``auto``:
+    temperature, power, GPU and memory utilization; empty: none."""
 
     window: Duration = timedelta(hours=24)
     """Length of a raw window; a multiple of its step."""
@@ -166,7 +165,7 @@ class SequenceSection(Section):
 
 
 class FeatureSection(Section):
-    """``features``: what a decision is made from."""
+    """``features``: inputs of the models."""
 
     delay: Duration = timedelta(minutes=10)
     """Reporting delay of samples, and of events without ``known_at``."""

@@ -1,7 +1,7 @@
-"""The execution engine of long jobs: the cores of this machine, or (:mod:`pipeline.dask_engine`) a cluster.
+"""Execution engines for long jobs: threads on this machine or a Dask cluster (:mod:`pipeline.dask_engine`).
 
-Tasks share nothing but files, and a task that is run twice writes the same bytes twice. So who runs it, where, and how
-often does not show in what comes out.
+Tasks share nothing but files and are idempotent: running one twice writes the same bytes. Results therefore do not
+depend on the engine, the worker or retries.
 """
 
 import functools
@@ -17,12 +17,12 @@ Result = TypeVar("Result")
 
 
 ROOT = Path(__file__).resolve().parents[1]
-"""Folder of the rooms."""
+"""Parent folder of the packages."""
 
 
 @functools.cache
 def source_digest(*rooms: str, root: Path = ROOT) -> str:
-    """Return the SHA-256 of the source files of rooms: what other code made is not the same."""
+    """Return the SHA-256 of the packages' source files, to invalidate results of other code."""
     total = hashlib.sha256()
     for path in sorted(path for room in rooms for path in (root / room).rglob("*.py")):
         total.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
@@ -40,21 +40,20 @@ class Engine(Protocol):
         *,
         max_workers: int,
     ) -> None:
-        """Run a function over items, in any order; the first error ends it.
+        """Call a function on every item, in any order; the first error aborts the run.
 
-        ``job``: survives being sent to another machine, as its items and results do; may be run again for an item whose
-        machine was lost.
-        ``on_result``: called in this process with an item and its result, once for each item, as they come in.
-        ``max_workers``: concurrent items in one process of this machine; what it holds in memory is counted with it.
-        Machines of a cluster have as many threads as their owner gave them.
+        ``job``: serializable, as are items and results; runs again for an item whose worker was lost.
+        ``on_result``: called in this process, once per item, in order of completion.
+        ``max_workers``: concurrent items on this machine, limited by memory. Cluster workers use their own thread
+        count.
         """
 
     def everywhere(self, job: Callable[[], None]) -> None:
-        """Call a function once in each process that runs tasks; one that cannot be reached is left out."""
+        """Call a function once in each worker process; unreachable workers are skipped."""
 
 
 class LocalEngine:
-    """Runs tasks in threads of this process, as many as there are cores."""
+    """Runs tasks in threads of this process, at most one per core."""
 
     def run(
         self,

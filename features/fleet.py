@@ -1,4 +1,4 @@
-"""The fleet as pairs of node and unit: which rows, samples and installations belong together."""
+"""The fleet as (node, unit) pairs, to which rows, samples and installations belong."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from telemetry.dataset.installations import Installations, Timeline
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Every pair of node and unit that an inventory knows, in order of (node, unit), with its installations.
+    """All (node, unit) pairs of an inventory, sorted, with their installations.
 
     ``pairs``: the pairs; a pair's number is its position.
-    ``first_of_node``, ``last_of_node``: range of the pairs of its node.
-    ``stay_pair``, ``installed``, ``removed``: Pair, beginning and end (milliseconds, ``NEVER`` while it lasts), sorted
-    by (pair, beginning).
-    ``installation_row``: row of the inventory that the installation came from.
+    ``first_of_node``, ``last_of_node``: range of the pairs on the same node, end excluded.
+    ``stay_pair``, ``installed``, ``removed``: pair, start and end of each installation (ms; ``NEVER``: still
+    installed), sorted by (pair, start).
+    ``installation_row``: inventory row of each installation.
     """
 
     pairs: tuple[Pair, ...]
@@ -34,7 +34,7 @@ class Fleet:
 
     @classmethod
     def of(cls, inventory: pd.DataFrame) -> Self:
-        """Read an inventory; its order does not matter."""
+        """Read an inventory in any row order."""
         installations = Installations.of(inventory)
         keys = list(zip(installations.node.tolist(), installations.units[installations.unit].tolist(), strict=True))
         pairs = tuple(sorted(set(keys)))
@@ -54,20 +54,20 @@ class Fleet:
         )
 
     def numbers(self, nodes: Sequence[str], units: Sequence[str]) -> IntArray:
-        """Return the number of each (node, unit); -1 for a pair that the inventory does not know."""
+        """Return the number of each (node, unit) pair; -1 if it is not in the inventory."""
         get = self.index.get
         return np.array([get(pair, -1) for pair in zip(nodes, units, strict=True)], dtype=np.int64)
 
     def stay_at(self, pair: IntArray, time: IntArray) -> IntArray:
-        """Return the latest installation of each pair that had started at each time (ms); -1: none."""
+        """Return each pair's latest installation that started at or before each time (ms); -1: none."""
         return Timeline(self.stay_pair, self.installed, len(self.pairs)).last(pair, time)
 
     def in_service(self, times: IntArray) -> npt.NDArray[np.bool_]:
-        """Say which pairs were in service at which times.
+        """Return which pairs are in service at each time.
 
-        ``times``: Milliseconds, ascending; shape (t,).
-        Returns: true from an installation's beginning (included) to its end (excluded). Only installations that have
-        started and removals that have happened by a time play a part in its row; shape (t, pairs).
+        ``times``: milliseconds, ascending; shape (t,).
+        Returns: true from an installation's start (included) to its end (excluded); shape (t, pairs). A row depends
+        only on installations and removals up to its time.
         """
         present = np.zeros((times.size, len(self.pairs)), dtype=np.bool_)
         begins = np.searchsorted(times, self.installed, side="left")

@@ -1,18 +1,18 @@
-"""Whether telemetry was collected because of failures, which would make any verdict on it circular.
+"""Detection of telemetry that was collected because of failures, which would make any evaluation circular.
 
-A dataset of windows cut around incidents, or of nodes that were watched once they had failed, holds far more failures a
-day than the fleet. There, that telemetry begins is itself a sign of a failure, and precision means nothing.
+A dataset of windows cut around incidents, or of nodes monitored only once they had failed, holds far more failures per
+day than the fleet. In such data the start of telemetry is itself a sign of a failure, and precision is meaningless.
 
-Three rules, each at the level :data:`LEVEL`; all days are days of UTC, and a node counts, not its GPUs.
+Three tests at significance level :data:`LEVEL`, in UTC days, on nodes rather than GPUs:
 
-* Coverage. Of the failures that a source reports without telemetry too, more lie on days with telemetry than can by
-  chance. A failure is expected to do so with the higher of two shares: of the node's own days with telemetry, and of
-  the other nodes that have telemetry on that day. So neither nodes that are watched more nor a collector that came for
-  all nodes together raise an alarm, however failure rates differ between nodes or change with time.
+* Coverage. Of the failures from sources that also report failures without telemetry, more fall on days with telemetry
+  than by chance. The chance of a failure is the higher of two shares: of the node's own days with telemetry, and of the
+  other nodes with telemetry on that day. Neither nodes that are monitored more closely nor a collector rolled out to
+  all nodes at once raise a false alarm, however failure rates differ between nodes or over time.
 * Windows. Nodes have telemetry on less than half of their days, most other nodes have none on those days, and more
-  windows of it (gaps up to :data:`OUTAGE` days do not end one) hold a failure than if each node failed every
-  :data:`MTBF_DAYS` days.
-* Beginnings. More nodes begin to send within :data:`SOON` days after a failure than can by chance.
+  windows of telemetry (gaps up to :data:`OUTAGE` days do not split one) contain a failure than if each node failed
+  every :data:`MTBF_DAYS` days.
+* Starts. More nodes start reporting within :data:`SOON` days after a failure than by chance.
 """
 
 from dataclasses import dataclass
@@ -29,17 +29,18 @@ from features.labels.evidence import CONDITIONAL_XIDS, xid_classes
 from telemetry.dataset.store import Dataset
 
 LEVEL: Final = 0.001
-"""Probability at most of each rule to call a dataset selected that is not."""
+"""Significance level of each test: upper limit of its false-positive rate."""
 
 OUTAGE: Final = 31
-"""Days: a gap up to this long belongs to the window around it, and a node's failures within it count once. Of the
-repairs in StepFun's InfiniteHBD trace 95 % end sooner."""
+"""Days. A gap up to this long does not split a window, and a node's failures within it count once. In StepFun's
+InfiniteHBD trace, 95 % of repairs take less."""
 
 MTBF_DAYS: Final = 60.0
-"""Days between failures of one node that no fleet in service undercuts: Llama 3's nodes of eight H100 had about 260."""
+"""Mean days between failures of one node, below that of any fleet in service: Llama 3's eight-GPU H100 nodes had about
+260."""
 
 SOON: Final = 3
-"""Days between a failure and the beginning of telemetry that is tied to it."""
+"""Longest time from a failure to a start of telemetry that is attributed to it, in days."""
 
 _SPARSE: Final = 0.5
 _MAX_ROWS: Final = 40_000_000
@@ -54,10 +55,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What speaks for a selection: nothing where ``reasons`` is empty.
+    """Results of the tests; ``reasons`` is empty if none is significant.
 
     ``covered_days``: share of the node-days in service that have telemetry.
-    ``failures``, ``covered_failures``: failures of nodes, and how many of them lie on days with telemetry.
+    ``failures``, ``covered_failures``: node failures, and those among them on days with telemetry.
     """
 
     covered_days: float
@@ -67,9 +68,9 @@ class Selection:
 
 
 def examine_selection(dataset: Dataset, labels: LabelSection) -> Selection | None:
-    """Look for a selection; None where the dataset has no telemetry, or no failure.
+    """Test a dataset for selection; None if it has no telemetry or no failures.
 
-    Of a large dataset as many buckets are read as hold :data:`_MAX_ROWS` samples: each is a random share of the nodes.
+    Reads buckets up to :data:`_MAX_ROWS` samples in total; each bucket is a random share of the nodes.
     """
     first, last = (instant.date().toordinal() for instant in dataset.meta.span)
     inventory, sizes = dataset.inventory(), dataset.meta.counts["samples_by_bucket"]
@@ -96,13 +97,13 @@ def examine_selection(dataset: Dataset, labels: LabelSection) -> Selection | Non
 
 
 def find_selection(present: Bools, service: Bools, failures: pd.DataFrame) -> Selection:
-    """Apply the rules.
+    """Run the three tests.
 
     ``present``, ``service``: whether a node had telemetry, and was in service, on a day; shape (nodes, days).
     ``failures``: ``node`` and ``day`` (positions), ``source`` and ``timestamp``.
     """
     failures = failures.sort_values(["node", "day"], ignore_index=True)
-    near = present.copy()  # on a day, or on the one before
+    near = present.copy()  # telemetry on the day or the day before
     near[:, 1:] |= present[:, :-1]
     single = _apart(failures, ["node"])
     covered = near[single["node"], single["day"]]
@@ -119,10 +120,10 @@ def find_selection(present: Bools, service: Bools, failures: pd.DataFrame) -> Se
 
 
 def _by_coverage(near: Bools, service: Bools, failures: pd.DataFrame) -> list[str]:
-    """Compare how many failures have telemetry with the most that chance explains, where a source sees others too."""
+    """Test the number of failures with telemetry, for sources that also report failures without it."""
     inside = near[failures["node"], failures["day"]]
     missed = pd.Series(~inside).groupby(failures["source"].to_numpy()).transform("sum").to_numpy()
-    beyond = failures[missed >= _MIN_FAILURES].drop_duplicates("timestamp")  # one cause may take many nodes
+    beyond = failures[missed >= _MIN_FAILURES].drop_duplicates("timestamp")  # one cause may fail many nodes
     node, day = beyond["node"].to_numpy(), beyond["day"].to_numpy()
     observed = near & service
     others = (observed.sum(axis=0)[day] - observed[node, day]) / np.maximum(service.sum(axis=0)[day] - 1, 1)
@@ -136,7 +137,7 @@ def _by_coverage(near: Bools, service: Bools, failures: pd.DataFrame) -> list[st
 
 
 def _by_windows(present: Bools, service: Bools, failures: pd.DataFrame) -> list[str]:
-    """Count windows of telemetry that hold a failure, where windows are few and each node has its own."""
+    """Test the number of windows that contain a failure, if windows are sparse and differ between nodes."""
     node, day = np.nonzero(present)
     begins = np.r_[True, (np.diff(node) != 0) | (np.diff(day) > OUTAGE)]
     of, first, last = node[begins], day[begins], day[np.append(begins[1:], True)]
@@ -160,12 +161,12 @@ def _by_windows(present: Bools, service: Bools, failures: pd.DataFrame) -> list[
 
 
 def _by_beginnings(present: Bools, service: Bools, failures: pd.DataFrame) -> list[str]:
-    """Count nodes that begin to send just after a failure, among those that were in service long before."""
+    """Test the number of nodes that start reporting just after a failure, long after entering service."""
     begin, since = present.argmax(axis=1), service.argmax(axis=1)
     late = present.any(axis=1) & (begin - since > OUTAGE)
     together = np.bincount(begin[late], minlength=present.shape[1])[begin] > _MIN_FAILURES
-    nodes = np.flatnonzero(late & ~together)  # a collector that starts on many nodes together answers no failure
-    tied = np.zeros_like(present)  # to a failure before that day, which telemetry did not show
+    nodes = np.flatnonzero(late & ~together)  # a rollout to many nodes at once is no response to a failure
+    tied = np.zeros_like(present)  # days 1 to SOON after a failure
     for later in range(1, SOON + 1):
         day = failures["day"] + later
         tied[failures["node"][day < tied.shape[1]], day[day < tied.shape[1]]] = True
@@ -180,7 +181,7 @@ def _by_beginnings(present: Bools, service: Bools, failures: pd.DataFrame) -> li
 
 
 def _tail(chance: Floats, hits: int) -> float:
-    """Give the probability of at least so many hits among independent ones of these probabilities."""
+    """Return the probability of at least ``hits`` successes (Poisson binomial distribution)."""
     exactly = np.zeros(len(chance) + 1)
     exactly[0] = 1.0
     for count, p in enumerate(chance):
@@ -190,7 +191,7 @@ def _tail(chance: Floats, hits: int) -> float:
 
 
 def _apart(failures: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Leave out failures that follow one of the same node, and source, within :data:`OUTAGE` days."""
+    """Drop failures within :data:`OUTAGE` days of the previous retained one of the same group."""
     selected: list[int] = []
     for _, days in failures.groupby(by, sort=False)["day"]:
         newest = -OUTAGE - 1
@@ -202,7 +203,7 @@ def _apart(failures: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def _failures(events: pd.DataFrame, labels: LabelSection, nodes: pd.Index, first: int, days: int) -> pd.DataFrame:
-    """List tickets and errors that are failures by themselves, by node and day."""
+    """Return failure events and unconditional failure XIDs by node and day."""
     hard = {str(xid) for xid in set(xid_classes(labels)) - CONDITIONAL_XIDS}
     chosen = events[(events["type"] == "failure") | ((events["type"] == "xid") & events["code"].isin(hard))]
     node, day = nodes.get_indexer(chosen["node"]), _days(chosen["timestamp"]) - first
@@ -223,6 +224,6 @@ def _in_service(inventory: pd.DataFrame, nodes: pd.Index, first: int, days: int)
 
 
 def _days(times: Any) -> Ints:
-    """Give the ordinal of each day; null: 0."""
+    """Return the ordinal of each day; null: 0."""
     ordinal = pd.DatetimeIndex(times).tz_convert("UTC").as_unit("s").asi8 // 86_400 + _EPOCH
     return np.where(pd.isna(times), 0, ordinal)

@@ -1,4 +1,4 @@
-"""The vocabulary of features: what a column of the matrix is, and its value as text."""
+"""Vocabulary of features: columns of the matrix, and their values as text."""
 
 import math
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ from foundation.durations import Duration, format_duration
 
 
 def describe_percentile(column: "FeatureColumn", value: float, fleet: NDArray[np.float32], noun: str = "GPUs") -> str:
-    """Describe the position of a value in the fleet: median, 1st or 99th percentile, and rank.
+    """Describe a value's position in the fleet: median, 1st or 99th percentile, and rank.
 
-    ``fleet``: values of all units, including this one, at the same time; NaN: unknown; shape (n_units,).
+    ``fleet``: values of all units at the same time, including this one; NaN: unknown; shape (n_units,).
     """
     known, rounded = fleet[~np.isnan(fleet)], np.float32(value)
     same = fleet.size - known.size if math.isnan(value) else int((known == rounded).sum())
     if math.isnan(value) or column.categories or column.unit == "bool" or not known.size:
         return f"the same on {percent(same / max(fleet.size, 1))} of the fleet at that time"
-    # percentiles that a unit has: half an error is none
+    # observed values: no interpolated half errors
     low, median, high = np.percentile(known, [1, 50, 99], method="nearest").tolist()
     middle = f"fleet at that time: median {amount(column, median)}"
     if value == median:
@@ -66,12 +66,12 @@ class FeatureColumn:
 
     ``name``: ``GROUP__WHAT__STATISTIC[__WINDOW]`` (history: ``GROUP__SCOPE_WHAT__STATISTIC[__WINDOW]``), unique in a
     matrix.
-    ``channel``: the channel the column is made of; in ``history`` what is counted; in ``static`` the inventory column.
-    ``statistic``: what is taken of it, such as ``mean``, ``rise``, ``count``.
+    ``channel``: source channel; in ``history`` the event type that is counted; in ``static`` the inventory column.
+    ``statistic``: for example ``mean``, ``rise`` or ``count``.
     ``window``: the trailing window; None where the statistic has none.
-    ``scope``: whose history is counted: ``gpu``, ``slot``, ``node`` or a failure domain; None outside ``history``.
+    ``scope``: scope of the history: ``gpu``, ``slot``, ``node`` or a failure domain; None outside ``history``.
     ``unit``: unit of the channel (``C``, ``W``), empty if it has none.
-    ``categories``: what the codes 0, 1, ... of a categorical column represent; empty for a numeric column.
+    ``categories``: labels of the codes 0, 1, ... of a categorical column; empty for a numeric column.
     """
 
     name: str
@@ -95,7 +95,7 @@ class FeatureColumn:
         unit: str = "",
         categories: tuple[str, ...] = (),
     ) -> "FeatureColumn":
-        """Make a column and its name from its parts."""
+        """Build a column and its name from its parts."""
         what = channel if scope is None else f"{scope}_{channel}"
         parts = [group, what, statistic]
         if window is not None:
@@ -104,11 +104,11 @@ class FeatureColumn:
 
 
 COLUMNS = TypeAdapter(tuple[FeatureColumn, ...])
-"""Columns as JSON, in matrices and bundles."""
+"""JSON serializer of the columns in matrices and bundles."""
 
 
 def format_window(window: timedelta) -> str:
-    """Write a window as column names hold it: hours up to two days (``24h``), then days.
+    """Format a window for column names: hours below two days (``24h``), then days.
 
     >>> format_window(timedelta(days=1)), format_window(timedelta(days=7)), format_window(timedelta(minutes=90))
     ('24h', '7d', '90m')
@@ -120,10 +120,9 @@ def format_window(window: timedelta) -> str:
 
 
 def describe(column: FeatureColumn, value: float) -> str:
-    """Describe a feature's value in a clause, with its numbers.
+    """Describe a feature value in a clause without a full stop.
 
     ``value``: NaN: unknown.
-    Returns: a clause without a full stop.
 
     >>> from datetime import timedelta
     >>> power = FeatureColumn.of("telemetry", "power_w", "std", window=timedelta(hours=24), unit="W")
@@ -160,7 +159,7 @@ def _subject(column: FeatureColumn) -> str:
 
 
 def _quantity(column: FeatureColumn, value: float) -> str:
-    """Format a value as in the sentence about it."""
+    """Format a known value with the unit and precision of its statistic."""
     if column.group == "onset":
         return f"{_ratio(value)} times"
     if column.statistic in ("since", "age", "longest_gap"):

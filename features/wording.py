@@ -1,4 +1,4 @@
-"""Names of channels, events and quantities in reasons."""
+"""Phrases for channels, events and quantities in alert reasons."""
 
 import math
 from datetime import timedelta
@@ -67,7 +67,7 @@ CHANNEL_WORDS: dict[str, str] = {
     "recovery_action": "recovery action requested by the driver",
     "fabric_health": "NVLink fabric health",
 }
-"""Names of the built-in channels, and of the bits of bitmasks, for use in a sentence."""
+"""Readable names of the built-in channels and of the bits of bitmasks."""
 
 COUNTED_WORDS: dict[str, tuple[str, str]] = {
     "xid_memory": ("memory XID", "memory XIDs"),
@@ -88,10 +88,10 @@ COUNTED_WORDS: dict[str, tuple[str, str]] = {
 """Singular and plural of the events that the group ``history`` counts."""
 
 STATIC_WORDS: dict[str, str] = {"slot": "slot", "driver": "driver version", "moves": "moves"}
-"""Names of inventory columns that differ from the column name."""
+"""Readable names of inventory columns, where they differ from the column name."""
 
 STAY_WORDS: dict[str, str] = {"age": "in service", "in_place": "in this position"}
-"""Durations in days that are not inventory columns."""
+"""Phrases for durations in days that are not inventory columns."""
 
 SCOPE_WORDS: dict[str, str] = {
     "gpu": "on this GPU",
@@ -100,14 +100,14 @@ SCOPE_WORDS: dict[str, str] = {
     "fleet": "in the fleet",
     "age": "among units of this age",
 }
-"""Scopes of a history; other failure domains are ``in this ...``."""
+"""Phrases for the scopes of a history; other failure domains read ``in this ...``."""
 
 _UNIT_WORDS = {"C": "°C", "%": "%", "bitmask": "", "bool": "", "ratio": "", "generation": "", "count": ""}
 _SUFFIXES = ("_total", "_ratio", "_count", "_pct", "_mhz", "_mib", "_c", "_w")
 
 
 def channel_words(channel: str) -> str:
-    """Return the readable name of a channel; for one that is not built in, its name without underscores.
+    """Return the readable name of a channel; of a custom one, its name without unit suffix and underscores.
 
     >>> channel_words("power_w"), channel_words("bus_errors_total")
     ('power', 'bus errors')

@@ -1,7 +1,7 @@
-"""Events in, labels out: what an event says of a unit, which incidents form, and whether one starts in the horizon.
+"""Labels: interpret events, group them into incidents, and label decision rows.
 
-The XIDs that are failures are the parameter ``labels.xids`` (defaults in :mod:`features.config`);
-:mod:`features.labels.facts` reads events, and :mod:`features.labels.evidence` says when a listed XID or another event
-counts, and which failure a ticket belongs to. Then read :mod:`features.labels.incidents`,
-:mod:`features.labels.node_incidents` and :mod:`features.labels.labelling`. Everything here respects known-at times.
+``labels.xids`` lists the XIDs that count as failures (defaults in :mod:`features.config`). :mod:`features.labels.facts`
+parses events; :mod:`features.labels.evidence` decides when conditional XIDs and other events count, and which failure a
+ticket belongs to. Continue with :mod:`features.labels.incidents`, :mod:`features.labels.node_incidents` and
+:mod:`features.labels.labelling`. All modules respect known-at times.
 """

@@ -1,4 +1,4 @@
-"""What makes and ends a unit's incidents, and from when each conditional error is known to count."""
+"""Evidence for incidents: label-worthy events, events that end them, and confirmation of conditional errors."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -19,25 +19,25 @@ from foundation.times import NEVER, BoolArray, Int64Array, duration_ms
 from telemetry.dataset.installations import Installations
 
 SUBCODE_XIDS = frozenset(range(144, 151))
-"""NVLink 5 errors whose sub-code, spelled out in the log line, says whether they are fatal (NVIDIA's XID catalogue)."""
+"""NVLink 5 errors whose sub-code in the log line says whether they are fatal (NVIDIA's XID catalogue)."""
 
 CONDITIONAL_XIDS = SUBCODE_XIDS | {74, 157}
-"""Interconnect errors that most GPUs survive; alone they are no incident."""
+"""Interconnect errors that most GPUs survive; without confirmation they are no incident."""
 
 CONFIRMED_AT_ONCE = timedelta(hours=1)
-"""A conditional error counts when a repair, reset, drain, failure, failed diagnostic or loss follows within this span,
-and when one of :meth:`features.labels.facts.EventArrays.confirms_late` follows within ``labels.confirm_within``. A
-repair that names only the node counts for the GPUs that it can be tied to, see :func:`untied_work`."""
+"""A conditional error counts if a repair, reset, drain, failure, failed diagnostic or removal follows within this span,
+or if an event of :meth:`features.labels.facts.EventArrays.confirms_late` follows within ``labels.confirm_within``. A
+repair that names only the node counts for the GPUs it can be attributed to, see :func:`untied_work`."""
 
 TICKET_DELAY = timedelta(days=1)
-"""A drain confirms a conditional error of days ago only this long after it is known: until then a ticket may come that
-says which newer failure it answers."""
+"""Delay after which a known drain confirms a conditional error of days ago: until then, a ticket may show that the
+drain answers a newer failure."""
 
 REPEATS = 3
-"""A conditional error counts when it is one of this many ...."""
+"""This many conditional errors of a unit within :data:`REPEATED_WITHIN` confirm each other."""
 
 REPEATED_WITHIN = timedelta(hours=24)
-"""... within this span."""
+"""See :data:`REPEATS`."""
 
 _FATAL = re.compile(r"(?<![a-z])(?<!non[- _])fatal(?![a-z])", re.IGNORECASE)
 
@@ -48,7 +48,7 @@ def is_fatal(detail: str) -> bool:
 
 
 def xid_classes(labels: LabelSection) -> dict[int, int]:
-    """Failure class, as an index into ``labels.all_classes``, by label-worthy XID."""
+    """Return the failure class of each label-worthy XID, as an index into ``labels.all_classes``."""
     table: dict[int, int] = {}
     for index, name in enumerate(FAILURE_CLASSES):
         for xid in labels.xids.get(name, ()):
@@ -59,9 +59,10 @@ def xid_classes(labels: LabelSection) -> dict[int, int]:
 def gather(
     facts: EventArrays, installations: Installations, labels: LabelSection, *, as_of_ms: int = NEVER
 ) -> tuple[dict[int, UnitEvidence], Int64Array]:
-    """Collect the evidence of every unit that has any label-worthy event established by a time, by unit code.
+    """Collect the evidence of every unit with a label-worthy event established by ``as_of_ms``, by unit code.
 
-    Returns: the evidence, and from when each fact is known to repeat another failure; see :func:`settle_tickets`.
+    Returns: the evidence, and from when each fact is known to be a ticket of another failure; see
+    :func:`settle_tickets`.
     """
     table = xid_classes(labels)
     names = labels.all_classes
@@ -100,7 +101,7 @@ def gather(
         else:
             evidence.signs.append(sign(i, int(facts.known[i])))
 
-    # Predrain's drains follow its own alerts: taken as proof, the model would confirm itself.
+    # Predrain's drains follow its own alerts: accepting them as proof would let the model confirm itself.
     proofs = failure | (facts.drains() & ~facts.own()) | facts.diagnostics(passed=False)
     mended, drained = (facts.confirms_late() & chosen for chosen in (facts.type != "drain", facts.type == "drain"))
     confirmers, late, drains = (
@@ -120,7 +121,7 @@ def gather(
         evidence.own_ends.sort()
     repeats = settle_tickets(facts, may_follow, installations, out, labels)
     for evidence in out.values():
-        # Only now: failures of other classes have repairs of their own, which must not end or confirm those wanted.
+        # Filter by class last: repairs of other failures must not end or confirm the wanted ones.
         evidence.signs, evidence.tickets = (
             sorted(sign for sign in signs if sign.class_index in wanted) for signs in (evidence.signs, evidence.tickets)
         )
@@ -130,9 +131,9 @@ def gather(
 
 @dataclass(frozen=True, slots=True)
 class IncidentEvidence:
-    """What events say of the units of an inventory, read once for all who ask.
+    """Evidence on all units of an inventory, computed once and shared.
 
-    ``repeats``: from when each fact is known to be the ticket of a failure that counts already (ms).
+    ``repeats``: from when each fact is known to be the ticket of a failure that already counts (ms).
     """
 
     labels: LabelSection
@@ -144,7 +145,7 @@ class IncidentEvidence:
 
     @classmethod
     def of(cls, events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection) -> "IncidentEvidence":
-        """Read events and inventory as a dataset holds them."""
+        """Read the events and inventory of a dataset."""
         installations = Installations.of(inventory)
         facts = EventArrays.of(events, installations)
         return cls(
@@ -152,7 +153,7 @@ class IncidentEvidence:
         )
 
     def counts_at_once(self, unit: Int64Array, signs: Sequence[Sign]) -> BoolArray:
-        """Tell which signs of units, when they were established, were not known to be of a planned maintenance."""
+        """Return which signs were not yet known to be in planned maintenance when they were established."""
         time, established = (np.array([getattr(s, name) for s in signs], np.int64) for name in ("time", "established"))
         return self.maintenance.shown(unit, time, established) > established
 
@@ -166,15 +167,15 @@ def _collect_ends(
     wanted: Container[int],
     untied: Container[tuple[int, int]],
 ) -> None:
-    """Add ends and confirmers; a repair with the code of one failure is no end while another is known to be open.
+    """Add ends and confirmers; a repair whose code names one failure ends nothing while another is known open.
 
-    ``wanted``: classes of the failures that it may leave open. ``untied``: ends that confirm nothing.
+    ``wanted``: classes of the failures that can stay open. ``untied``: ends that confirm nothing.
     """
     ends: dict[int, list[tuple[int, int, str, bool]]] = {}
     for i, code in zip(*facts.at_units(facts.ends(), installations), strict=True):
         if int(code) in out:
             time, known, named = int(facts.time[i]), int(facts.known[i]), normalized(facts.code[i])
-            # Work on a node that names no GPU ends what is open on each of its GPUs: which one it was is not known.
+            # Work on a node that names no GPU ends the incidents of all its GPUs: the repaired one is unknown.
             is_own = facts.type[i] != "other" and named not in RESET_CODES
             is_repair = is_own and facts.type[i] == "repair"
             signs = out[int(code)].signs if is_repair and named else ()
@@ -203,13 +204,14 @@ def _collect_ends(
 def untied_work(
     facts: EventArrays, installations: Installations, blamed: BoolArray, labels: LabelSection
 ) -> set[tuple[int, int]]:
-    """Find repairs and replacements that name only a node, with each GPU of it that they cannot be tied to.
+    """Find node-level repairs and replacements that cannot be attributed to a GPU of the node.
 
-    Such work answers what was known of the node with it, within ``labels.confirm_within`` before it: one GPU, or the
-    GPUs whose newest errors form a node incident. Where another GPU has an older error, it may answer that one.
+    Such work answers the errors of the node known with it, within ``labels.confirm_within`` before it: those of one
+    GPU, or of the GPUs whose newest errors form a node incident. If another GPU has an older error, it may answer that
+    one.
 
     ``blamed``: certain and conditional errors.
-    Returns: position of the fact and unit code.
+    Returns: pairs of fact position and unit code.
     """
     within, window = duration_ms(labels.confirm_within), duration_ms(labels.node_window)
     rows = np.flatnonzero(blamed & (facts.unit >= 0))
@@ -238,7 +240,7 @@ def _moments(
     units: Container[int],
     untied: Container[tuple[int, int]],
 ) -> dict[int, list[tuple[int, int]]]:
-    """Give when the chosen facts happened and when they were known, by unit, without those that are not tied to it."""
+    """Return (happened, known) of the chosen facts by unit, without those that are not tied to it."""
     out: dict[int, list[tuple[int, int]]] = {}
     for i, unit in zip(*facts.at_units(chosen, installations), strict=True):
         if int(unit) in units and (int(i), int(unit)) not in untied:
@@ -253,18 +255,18 @@ def established_at(
     certain: list[tuple[int, int]],
     labels: LabelSection,
 ) -> list[int]:
-    """From when each conditional error of one unit is known to count.
+    """Return from when each conditional error of one unit counts.
 
-    All moments are pairs of when it happened and from when it is known (ms).
+    Moments are pairs (happened, known), in ms.
 
     ``candidates``: the unit's conditional errors.
-    ``confirmers``: repairs, resets, drains, failures, losses, failed diagnostics: what counts immediately.
-    ``late``: those of :meth:`Facts.confirms_late`, drains known :data:`TICKET_DELAY` later.
-    ``certain``: the unit's certain signs. A late confirmer answers the newest incident before it that is known with
-    it: no candidate before a certain sign, or ``labels.merge_window`` before another candidate.
+    ``confirmers``: repairs, resets, drains, failures, removals, failed diagnostics: they confirm immediately.
+    ``late``: see :meth:`features.labels.facts.EventArrays.confirms_late`; drains count :data:`TICKET_DELAY` later.
+    ``certain``: the unit's certain signs. A late confirmer answers the newest incident before it that is known with it:
+    no candidate before a certain sign, or more than ``labels.merge_window`` before another candidate.
     Returns: for each candidate the earliest time (ms) at which the known facts hold a confirmer within
-    :data:`CONFIRMED_AT_ONCE` after it, a late one within ``labels.confirm_within``, or :data:`REPEATS` candidates, it
-    among them, within :data:`REPEATED_WITHIN`; :data:`foundation.times.NEVER` if they never do.
+    :data:`CONFIRMED_AT_ONCE` after it, a late one within ``labels.confirm_within``, or :data:`REPEATS` candidates,
+    including itself, within :data:`REPEATED_WITHIN`; :data:`foundation.times.NEVER` if they never do.
     """
     once = duration_ms(min(CONFIRMED_AT_ONCE, labels.confirm_within))
     within, span = duration_ms(labels.confirm_within), duration_ms(REPEATED_WITHIN)
@@ -279,8 +281,8 @@ def established_at(
             if all(newer_known > shown for _, newer_known in newer):
                 proofs.append(shown)
         out.append(min(proofs, default=NEVER))
-    # In the order in which they become known: whatever makes a candidate one of three is, together with the
-    # newcomer, among its nearest neighbours in time, since with one more between them it was one of three before.
+    # In order of known-at time. The group of three that a newcomer completes consists of its nearest neighbours in
+    # time: with a further candidate between them, its members would have been confirmed before.
     placed: list[tuple[int, int]] = []
     for i in sorted(range(len(candidates)), key=lambda k: (candidates[k][1], candidates[k][0], k)):
         time, known = candidates[i]
@@ -295,7 +297,7 @@ def established_at(
 
 
 def _between(moments: list[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
-    """Those of sorted moments that happened in [first, last]."""
+    """Return the sorted moments that happened in [first, last]."""
     return moments[bisect_left(moments, (first, -NEVER)) : bisect_right(moments, (last, NEVER))]
 
 
@@ -303,13 +305,13 @@ _DAY = duration_ms(timedelta(days=1))
 
 
 def tickets(facts: EventArrays) -> BoolArray:
-    """Tell which facts may be the ticket of an earlier failure."""
+    """Return which facts may be the ticket of an earlier failure."""
     return (facts.type == "failure") & ((facts.code == "") | is_dated_by_day(facts.time))
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """A sign that is no ticket, with the unit and the node that it sat in."""
+    """A sign that is no ticket, with its unit and that unit's node at the time."""
 
     time: int
     unit: int
@@ -318,7 +320,7 @@ class _Failure:
 
 
 _Followed = tuple[tuple[int, int, bool], ...]
-"""What a ticket belongs to: units, the failure class of each, and whether the ticket still found the unit down."""
+"""Failures that a ticket belongs to: unit, failure class, and whether the unit was still down at the ticket."""
 
 
 def settle_tickets(
@@ -328,14 +330,15 @@ def settle_tickets(
     evidence: Mapping[int, UnitEvidence],
     labels: LabelSection,
 ) -> Int64Array:
-    """Move the signs of tickets to the failures that they belong to, from when both are known.
+    """Move the signs of tickets to the failures they belong to, from when both are known.
 
-    A ticket belongs to the newest failure of its unit, or else of its node, in the ``labels.ticket_lag`` before it that
-    no repair, replacement or removal followed before the ticket (resets mend nothing). With a day for a date, only
-    what was repaired before that day is closed. All units of the node whose failures form a node incident with that one
-    are down until the ticket. It may name another of the node's units, which then has no failure of its own.
+    A ticket belongs to the newest failure of its unit, or else of its node, within ``labels.ticket_lag`` before it and
+    not followed by a repair, replacement or removal before the ticket (resets do not count). If the ticket is dated by
+    day, only repairs before that day close a failure. All units of the node whose failures form a node incident with
+    that one are down until the ticket. The ticket may name another unit of the node, which then has no failure of its
+    own.
 
-    ``evidence``: by unit, with ``own_ends`` sorted; its signs are changed.
+    ``evidence``: by unit, with ``own_ends`` sorted; modified in place.
     Returns: from when each fact is known to belong to another failure (ms); :data:`NEVER`: it does not.
     """
     repeats = np.full(len(facts.time), NEVER, dtype=np.int64)
@@ -369,7 +372,7 @@ def settle_tickets(
 def _failures(
     installations: Installations, evidence: Mapping[int, UnitEvidence]
 ) -> tuple[dict[int, list[_Failure]], dict[str, list[_Failure]]]:
-    """Give the failures of each unit and of each node, sorted by time."""
+    """Return the failures of each unit and of each node, sorted by time."""
     by_unit: dict[int, list[_Failure]] = {}
     by_node: dict[str, list[_Failure]] = {}
     timeline = installations.timeline()
@@ -394,7 +397,7 @@ def _within(failures: Sequence[_Failure], first: int, last: int) -> list[_Failur
 def _states(
     near: list[_Failure], evidence: Mapping[int, UnitEvidence], facts: EventArrays, ticket: int, labels: LabelSection
 ) -> Iterator[tuple[int, _Followed]]:
-    """Give what a ticket is known to belong to, and since when, from when the ticket itself is known."""
+    """Yield the failures that a ticket belongs to and from when, starting at the ticket's known-at time."""
     time, known = int(facts.time[ticket]), int(facts.known[ticket])
     before = time - _DAY if is_dated_by_day(facts.time[[ticket]])[0] else time
     units, first = {failure.unit for failure in near}, min(failure.time for failure in near)
@@ -416,7 +419,7 @@ def _states(
 
 
 def _node_incident(open_ones: list[_Failure], unit: int, window: int) -> list[_Failure]:
-    """Give the last failure of each unit in the newest node incident, of the unit itself if it failed."""
+    """Return each unit's last failure in the ticket unit's newest node incident, or else the node's newest."""
     if not open_ones:
         return []
     newest = [failure for failure in open_ones if failure.unit == unit] or open_ones

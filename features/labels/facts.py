@@ -1,4 +1,4 @@
-"""Events of a fleet as facts: what each tells of which unit, and from when it is known."""
+"""Events as arrays of facts: the unit concerned, the meaning, and the known-at time."""
 
 import re
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from foundation.times import NEVER, BoolArray, Int64Array, absent, milliseconds,
 from telemetry.dataset.installations import Installations
 
 RESET_CODES = frozenset({"boot", "reset", "gpu_reset", "node_reset", "reboot", "node_reboot", "power_cycle"})
-"""Codes (without case) of ``other`` events that end an incident as a repair does."""
+"""Codes of ``other`` events that end an incident like a repair; case-insensitive."""
 
 RELEASE_CODES = frozenset({"release", "released", "undrain", "undrained", "uncordon", "resume"})
-"""Codes (without case) of ``drain`` events that take a drain back."""
+"""Codes of ``drain`` events that release a drain; case-insensitive."""
 
 OWN_SOURCE = "predrain"
-"""Sources that begin so are predrain's own actions; they prove nothing about the hardware."""
+"""Source prefix of predrain's own actions, which are no evidence about the hardware."""
 
 _LEADING_NUMBER = re.compile(r"\s*(\d{1,9})(?!\d)")
 _PLANNED = re.compile(r"(?<![a-z])(planned|scheduled|maintenance)(?![a-z])", re.IGNORECASE)
@@ -31,12 +31,12 @@ _FAILED = re.compile(r"(?<![a-z])(fail|failed|failure|error|unhealthy)(?![a-z])"
 
 
 def reported(events: pd.DataFrame, delay: timedelta) -> pd.DataFrame:
-    """Give events their known-at times under a reporting delay.
+    """Apply a reporting delay to the known-at times of events.
 
-    A dataset fixes ``known_at`` when it is imported. The entry time of a ticket is used as recorded, but nothing is
-    known earlier than the delay of now after it happened, whatever the delay was at the import.
+    A dataset fixes ``known_at`` at import. The recorded entry time of a ticket is kept, but nothing is known earlier
+    than the present delay after it happened, whatever the delay was at import.
 
-    Returns: a copy with ``known_at`` at least ``timestamp + delay``.
+    Returns: a copy with ``known_at`` at least the delay after ``timestamp``, or after ``last_at`` of a run.
     """
     last = events["timestamp"] if "last_at" not in events else events["last_at"].fillna(events["timestamp"])
     earliest = last + delay
@@ -46,15 +46,14 @@ def reported(events: pd.DataFrame, delay: timedelta) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class EventArrays:
-    """Events as arrays, one entry an event, in a fixed order that depends on their content only.
+    """Events as arrays, in an order that depends only on their content.
 
     ``time``, ``known``: when it happened and from when it is known (ms); nothing is known before it happened.
     ``unit``: unit code of the installations; -1 for a whole node of GPUs and for unknown devices.
     ``node_wide``: the event names a node and no GPU.
-    ``node``, ``type``, ``code``, ``detail``, ``source``: as the event has them; null as ''.
-    ``xid``: XID number of ``xid`` events, -1 for every other event.
-    ``count``: events that the fact represents: a run is a fact at its first event,
-    and one of the others at its last.
+    ``node``, ``type``, ``code``, ``detail``, ``source``: as in the event; null as '', except ``node``.
+    ``xid``: XID number of ``xid`` events; -1: none.
+    ``count``: events that the entry represents. A run has two entries: its first event, and the others at its last.
     """
 
     time: Int64Array
@@ -85,7 +84,7 @@ class EventArrays:
                     f"events row {int(np.argmax(values == NEVER))}",
                     f"Fill {column}; `predrain import` does so.",
                 )
-        # A ticket may be dated later than it was entered; it must not be used before the time it speaks of.
+        # A ticket may be dated later than it was entered; it must not be used before its date.
         known = np.maximum(known, time)
         gpu, node = text(events["gpu"]), text(events["node"])
         kind, code, detail, source = (_filled(events, name) for name in ("type", "code", "detail", "source"))
@@ -93,7 +92,7 @@ class EventArrays:
         unit = np.where(named, installations.codes(gpu), -1)
         unit = np.where(unit < 0, installations.codes(node), unit)
         node_wide = ~named & (unit < 0)
-        # What is dated before a unit's first installation happened to something else.
+        # An event before a unit's first installation concerns another device.
         unit = np.where(installations.timeline().last(unit, time) < 0, -1, unit)
         xid = np.where(kind == "xid", _mapped(code, _leading_number).astype(np.int64), -1)
         texts = [pd.factorize(values, sort=True)[0] for values in (source, detail, code, kind, text(node))]
@@ -114,24 +113,24 @@ class EventArrays:
         )
 
     def own(self) -> BoolArray:
-        """Events that predrain's controller caused."""
+        """Return which events predrain's controller caused."""
         return _test(self.source, lambda value: value.casefold().startswith(OWN_SOURCE))
 
     def releases(self) -> BoolArray:
-        """Drains taken back."""
+        """Return which events release a drain."""
         return (self.type == "drain") & _test(self.code, lambda code: normalized(code) in RELEASE_CODES)
 
     def drains(self) -> BoolArray:
-        """Drains started."""
+        """Return which events start a drain."""
         return (self.type == "drain") & ~self.releases()
 
     def ends(self) -> BoolArray:
-        """Repairs, replacements and resets: after any of them the unit is taken to be sound."""
+        """Return repairs, replacements and resets, after which the unit is presumed healthy."""
         reset = (self.type == "other") & _test(self.code, lambda code: normalized(code) in RESET_CODES)
         return (self.type == "repair") | (self.type == "replacement") | reset
 
     def diagnostics(self, *, passed: bool) -> BoolArray:
-        """Diagnostics that passed, or that failed, by their code or, where that says neither, their detail."""
+        """Return diagnostics that passed or failed, by their code or, if that is inconclusive, their detail."""
         chosen = self.type == "diagnostic"
         out = np.zeros(len(self.time), dtype=bool)
         for i in np.flatnonzero(chosen).tolist():
@@ -140,16 +139,16 @@ class EventArrays:
         return out
 
     def confirms_late(self) -> BoolArray:
-        """Repairs, replacements, drains and failed diagnostics that confirm a conditional error even days later.
+        """Return repairs, replacements, drains and failed diagnostics that confirm a conditional error even days later.
 
-        Resets, planned work and predrain's own drains happen to sound units too.
+        Resets, planned work and predrain's own drains also happen to healthy units.
         """
         mended = self.ends() & (self.type != "other") & ~_test(self.code, lambda code: normalized(code) in RESET_CODES)
         planned = _test(self.code, _is_planned) | _test(self.detail, _is_planned)
         return (mended | (self.drains() & ~self.own()) | self.diagnostics(passed=False)) & ~planned
 
     def at_units(self, chosen: BoolArray, installations: Installations) -> tuple[Int64Array, Int64Array]:
-        """Pairs (position of the fact, unit code); a fact about a node of GPUs appears once for each GPU then on it."""
+        """Return (fact position, unit code) pairs; a fact about a node of GPUs has one for each GPU then on it."""
         direct = np.flatnonzero(chosen & (self.unit >= 0))
         wide = np.flatnonzero(chosen & self.node_wide)
         position, unit = installations.on_node(self.node[wide], self.time[wide])
@@ -157,7 +156,7 @@ class EventArrays:
 
 
 def diagnostic_outcome(code: str, detail: str) -> bool | None:
-    """Whether a diagnostic passed (True) or failed (False); None if neither its code nor its detail says so."""
+    """Return whether a diagnostic passed (True) or failed (False); None: neither code nor detail says so."""
     if normalized(code) == "inconclusive":  # whatever its detail says
         return None
     for value in (code, detail):
@@ -173,12 +172,12 @@ def _is_planned(value: str) -> bool:
 
 
 def normalized(code: str) -> str:
-    """Give a code as it is compared: without surrounding blanks and case."""
+    """Normalize a code for comparison: no surrounding whitespace, case-folded."""
     return code.strip().casefold()
 
 
 def _runs_as_two(events: pd.DataFrame) -> tuple[pd.DataFrame, Int64Array]:
-    """Give each run of events a second row at its last event, and say how many events each row represents."""
+    """Add a second row at the last event of each run; also return how many events each row represents."""
     if "count" not in events:
         return events, np.ones(len(events), dtype=np.int64)
     count = events["count"].fillna(1).to_numpy(np.int64)
@@ -195,7 +194,7 @@ def _filled(events: pd.DataFrame, column: str) -> NDArray[np.object_]:
 
 
 def _mapped(values: NDArray[np.object_], change: Callable[[str], Any]) -> NDArray[np.object_]:
-    # Events hold few distinct values, so the change is made once for each.
+    # Events hold few distinct values: convert each once.
     code, distinct = pd.factorize(values)
     changed = np.empty(len(distinct), dtype=object)
     changed[:] = [change(value) for value in distinct]
@@ -213,10 +212,10 @@ def _leading_number(code: str) -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Sign:
-    """One label-worthy event of a unit: when it happened, and from when until when it is known to count (ms).
+    """One label-worthy event of a unit: when it happened, and from when until when it counts (ms).
 
-    ``ticket``: code of a ``failure`` event, as it is compared with that of a repair; else empty.
-    ``fact``: position of the fact where that may be the ticket of an earlier failure; else -1.
+    ``ticket``: normalized code of a ``failure`` event, compared with that of a repair; else empty.
+    ``fact``: position of the fact if it may be the ticket of an earlier failure; else -1.
     """
 
     time: int
@@ -231,13 +230,12 @@ class Sign:
 
 @dataclass(slots=True)
 class UnitEvidence:
-    """The facts of one unit that make and end its incidents, each list in ascending order.
+    """Facts that start and end the incidents of one unit, each list in ascending order.
 
-    ``tickets``: what is known to be the ticket of the newest of ``signs`` before it: the unit is down until then at
-    least, but nothing begins.
-    ``ends``: Repairs, replacements, resets and removals, without repairs of one failure that leave another open: when
-    they happened, and from when that is known.
-    ``own_ends``: those of ``ends`` that take the unit out of the node or mend it, or mend its node (no resets).
+    ``tickets``: tickets of earlier signs: they extend the downtime but start no incident.
+    ``ends``: (happened, known) of repairs, replacements, resets and removals, without repairs of one failure that leave
+    another open.
+    ``own_ends``: those of ``ends`` that remove or repair the unit, or repair its node (no resets).
     """
 
     signs: list[Sign] = field(default_factory=list)

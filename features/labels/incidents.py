@@ -1,12 +1,12 @@
-"""Incidents: bursts of label-worthy events of one unit, as the truth and as they came to be known.
+"""Incidents: bursts of label-worthy events of one unit, in hindsight and as they became known.
 
-Two views are kept apart. :func:`find_incidents` looks back from one instant and gives each incident its true start and
-end; labels and evaluation use it. :func:`known_onsets` walks forward and says what could be known at each
-time, as :mod:`features.labels.maintenance` does; features and the decision grid use them.
+The two views are separate. :func:`find_incidents` looks back from one instant and returns true starts and ends; labels
+and evaluation use it. :func:`known_onsets` walks forward and returns what was known at each time; features and the
+decision grid use it.
 
-A ``failure`` or XID event that names a node of GPUs but none of its GPUs is no incident: to make it one of every GPU
-there would count one fault eight times. It is part of the node's history. Where the nodes are the units (no GPUs in
-the inventory) it is the node's incident.
+A ``failure`` or XID event that names a node of GPUs but none of its GPUs is no incident: assigning it to every GPU
+would count one fault eight times. It is part of the node's history. If the nodes are the units (no GPUs in the
+inventory), it is an incident of the node.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -26,10 +26,9 @@ from foundation.times import NEVER, Int64Array, duration_ms, instant_ms, instant
 from telemetry.dataset.installations import Installations
 
 LATE_REPAIR = timedelta(days=30)
-"""A repair of the unit or its node, or the unit's removal, this long after the last event is still the incident's,
-even after ``labels.cooldown``. 95 % of the repairs in StepFun's InfiniteHBD trace end within 31 days, half of them
-after more than 20 hours; a unit that waits for its repair is no negative example. Only the true end moves, not what is
-known."""
+"""Longest time after the last event at which a repair of the unit or its node, or the unit's removal, still ends the
+incident, even after ``labels.cooldown``. In StepFun's InfiniteHBD trace, 95 % of repairs end within 31 days and half
+take more than 20 hours; a unit awaiting repair is no negative example. Only the true end moves, not the known state."""
 
 INCIDENT_COLUMNS = ("incident", "unit", "gpu", "node", "start", "end", "failure_class", "code", "known_at",
                     "in_maintenance", "node_incident", "common_cause")  # fmt: skip
@@ -46,23 +45,22 @@ def find_incidents(
     as_of: datetime | None = None,
     data_end: datetime | None = None,
 ) -> pd.DataFrame:
-    """Find the incidents that the events show.
+    """Find the incidents in the events.
 
     Label-worthy events of one unit belong to one incident if they lie within ``labels.merge_window`` of each other, or
     if the earlier one's incident has not ended yet. An incident ends at the first repair, replacement, reset or removal
-    at or after its last event, or ``labels.cooldown`` after that event. A repair of the unit or of its node, or the
-    unit's removal, that comes later still ends it if nothing label-worthy lies between and at most :data:`LATE_REPAIR`
-    has passed. A repair that names one of several failures (by its code) ends nothing while another one is open. A
-    ticket that follows a failure belongs to it, see :mod:`features.labels.evidence`.
+    at or after its last event, or ``labels.cooldown`` after that event. A later repair of the unit or its node, or
+    removal of the unit, still ends it within :data:`LATE_REPAIR` and before the next label-worthy event. A repair that
+    names one of several failures (by its code) ends nothing while another one is open. A ticket that follows a failure
+    belongs to it, see :mod:`features.labels.evidence`.
 
-    ``as_of``: use only what was known then: events with ``known_at <= as_of``, installations started and removals made
-    by then.
+    ``as_of``: use only what was known then: events with ``known_at <= as_of``, installations and removals by then.
     ``data_end``: end of the data; by default the latest time in events and inventory. An incident whose cooldown ends
     after this (or after ``as_of``) is open.
     Returns: columns ``incident`` (0, 1, ... by start, then unit), ``unit``, ``gpu`` (null for a node), ``node``,
     ``start``, ``end`` (NaT: open), ``failure_class`` (of its first event that is not ``other``), ``code`` (of that
-    event), ``known_at`` (when it was first established), ``in_maintenance`` (whether it began in a planned one: what
-    followed is not counted, see :func:`counted`), ``node_incident`` and ``common_cause`` (numbers, see
+    event), ``known_at`` (when first established), ``in_maintenance`` (whether it started in planned maintenance; see
+    :func:`counted`), ``node_incident`` and ``common_cause`` (numbers, see
     :func:`features.labels.node_incidents.number_node_incidents`). Times are ``datetime64[ms, UTC]``. No two incidents
     of a unit overlap.
     """
@@ -96,21 +94,20 @@ def find_incidents(
 
 
 def counted(incidents: pd.DataFrame) -> pd.DataFrame:
-    """Leave out the incidents that began in a planned maintenance: whether anything failed then is not known."""
+    """Drop incidents that started in planned maintenance: whether anything failed then is unknown."""
     return incidents[~incidents["in_maintenance"]].reset_index(drop=True)
 
 
 def known_onsets(record: IncidentEvidence) -> pd.DataFrame:
-    """Incident onsets as they came to be known: what features may count.
+    """Return incident onsets as they became known, for features.
 
-    Facts are taken in the order in which they were known. A label-worthy event opens an onset unless, by what is known
-    then, it belongs to the same incident as another known one, or was in a planned maintenance. An onset once given
-    never changes, so that those known at or before any time depend only on facts known at or before it. One that a
-    ticket opened ceases to count when the failure that it belongs to becomes known.
+    Facts are processed in order of known-at time. A label-worthy event opens an onset unless, given what is known then,
+    it belongs to the same incident as another event or happened in planned maintenance. Onsets never change later:
+    those known by any time depend only on facts known by that time. An onset opened by a ticket stops counting once the
+    failure it belongs to becomes known.
 
     Returns: columns ``unit``, ``gpu``, ``node``, ``timestamp`` (of the event that opened it), ``known_at``,
-    ``failure_class``, ``code``, ``until`` (from when it does not count; NaT: it always will); sorted by (known_at,
-    timestamp, unit).
+    ``failure_class``, ``code``, ``until`` (when it stops counting; NaT: never); sorted by (known_at, timestamp, unit).
     """
     opened = [(unit, sign) for unit, evidence in record.evidence.items() for sign in _openings(evidence, record.labels)]
     counts = record.counts_at_once(np.array([unit for unit, _ in opened], dtype=np.int64), [sign for _, sign in opened])
@@ -125,7 +122,7 @@ def known_onsets(record: IncidentEvidence) -> pd.DataFrame:
 
 
 def _bursts(signs: list[Sign], ends: list[tuple[int, int]], labels: LabelSection) -> list[tuple[int, int]]:
-    """First and last position of each incident's events; ``signs`` and ``ends`` are sorted by time."""
+    """Return the positions of each incident's first and last event; ``signs`` and ``ends`` are sorted by time."""
     merge_window, cooldown = duration_ms(labels.merge_window), duration_ms(labels.cooldown)
     bursts: list[tuple[int, int]] = []
     for i, sign in enumerate(signs):
@@ -140,7 +137,7 @@ def _bursts(signs: list[Sign], ends: list[tuple[int, int]], labels: LabelSection
 
 
 def _ended(ends: list[tuple[int, int]], first: int, last: int) -> bool:
-    """Whether an end lies in [first, last]."""
+    """Return whether an end lies in [first, last]."""
     position = bisect_left(ends, (first, -NEVER))
     return position < len(ends) and ends[position][0] <= last
 
@@ -200,7 +197,7 @@ def _openings(evidence: UnitEvidence, labels: LabelSection) -> list[Sign]:
 def _sign_columns(
     installations: Installations, units: list[int], signs: list[Sign], labels: LabelSection
 ) -> pd.DataFrame:
-    """Say of what each sign is: its unit and the unit's GPU (null where that is a node), node, failure class, code."""
+    """Return unit, GPU (null if the unit is a node), node, failure class and code of each sign."""
     code = np.asarray(units, dtype=np.int64)
     gpu = np.full(len(installations.units), None, dtype=object)
     gpu[installations.unit] = installations.gpu
@@ -217,14 +214,13 @@ def _sign_columns(
 
 
 LONGEST_DRAIN = timedelta(days=31)
-"""A drain that was not taken back counts no longer than this: the 95th percentile of repairs in StepFun's trace."""
+"""Limit of a drain that is never released: the 95th percentile of repairs in StepFun's trace."""
 
 
 def out_of_use(record: IncidentEvidence) -> pd.DataFrame:
-    """When each unit was known to be down, in a planned maintenance, or drained and not yet given back.
+    """Return when each unit was known to be down, in planned maintenance, or drained and not yet released.
 
-    Drains by predrain's own controller do not count: a unit that it drained is still watched, and its rows have no
-    label.
+    Drains by predrain's own controller do not count: the unit is still scored, and its rows have no label.
 
     Returns: columns ``unit``, ``down_from`` (included), ``down_until`` (excluded); sorted by (unit, down_from),
     disjoint. Whether a time lies in an interval depends only on facts known at that time.
@@ -241,11 +237,11 @@ def out_of_use(record: IncidentEvidence) -> pd.DataFrame:
 
 
 def down_intervals(record: IncidentEvidence) -> pd.DataFrame:
-    """When each unit was known to be down, as :func:`out_of_use` gives it.
+    """Return when each unit was known to be down, in the format of :func:`out_of_use`.
 
-    A unit is known to be down at t if, of the facts known at t, its last label-worthy event, or the ticket that follows
-    it, is followed by no repair, replacement, reset or removal and is less than ``labels.cooldown`` ago. Events that
-    were known to be of a planned maintenance as soon as they were known do not count.
+    A unit is known to be down at t if, of the facts known at t, its last label-worthy event or the ticket that follows
+    it is less than ``labels.cooldown`` ago and not followed by a repair, replacement, reset or removal. Events known
+    from the outset to be in planned maintenance do not count.
     """
     return _frame(record, _down(record))
 
@@ -270,7 +266,7 @@ def _down(record: IncidentEvidence) -> Int64Array:
 
 
 def _revised(signs: list[Sign], ends: list[tuple[int, int]], cooldown: int) -> Iterator[tuple[int, int]]:
-    """Tell from when until when a unit was known to be down, some of whose signs ceased to count."""
+    """Yield when a unit was known to be down, if some of its signs ceased to count."""
     moments = {moment for sign in signs for moment in (sign.established, sign.until)} | {known for _, known in ends}
     for moment, following in pairwise(sorted({*moments, NEVER})):
         last_sign = max((sign.time for sign in signs if sign.established <= moment < sign.until), default=-NEVER)
@@ -280,10 +276,10 @@ def _revised(signs: list[Sign], ends: list[tuple[int, int]], cooldown: int) -> I
 
 
 def _intervals(begins: Int64Array, ends: Int64Array, longest: int) -> Int64Array:
-    """Tell from when until when units were known to be out of use: unit, from, until; shape (3, n).
+    """Return when units were known to be out of use: unit, from, until; shape (3, n).
 
-    ``begins``, ``ends``: unit, when it was known, and when it happened; shape (3, n).
-    ``longest``: how long a begin counts (ms) where no end follows it.
+    ``begins``, ``ends``: unit, known-at time and time; shape (3, n).
+    ``longest``: limit of a begin without an end (ms).
     """
     moments = np.concatenate([ends, begins], axis=1)
     is_begin = np.arange(moments.shape[1]) >= ends.shape[1]
@@ -298,12 +294,12 @@ def _intervals(begins: Int64Array, ends: Int64Array, longest: int) -> Int64Array
 
 
 def _newest(values: Int64Array, unit: Int64Array) -> Int64Array:
-    """Give the highest value of each unit so far; a unit's values follow each other."""
+    """Return the running maximum of each unit; the values of a unit are contiguous."""
     return pd.Series(values).groupby(unit, sort=False).cummax().to_numpy(np.int64)
 
 
 def _frame(record: IncidentEvidence, intervals: Int64Array) -> pd.DataFrame:
-    """Join intervals of a unit that overlap or touch."""
+    """Merge the overlapping or adjacent intervals of each unit."""
     unit, start, end = intervals[:, np.lexsort((intervals[1], intervals[0]))]
     until = _newest(end, unit)
     goes_on = np.r_[False, (unit[1:] == unit[:-1]) & (start[1:] <= until[:-1])][: unit.size]

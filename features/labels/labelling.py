@@ -1,4 +1,4 @@
-"""Labels: whether an incident of the unit starts in (t + gap, t + gap + horizon], as far as it is known."""
+"""Labels of decision rows: whether an incident of the unit starts in (t + gap, t + gap + horizon]."""
 
 from datetime import datetime
 
@@ -26,24 +26,24 @@ def label_rows(
 ) -> pd.DataFrame:
     """Label decision rows.
 
-    The label is 1 if an incident of the row's unit starts in (t + gap, t + gap + horizon], else 0; null (censored or
-    not yet known) in these cases, of which the first two also beat a 1:
+    The label is 1 if an incident of the row's unit starts in (t + gap, t + gap + horizon], else 0. It is null (censored
+    or not yet known) in these cases, the first two even if an incident starts:
 
-    * the unit is inside an incident or in a planned maintenance at t, even if that was not known at t;
-    * the horizon ends after ``data_end`` or ``as_of``: a failure that is known already says nothing about the rows
-      around it, and counting it alone would make every ranking of those times look better than it was;
+    * the unit is inside an incident or planned maintenance at t, even if that became known only later;
+    * the horizon ends after ``data_end`` or ``as_of``: counting the failures already observed, without the negatives
+      around them, would inflate the ranking metrics of those times;
     * ``labels.censor_leavers``, and the unit leaves service in (t, t + gap + horizon] with no incident started after t
       and by then;
-    * predrain's controller drained the unit or its node (``drain`` events whose source begins ``predrain``), so that it
-      was out of use at some time in (t, t + gap + horizon], and it neither failed nor passed a diagnostic after that
-      and within the horizon: the outcome without the drain is unknown;
-    * an incident starts in (t, t + gap + horizon] in a planned maintenance: whether anything failed is unknown. Such an
-      incident makes no label 1.
+    * predrain's controller drained the unit or its node (``drain`` events whose source begins with ``predrain``), the
+      unit was out of use at some time in (t, t + gap + horizon], and it then neither failed nor passed a diagnostic
+      within the horizon: the outcome without the drain is unknown;
+    * an incident starts in (t, t + gap + horizon] during planned maintenance: whether anything failed is unknown. Such
+      an incident never makes a label 1.
 
-    ``rows``: columns ``decision_time`` and ``unit``; any order, millions of them.
+    ``rows``: columns ``decision_time`` and ``unit``, in any order; scales to millions of rows.
     ``incidents``: from :func:`features.labels.incidents.find_incidents`, called with the same ``as_of``.
-    ``events``: as a dataset holds them, for predrain's own drains and maintenance; without them there are none.
-    ``units``: what :func:`unit_positions` gives for these rows, for callers that label them repeatedly.
+    ``events``: events of the dataset, for predrain's drains and maintenance; None ignores both.
+    ``units``: result of :func:`unit_positions` for these rows, for callers that label them repeatedly.
     Returns: aligned with ``rows``: ``label`` (Int8), ``incident``, ``node_incident``, ``common_cause`` (Int64),
     ``incident_start`` and ``failure_class`` of the incident that makes a label 1 (else null), ``complete_at`` (t + gap
     + horizon).
@@ -95,13 +95,13 @@ def label_rows(
 
 
 def unit_positions(rows: pd.DataFrame) -> tuple[Int64Array, NDArray[np.object_]]:
-    """Give the position of each row's unit among the distinct units, and those: names are then looked up once each."""
+    """Return the position of each row's unit among the distinct units, and their names."""
     position, names = pd.factorize(rows["unit"])
     return position.astype(np.int64), np.asarray(names, dtype=object)
 
 
 class _Onsets:
-    """Incidents by (unit, start)."""
+    """Incidents sorted by (unit, start)."""
 
     __slots__ = ("end", "failure_class", "numbers", "start", "timeline", "unit")
 
@@ -118,7 +118,7 @@ class _Onsets:
         self.timeline = Timeline(self.unit, self.start, len(installations.units))
 
     def last_end(self, unit: Int64Array, time: Int64Array) -> Int64Array:
-        """End of the last incident of each unit that started at or before each time."""
+        """Return the end of each unit's last incident that started at or before each time; ``-NEVER``: none."""
         return np.append(self.end, -NEVER)[self.timeline.last(unit, time)]
 
 
@@ -135,7 +135,7 @@ def _drained_by_predrain(
     decided: Int64Array,
     complete: Int64Array,
 ) -> BoolArray:
-    """Rows whose outcome a drain by predrain hides."""
+    """Return the rows whose outcome is hidden by a drain of predrain."""
     position, drained = facts.at_units(facts.drains() & facts.own(), installations)
     out = np.zeros(len(unit), dtype=bool)
     if not len(position):
@@ -149,7 +149,7 @@ def _drained_by_predrain(
         chosen = by_unit[begin:end]
         since = int(facts.time[fact])
         returned, cleared = back.after(int(code), since), passed.after(int(code), since)
-        # Either the drain begins inside the horizon, or it began before t and the unit was still out of use at t.
+        # Either the drain starts inside the horizon, or it started by t and the unit was still out of use at t.
         begins = (since > decided[chosen]) & (since <= complete[chosen])
         still_absent = (since <= decided[chosen]) & (returned > decided[chosen])
         failed_before = _failed_between(onset, code, decided[chosen], since)
@@ -170,7 +170,7 @@ class _Moments:
         self.timeline = Timeline(unit[order], time[order], len(installations.units))
 
     def after(self, unit: int, time: int) -> int:
-        """Time of the first one of a unit after a time; :data:`NEVER` if there is none."""
+        """Return the unit's first time after ``time``; :data:`NEVER` if there is none."""
         position = self.timeline.next(np.asarray([unit], dtype=np.int64), np.asarray([time], dtype=np.int64))
         return int(self.times[position[0]])
 

@@ -1,8 +1,8 @@
-"""Planned maintenance: when each unit and node was in one, and from when that was known.
+"""Planned maintenance of units and nodes, and when each window became known.
 
-What is seen in a maintenance says nothing of the hardware: a rack that reboots looks like a rack that failed. A window
-is a ``maintenance`` event at its start. Its code is the planned end (ISO 8601, with a zone), or ``begin``: then it
-lasts until the next event of the same GPU or node with the code ``end``, a month at most.
+Observations during maintenance say nothing about the hardware: a rack that reboots looks like a rack that failed. A
+window is a ``maintenance`` event at its start. Its code is the planned end (ISO 8601 with time zone), or ``begin``: the
+window then lasts until the next event of the same GPU or node with the code ``end``, at most :data:`LONGEST`.
 """
 
 from bisect import bisect_left
@@ -20,18 +20,19 @@ from telemetry.dataset.installations import Installations, Timeline
 from telemetry.dataset.schema import MAINTENANCE_BEGIN, MAINTENANCE_END
 
 LONGEST = timedelta(days=31)
-"""A window whose end is never reported counts no longer than this, as a drain does."""
+"""Limit of a window whose end is never reported, the same as for a drain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """Windows as they came to be known, one entry each, sorted by (entity, start); times in ms.
+    """Windows as they became known, sorted by (entity, start); times in ms.
 
-    A window whose end becomes known later has an entry for what is believed until then, and one from then on.
+    A window whose end becomes known later has one entry valid until then and another one from then on.
 
-    ``entity``: a unit's code, for the time in which it was concerned; the number of units and more: a whole node.
+    ``entity``: unit code, with the window clipped to its installation on the node; from the number of units on: whole
+    nodes.
     ``start``, ``end``: of the window; ``end`` is excluded.
-    ``known``, ``until``: from when until when this is what is believed.
+    ``known``, ``until``: period in which the entry is valid knowledge.
     ``reach``: latest ``end`` of the entity's entries so far.
     """
 
@@ -46,7 +47,7 @@ class Maintenance:
 
     @classmethod
     def of(cls, facts: EventArrays, installations: Installations) -> Self:
-        """Read the windows that facts tell of."""
+        """Read the windows in the facts."""
         windows = list(_windows(facts))
         wide = [window for window in windows if isinstance(window[0], str)]
         code, nodes = pd.factorize(np.array([window[0] for window in wide], dtype=object))
@@ -54,7 +55,7 @@ class Maintenance:
         given = [window for window in windows if not isinstance(window[0], str)]
         given += [(units + int(node), *window[1:]) for node, window in zip(code, wide, strict=True)]
         table = np.array(given, dtype=np.int64).reshape(-1, 5)
-        if wide:  # each unit, for as long as it was there
+        if wide:  # one entry per unit, clipped to its installation
             there = pd.DataFrame(
                 {
                     "node": installations.node,
@@ -72,16 +73,16 @@ class Maintenance:
         return cls(pd.Index(nodes, dtype=object), units, entity, start, end, known, until, reach)
 
     def concerned(self, facts: EventArrays) -> Int64Array:
-        """Give the entity of each fact: its unit, or its node where it names no unit; -1: none here."""
+        """Return the entity of each fact: its unit, or its node if it names no unit; -1: no known entity."""
         node = self.nodes.get_indexer(pd.Index(facts.node, dtype=object))
         wide = np.where(facts.node_wide & (node >= 0), node + self.units, -1)
         return np.where(facts.unit >= 0, facts.unit, wide).astype(np.int64)
 
     def shown(self, entity: Int64Array, time: Int64Array, known: Int64Array) -> Int64Array:
-        """Say from when what happened to entities is known to have happened in a maintenance.
+        """Return from when each occurrence is known to have happened during maintenance.
 
-        ``entity``: -1: none. ``time``, ``known``: when it happened and from when that is known (ms).
-        Returns: never before ``known``; :data:`NEVER`: it did not, or that was never known.
+        ``entity``: -1: none. ``time``, ``known``: when it happened and when it became known (ms).
+        Returns: never before ``known``; :data:`NEVER`: outside maintenance, or never known to be inside.
         """
         out = np.full(len(time), NEVER, dtype=np.int64)
         if not len(self.entity):
@@ -100,11 +101,11 @@ class Maintenance:
         return out
 
     def within(self, entity: Int64Array, time: Int64Array) -> BoolArray:
-        """Whether entities were in a maintenance at times, by all that is known."""
+        """Return whether entities were in maintenance at the given times, in hindsight."""
         return self.shown(entity, time, np.full(len(time), NEVER - 1, dtype=np.int64)) < NEVER
 
     def begin(self, entity: Int64Array, time: Int64Array) -> Int64Array:
-        """Give the start of the first maintenance that each entity was in at each time, which it was in one."""
+        """Return the earliest start of the maintenance that each entity is in at each time; there must be one."""
         inside = [
             (self.entity == e) & (self.start <= t) & (t < self.end) & (self.until == NEVER)
             for e, t in zip(entity, time, strict=True)
@@ -112,13 +113,13 @@ class Maintenance:
         return np.array([self.start[chosen].min() for chosen in inside], dtype=np.int64)
 
     def out(self) -> Int64Array:
-        """Tell from when until when units were known to be in a maintenance: unit, from, until; shape (3, n)."""
+        """Return when units were known to be in maintenance: unit, from, until; shape (3, n)."""
         since, until = np.maximum(self.start, self.known), np.minimum(self.end, self.until)
         chosen = (self.entity < self.units) & (since < until)
         return np.stack([self.entity[chosen], since[chosen], until[chosen]])
 
     def lately(self, unit: Int64Array, time: Int64Array, span: int) -> BoolArray:
-        """Whether units were known at times to be in a maintenance, or out of it for no longer than a span (ms)."""
+        """Return whether units were known to be in maintenance, or out of it for less than ``span`` (ms)."""
         out = np.zeros(len(time), dtype=bool)
         row = Timeline(self.entity, self.start, self.units + len(self.nodes)).last(unit, time)
         left = np.flatnonzero(row >= 0)
@@ -130,7 +131,7 @@ class Maintenance:
         return out
 
     def last_end(self, unit: Int64Array, time: Int64Array) -> Int64Array:
-        """Give the end of the latest maintenance of each unit that was known to be over at each time.
+        """Return the latest maintenance end of each unit that was known to be over at each time.
 
         ``unit``: -1: none. Returns: ms; ``-NEVER``: none.
         """
@@ -146,7 +147,7 @@ _Window = tuple[Any, int, int, int, int]
 
 
 def _windows(facts: EventArrays) -> Iterator[_Window]:
-    """Give of each window its unit (or a whole node's name), start, end, and from when until when that is known."""
+    """Yield unit (or node name), start, end and validity period (known, until) of each window."""
     ends: dict[Any, list[tuple[int, int]]] = {}
     open_ones: list[tuple[Any, int, int]] = []
     for i in np.flatnonzero((facts.type == "maintenance") & ((facts.unit >= 0) | facts.node_wide)).tolist():
@@ -170,9 +171,9 @@ def _windows(facts: EventArrays) -> Iterator[_Window]:
 
 
 def _first_ends(ends: list[tuple[int, int]], start: int) -> list[tuple[int, int]]:
-    """Give the ends (known, time) that may be taken for the first at or after a time, as they come to be known.
+    """Return the ends (known, time) that are successively the first at or after ``start``, by known-at time.
 
-    One that came later, and was known sooner, is the first until the other is known.
+    A later end that became known sooner is the first until the earlier one becomes known.
     """
     out: list[tuple[int, int]] = []
     for time, known in ends[bisect_left(ends, (start, -NEVER)) :]:

@@ -1,7 +1,7 @@
-"""Node incidents and common causes: which incidents of units are one failure of a node, and which nodes fail together.
+"""Node incidents and common causes: unit incidents that are one node failure, and nodes that fail together.
 
-Draining empties a node, so the failures of its units within minutes are one event to predict. A failed switch or power
-feed takes many nodes at one instant: however many incidents it makes, it is one piece of evidence.
+A drain evacuates the whole node, so failures of its units within minutes are one event to predict. A failed switch or
+power feed takes down many nodes at once: however many incidents it causes, it is one independent observation.
 """
 
 from datetime import timedelta
@@ -15,16 +15,17 @@ from foundation.times import BoolArray, Int64Array, absent, duration_ms
 from telemetry.dataset.installations import Installations
 
 SAME_INSTANT = timedelta(seconds=30)
-"""Node incidents that begin no further apart than this begin at one instant. Clocks under NTP agree to milliseconds and
-logs to a second; what one cause does to many nodes is logged within seconds. In a fleet with ten node incidents a day
-a pair falls this close by chance once in 290, and then only widens an interval. The controller takes the same span."""
+"""Node incidents that start at most this far apart start at the same time. Clocks under NTP agree to milliseconds, logs
+have a resolution of a second, and one cause is logged by all its nodes within seconds. In a fleet with ten node
+incidents a day, one in 290 is this close to the next by chance, which only widens a confidence interval. The controller
+uses the same span."""
 
 _QUARTER_HOUR = duration_ms(timedelta(minutes=15))
 
 
 def is_dated_by_day(time: Int64Array) -> BoolArray:
-    """Tell which times are a day's last millisecond in some time zone: so an import dates what names only a day."""
-    return (time + 1) % _QUARTER_HOUR == 0  # zones lie whole quarters of an hour apart
+    """Return which times are the last millisecond of a day in some time zone, as imports set for a bare date."""
+    return (time + 1) % _QUARTER_HOUR == 0  # UTC offsets are multiples of 15 minutes
 
 
 def number_node_incidents(
@@ -36,17 +37,17 @@ def number_node_incidents(
     *,
     by_unit: bool = False,
 ) -> tuple[Int64Array, Int64Array]:
-    """Find the node incident and the common cause of each incident of a unit.
+    """Return the number of the node incident and of the common cause of each unit incident.
 
-    Incidents of units of one node belong together if each begins at most ``window`` after the one before. The chain has
-    no fixed origin, so that learning of one more incident can join what was apart and never separates what was joined.
-    Incidents in a planned maintenance form node incidents of their own. A unit without a node is alone.
+    Incidents of units of one node belong together if each starts at most ``window`` after the previous one. The chain
+    has no fixed origin: learning of another incident can merge node incidents but never split one. Incidents in planned
+    maintenance form node incidents of their own. A unit without a node is its own node.
 
-    Node incidents share a common cause if each begins at most :data:`SAME_INSTANT` after the one before, or if they lie
-    in maintenances that do. One that is dated by day begins at no known instant.
+    Node incidents share a common cause if each starts at most :data:`SAME_INSTANT` after the previous one, or if they
+    lie in maintenances that do. The exact start of a node incident dated by day is unknown and matches no other.
 
     ``unit``, ``start``: unit code and start (ms) of each incident, sorted by start.
-    ``by_unit``: each unit represents itself (``labels.acts_on``).
+    ``by_unit``: treat each unit as its own node (``labels.acts_on``).
     Returns: both numbered 0, 1, ... in the order of their first incidents.
     """
     place = installations.node[installations.timeline().last(unit, start)] if len(unit) else np.zeros(0, dtype=object)
@@ -66,7 +67,7 @@ def number_node_incidents(
 
 
 def _chained(group: Int64Array, time: Int64Array, longest: int) -> Int64Array:
-    """Find the chains of times of each group in which no step is longer than ``longest``."""
+    """Assign chain numbers to times: within a group, a chain breaks at gaps longer than ``longest``."""
     order = np.lexsort((time, group))
     breaks = (np.diff(group[order]) != 0) | (np.diff(time[order]) > longest)
     out = np.empty(len(time), dtype=np.int64)
@@ -75,7 +76,7 @@ def _chained(group: Int64Array, time: Int64Array, longest: int) -> Int64Array:
 
 
 def _joined(one: Int64Array, other: Int64Array) -> Int64Array:
-    """Join entries that share a number of either kind, of ``other`` unless it is -1; the lowest number is used."""
+    """Merge entries that share a number in ``one`` or in ``other`` (-1: none); the lowest number wins."""
     while True:
         lowest = pd.Series(one).groupby(np.where(other < 0, -1 - np.arange(len(one)), other)).transform("min")
         joined = lowest.groupby(one).transform("min").to_numpy(np.int64)

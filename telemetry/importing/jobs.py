@@ -153,8 +153,9 @@ def _nodes(text: str) -> list[str]:
         hosts = [entry.fullmatch(part) for part in text.strip().split(separator)]
         if all(hosts):
             return list(dict.fromkeys(host["node"] for host in hosts if host))
+    listed = text[1:-1] if text.startswith(("['", '["')) else text
     try:
-        return expand_hostlist(text) or [text]
+        return expand_hostlist(re.sub(r"[,;|\s]+", ",", re.sub(r"[\"']", "", listed).strip())) or [text]
     except ValueError:
         return [text]
 
@@ -178,9 +179,11 @@ def _slurm_texts(batch: Batch) -> pd.Series:
 
 
 def _resources(text: str) -> str | None:
-    if text.startswith("[{"):  # sacct --json
+    if text.startswith("["):  # sacct --json; others list the indices or UUIDs
         try:
             rows = json.loads(text)
+            if not any(isinstance(row, dict) for row in rows):
+                return f"gpu={len(rows)}"
             return ",".join(f"{row['type']}/{row.get('name') or ''}={int(row['count'])}" for row in rows)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None

@@ -40,6 +40,7 @@ def imported(folder: Path, *gpus: object) -> ImportResult:
         ),
         *(("gpu:h100", 1), ("gpu:h100,gpu:a100:2", 3), ("gpu:a100:2(IDX:0,2)", 2), ("GPUs: 8 (H100)", 8)),
         *(("gres/gpu=6,gres/gpu:h100=4,gres/gpu:a100=2", 6), ("gpu:h100:2(S:0-1)", 2), ("cpu=4,mem=8G", 0)),
+        *(("[0,1,2,3]", 4), ('["GPU-a", "GPU-b"]', 2)),
     ],
 )
 def test_a_share_of_a_gpu_is_a_gpu(tmp_path: Path, given: object, count: int) -> None:

@@ -157,6 +157,7 @@ def test_a_number_that_looks_like_a_step_is_a_job_where_there_is_no_such_job(tmp
         *(("node-0/0*8+node-1/0*8", [0, 1]), ("node-1/0+node-1/1+node-0/0", [0, 1]), ("node-0/0-7,9", [0])),
         *(("8*node-0:8*node-1", [0, 1]), ("node-1:node-1:node-0", [0, 1]), ("4*node-1", [1]), ("NODE-1.cluster", [1])),
         *(("node-0:9400", [0]), ("node-0/0*8+", []), ("8*node-0:*node-1", [])),
+        *(("node-0 node-1", [0, 1]), ("node-0|NODE-1", [0, 1]), ("['node-0', 'node-1']", [0, 1])),
     ],
 )
 def test_hosts_of_pbs_and_lsf(tmp_path: Path, hosts: str, nodes: list[int]) -> None:

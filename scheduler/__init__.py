@@ -1,5 +1,5 @@
-"""Scheduler room: the controller that acts on a cluster, its ledger, and the adapters to schedulers.
+"""Scheduler room: the controller that acts on a cluster, its ledger, and the scheduler adapters.
 
-Imports the policy, and of telemetry the schema of events, the Kubernetes client and Slurm runner of its collectors, and
-what every room shares (errors, HTTP, atomic writes). It installs without the learners.
+It imports ``foundation``, ``policy``, and from ``telemetry`` node names, the event schema and the Kubernetes rules. It
+installs without the ML dependencies.
 """

@@ -1,4 +1,4 @@
-"""A cluster and its workloads in memory, and one described by a JSON file, for rehearsals and tools that follow it."""
+"""Schedulers in memory and in a JSON file, for dry runs, tests and tools that read the file."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ from scheduler.ports.readings import FleetReading, NodeReading, Precondition, St
 from scheduler.ports.workloads import CheckpointAsk, CheckpointState, Fence, Workload
 
 FORMAT = 1
-"""Version of the file; another one is refused."""
+"""Version of the file; others are rejected."""
 
 _SHAPE = 'Write JSON with a "format" and "nodes", as docs/operating.md shows.'
 _LOCK_WAIT_S = 30.0
@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class MemoryNode:
-    """One node of a cluster in memory."""
+    """One node of an in-memory cluster."""
 
     object: NodeObject
     base: NodeView
@@ -42,17 +42,14 @@ class MemoryNode:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEntry:
-    """Who is the active replica, and until when."""
+    """The active replica, and the expiry of its lease."""
 
     holder: str
     until: datetime
 
 
 class MemoryScheduler(SchedulerExtras):
-    """A scheduler whose cluster is a dictionary.
-
-    ``nodes``: may be changed by hand, through :meth:`edit`, as other people and tools do.
-    """
+    """In-memory scheduler; :meth:`edit` simulates changes by operators and other tools."""
 
     def __init__(self, nodes: Iterable[MemoryNode], clock: Clock, keys: Keys = Keys()) -> None:
         self.nodes = {node.object.name: node for node in nodes}
@@ -64,7 +61,7 @@ class MemoryScheduler(SchedulerExtras):
         self._clock = clock
 
     def edit(self, node: str, change: Callable[[MemoryNode], MemoryNode]) -> None:
-        """Change a node as a person or tool does: it has another version afterwards."""
+        """Change a node like an operator or another tool, with a new version."""
         old = self.nodes[node]
         self.nodes[node] = replace(change(old), version=old.version + 1)
 
@@ -74,11 +71,11 @@ class MemoryScheduler(SchedulerExtras):
         return FleetReading(tuple(map(self._reading, self.nodes.values())), read_at, self.switches)
 
     def revalidate(self, node: str) -> NodeReading | None:
-        """Read one node again."""
+        """Re-read one node."""
         return self._reading(self.nodes[node]) if node in self.nodes else None
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
-        """Return what would be written now."""
+        """Return the writes of each action."""
         if reading.view.name not in self.nodes:
             return tuple(() for _ in actions)
         states = [self.nodes[reading.view.name].object]
@@ -128,7 +125,7 @@ class MemoryScheduler(SchedulerExtras):
         return WriteResult("done")
 
     def hold_lease(self, holder: str, duration: timedelta) -> datetime | None:
-        """Take or prolong the lease."""
+        """Acquire or renew the lease."""
         now = self._clock.now()
         if self.lease is not None and self.lease.holder != holder and now < self.lease.until:
             return None
@@ -150,8 +147,8 @@ class ListedNode:
     """One node in the file.
 
     ``name``, ``cluster``, ``group``, ``rack``, ``domain``: as in :class:`policy.fleet.NodeView`.
-    ``units``: GPUs that are in it, as the scores name them; none: those that were scored on it.
-    ``version``: rises with each write. Other writers of the file raise it too.
+    ``units``: its GPUs, named as in the scores; empty: the GPUs that the scores list for it.
+    ``version``: incremented by each write; other writers of the file must increment it too.
     """
 
     name: str
@@ -173,7 +170,7 @@ class ListedNode:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
-    """The whole file."""
+    """Content of the file."""
 
     format: int
     nodes: tuple[ListedNode, ...]
@@ -185,11 +182,11 @@ class ClusterFile:
 class FileScheduler(SchedulerExtras):
     """A scheduler whose cluster is a JSON file.
 
-    ``path``: read at each call, and replaced atomically at each write, under a lock next to it (``.NAME.lock``).
-    Raises ``InputError`` if there is no such file, or it is not of this format.
+    ``path``: read at each call, and replaced atomically at each write, under the lock file ``.NAME.lock``.
+    Raises ``InputError`` if the file is missing or not in this format.
 
-    The lease is a lock too (``.NAME.lease``), held from the first round to the end of the process: however that ends,
-    the system frees it, and no clock has a part in it.
+    The lease is another file lock (``.NAME.lease``), held from the first round to the end of the process. The operating
+    system frees it, so no clock is involved.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -212,7 +209,7 @@ class FileScheduler(SchedulerExtras):
             raise InputError(f"the cluster file is invalid: {error}", str(path), _SHAPE) from None
 
     def hold_lease(self, holder: str, duration: timedelta) -> datetime | None:
-        """Take or prolong the lease."""
+        """Acquire or renew the lease."""
         try:
             if not self._active.is_locked:
                 self._active.acquire()
@@ -234,7 +231,7 @@ class FileScheduler(SchedulerExtras):
         return FileLock(file, timeout=timeout_s, mode=0o600, thread_local=False, fallback_to_soft=False)
 
     def _reading(self, call: Callable[Concatenate[MemoryScheduler, P], R]) -> Callable[P, R]:
-        """Make a call of the cluster in memory one on the file, which raises ``SchedulerError``."""
+        """Apply a method of :class:`MemoryScheduler` to the file; errors become ``SchedulerError``."""
 
         def read(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
@@ -246,19 +243,19 @@ class FileScheduler(SchedulerExtras):
                     return result
             except SchedulerError:
                 raise
-            except Exception as error:  # a file that people edit may break the reading of it in any way
+            except Exception as error:  # a hand-edited file may fail in any way
                 raise SchedulerError(f"{self.path}: {error}") from error
 
         return read
 
     def _writing(self, call: Callable[Concatenate[MemoryScheduler, P], WriteResult]) -> Callable[P, WriteResult]:
-        """Make a call of the cluster in memory one on the file, which answers."""
+        """Apply a write of :class:`MemoryScheduler` to the file; errors become refused results."""
 
         def write(*args: P.args, **kwargs: P.kwargs) -> WriteResult:
             try:
                 return self._reading(call)(*args, **kwargs)
             except SchedulerError as error:
-                return WriteResult("refused", str(error))  # the file is replaced as a whole or not at all
+                return WriteResult("refused", str(error))  # the file is replaced atomically
 
         return write
 
@@ -302,14 +299,14 @@ def _listed(node: MemoryNode) -> ListedNode:
 
 
 class MemoryWorkloads:
-    """What runs on the nodes of a cluster in memory.
+    """Workloads of an in-memory cluster.
 
-    ``running``: by uid; may be changed by hand, as owners and other tools do.
-    ``asked``: the last request that each workload was shown, by uid.
-    ``written``: keys of requests that were acknowledged.
-    ``cannot``: uids of workloads that answer that they cannot write one.
-    ``blocked``: uids that a disruption budget protects, with its name.
-    ``evicted``: each accepted eviction: when, node, uid.
+    ``running``: by uid; may be changed to simulate owners and other tools.
+    ``asked``: last checkpoint request of each workload, by uid.
+    ``written``: keys of acknowledged requests.
+    ``cannot``: uids of workloads that cannot write a checkpoint.
+    ``blocked``: name of the disruption budget that protects a workload, by uid.
+    ``evicted``: accepted evictions: time, node, uid.
     """
 
     def __init__(self, workloads: Iterable[Workload], clock: Clock) -> None:
@@ -324,11 +321,11 @@ class MemoryWorkloads:
         self._clock = clock
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
-        """List what runs on a node."""
+        """List the workloads on a node."""
         return tuple(workload for workload in self.running.values() if workload.node == node)
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WriteResult:
-        """Show a workload a request."""
+        """Send a workload a checkpoint request."""
         wrong = self._wrong(workload, fence)
         if wrong is not None:
             return wrong
@@ -339,7 +336,7 @@ class MemoryWorkloads:
         return WriteResult("done")
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
-        """Say how far a request is."""
+        """Return the state of a request."""
         if workload.uid not in self.running:
             return CheckpointState("gone")
         if workload.uid in self.cannot:
@@ -347,7 +344,7 @@ class MemoryWorkloads:
         return CheckpointState("acknowledged" if key in self.written else "waiting")
 
     def evict(self, workload: Workload, fence: Fence) -> WriteResult:
-        """Ask a workload to go."""
+        """Evict a workload."""
         wrong = self._wrong(workload, fence)
         if wrong is not None:
             return wrong
@@ -361,15 +358,15 @@ class MemoryWorkloads:
         return WriteResult("done", "", self.preview(result))
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
-        """Return what an eviction would write."""
+        """Return the writes of an eviction."""
         return (Write(f"{workload.kind} {workload.name}", "ending", None, "true"),)
 
     def load_progress(self) -> StoredState:
-        """Read how far evacuations are."""
+        """Read the evacuation state."""
         return StoredState(self.text, str(self.version))
 
     def save_progress(self, text: str, version: str) -> WriteResult:
-        """Keep how far evacuations are."""
+        """Store the evacuation state."""
         if version != str(self.version):
             return WriteResult("conflict", f"the progress has version {self.version}, expected {version}")
         self.text, self.version = text, self.version + 1

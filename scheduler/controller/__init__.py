@@ -1,5 +1,5 @@
-"""Decides in rounds and acts: scores, facts and a scheduler's fleet come in, confirmed marks and a report go out.
+"""The control loop: reads scores, facts and the fleet, and writes node markers and a report.
 
-Start with ``controller``: one round. ``executor`` carries its actions out, re-reading and re-validating before each
-write; ``evidence`` joins scores (``scores_reader``) and facts (``facts``) with the nodes.
+Start with ``controller``, which runs one round. ``executor`` carries out its actions, and re-reads and re-validates the
+node before each write. ``evidence`` joins scores (``scores_reader``) and facts (``facts``) with the nodes.
 """

@@ -1,4 +1,4 @@
-"""One round of the controller: read, decide, act; expired marks are released whatever else is broken."""
+"""One round of the controller: read, decide, act. Expired markers are released even if everything else fails."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ from scheduler.ports.risks import Risks
 from scheduler.ports.stored_state import stored_policy_state
 
 _KEEP_AT_LEAST = timedelta(minutes=10)
-# The safety state is written again after so long, also where nothing but the time in it changed.
+# The safety state is rewritten after this time even if only its timestamp changed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +42,20 @@ class _Decision:
 
 @dataclass
 class Controller:
-    """Decides about a cluster, and acts.
+    """The controller of one cluster.
 
-    ``evacuation``: empties the nodes with a drain mark, after the actions of each round. None: their jobs end by
-    themselves.
-    ``unusable``: why nothing can be decided in this process, such as broken settings: each round reports it, and only
-    releases what has expired.
+    ``evacuation``: evacuates nodes with a drain marker after the actions of each round. None: their jobs run to
+    completion.
+    ``unusable``: why this process cannot decide, e.g. invalid settings; each round reports it and only releases expired
+    markers.
 
-    A round takes the lease and reads the nodes. From their marks alone it computes which have expired. Everything else
-    that it uses (ledger, scores, events, safety state, evacuation) is read behind :meth:`RoundLog.boundary`: whatever
-    goes wrong there is an error of the round, and allows nothing new. The round settles calls that a dead process left
-    without an answer, decides, records the decision, and stores the new safety state in the scheduler, so that what was
-    granted counts against the rates whatever happens next. Then, for each action, it reads the node, the switches and
-    the evidence again, records the call, makes it, and records the answer. An expired mark that the decision neither
-    renewed nor released is released at the end, also where there is no decision. A round may end anywhere: the next one
-    begins with the state of the scheduler.
+    A round takes the lease and reads the nodes. It computes from the markers alone which have expired. All other inputs
+    (ledger, scores, events, safety state, evacuation) are read within :meth:`RoundLog.boundary`: a failure there is an
+    error of the round and blocks new actions. The round settles calls of dead processes, decides, records the decision,
+    and stores the new safety state in the scheduler before acting, so that allowed actions always count against the
+    rate limits. Then, for each action, it re-reads the node, the switches and the evidence, records the call, makes it,
+    and records the result. Finally it releases expired markers that the decision neither renewed nor released, even
+    without a decision. A round may be interrupted anywhere: the next one starts from the state of the scheduler.
     """
 
     scheduler: SchedulerAdapter
@@ -78,11 +77,8 @@ class Controller:
         self._store = stored_policy_state(self.scheduler)
 
     def round(self) -> RoundReport:
-        """Do one round.
-
-        Returns: whatever fails is an error in it, and is not raised.
-        """
-        report = RoundReport(self.clock.now(), active=False)  # until the lease is known to be held
+        """Run one round; failures are errors in the report and are not raised."""
+        report = RoundReport(self.clock.now(), active=False)  # until the lease is held
         log = RoundLog(self._lease, self.ledger, self.clock, report)
         try:
             report.active = self._lease.take()
@@ -92,15 +88,15 @@ class Controller:
         except LeaseLostError as error:
             report.active = False
             report.notes.append(f"stopped: {error}")
-        except Exception as error:  # what is no part of the scheduler never comes here
+        except Exception as error:  # other sources fail within `RoundLog.boundary`
             report.errors.append(f"the scheduler cannot be read: {described(error)}")
         return report
 
     def rehearse(self, switches: Switches | None = None) -> RoundReport:
-        """Decide, and give exactly what would be written; nothing is: no lease, no ledger, no state.
+        """Dry run: decide and report exactly what would be written, without lease, ledger or stored state.
 
-        ``switches``: as if they were set so; None: as they are.
-        Returns: its steps came to ``would``.
+        ``switches``: switches to assume; None: the current ones.
+        Returns: a report whose steps have the outcome ``would``.
         """
         report = RoundReport(self.clock.now(), rehearsed=True)
         log = RoundLog(self._lease, self.ledger, self.clock, report)
@@ -127,7 +123,7 @@ class Controller:
         return report
 
     def _rehearse_announcing(self, plan: Plan, views: tuple[NodeView, ...], report: RoundReport, *, new: bool) -> None:
-        """Add what the further publishers of the scheduler would write if all actions were confirmed."""
+        """Add what the scheduler would announce if all actions were confirmed."""
         levels = {view.name: view.marks.level for view in views}
         for action in plan.actions:
             levels[action.node] = level_after(action, levels[action.node])
@@ -136,7 +132,7 @@ class Controller:
         report.notes += [f"would also be written: {write.message}" for write in writes]
 
     def stop(self) -> None:
-        """Give the lease back, so that another replica need not wait for its end."""
+        """Release the lease, so that another replica need not wait for its expiry."""
         self.scheduler.drop_lease(self.holder)
 
     def _active(self, log: RoundLog) -> None:
@@ -147,7 +143,7 @@ class Controller:
         if self.unusable is None:
             with log.boundary("the ledger"):
                 self._settle_open(report)
-            ready = self._load_evacuation(log)  # what diagnostics came to is among the facts
+            ready = self._load_evacuation(log)  # the facts include results of diagnostics
             decision = self._decide(fleet, log, ready=ready)
         else:
             log.error(f"no decision, only expired markers are released: {self.unusable}")
@@ -169,7 +165,7 @@ class Controller:
         except LeaseLostError as error:
             lost = error
         state = decision.plan.state if decision is not None and saved else self._store.value
-        # Also without the lease: a state that another replica replaced since has another version, and stays.
+        # Even without the lease: if another replica has replaced the state, its version differs and it is kept.
         if saved or (executor.done and self._store.known):
             self._keep(carried_out(state, executor.done), log)
         if lost is not None:
@@ -181,7 +177,7 @@ class Controller:
                 self.evacuation.end_probes(log, "no decision in this round")
 
     def _follow_up(self, decision: _Decision, executor: Executor, log: RoundLog, *, ready: bool) -> None:
-        """Do what follows the marks: restore, announce and evacuate."""
+        """Restore lost markers, announce the current ones, and run the evacuation."""
         with log.boundary("the upkeep of markers", blocks=False):
             put_back = self.scheduler.upkeep(self.holder, self._lease.hold())
             log.report.notes += [f"restored after the scheduler lost it: {write.message}" for write in put_back]
@@ -197,7 +193,7 @@ class Controller:
                 self.evacuation.round(log, decision.plan, known, drained, unheard=executor.held)
 
     def _load_evacuation(self, log: RoundLog) -> bool:
-        """Read the evacuation state; False: there is none, or it cannot be read."""
+        """Read the evacuation state; False if evacuation is off or the state cannot be read."""
         ready = False
         with log.boundary("the evacuation state"):
             if self.evacuation is not None:
@@ -213,7 +209,7 @@ class Controller:
             report.notes.append(f"{intent.verb} {intent.node} was interrupted: {settled.message}")
 
     def _read_fleet(self, log: RoundLog) -> FleetReading:
-        """Read the fleet; of a node that is listed more than once the first entry counts, and nothing new is done."""
+        """Read the fleet; duplicate nodes (the first entry counts) or an incomplete state block new actions."""
         fleet = self.scheduler.read_fleet()
         once = {reading.view.name: reading for reading in reversed(fleet.nodes)}
         if len(once) < len(fleet.nodes):
@@ -228,7 +224,7 @@ class Controller:
         return fleet
 
     def _decide(self, fleet: FleetReading, log: RoundLog, *, ready: bool) -> _Decision | None:
-        """Read the sources and decide; None: it failed, which is an error of the round."""
+        """Read the sources and decide; None if that failed, which is an error of the round."""
         decision, report = None, log.report
         self._store.known = False
         with log.boundary("the safety state"):
@@ -242,10 +238,10 @@ class Controller:
         return decision
 
     def _in_force(self, fleet: FleetReading, report: RoundReport) -> PolicyConfig:
-        """Return the settings with the thresholds that hold in this round, and report what is odd about them."""
+        """Return the policy with the thresholds of this round, and report problems with them."""
         policy, risks = self.policy, self._evidence.risks
         tiers = risks.tiers if policy.thresholds_from == "scores" else None
-        if not fleet.switches.release_all:  # then nothing rests on any threshold
+        if not fleet.switches.release_all:  # release-all needs no threshold
             report.notes += odd_thresholds(policy, risks)
         return policy if tiers is None else policy.by_scores(tiers)
 
@@ -286,7 +282,7 @@ class Controller:
     def _outcomes(self, now: datetime, log: RoundLog) -> tuple[AlertOutcome, ...]:
         since = now - self.policy.stages.window - 2 * self.policy.horizon - timedelta(days=1)
         outcomes: tuple[AlertOutcome, ...] = ()
-        with log.boundary("alert outcomes"):  # without them no stage moves
+        with log.boundary("alert outcomes"):  # without them no stage advances
             passes = self._passed_probes()
             evaluated = self._evidence.fact_source.outcomes([*self.ledger.alerts(since), *passes], now)
             outcomes = tuple(outcome for outcome in evaluated if outcome.alert not in passes)
@@ -294,7 +290,7 @@ class Controller:
         return outcomes
 
     def _passed_probes(self) -> frozenset[Alert]:
-        """Return the probes that passed lately, each as an alert that is right where a failure followed."""
+        """Return recently passed probes as alerts, to evaluate whether a failure followed."""
         results = () if self.evacuation is None else self.evacuation.results() or ()
         within = self.policy.probes.lowers_for
         return frozenset(
@@ -304,7 +300,7 @@ class Controller:
         )
 
     def _record(self, decision: _Decision, log: RoundLog) -> None:
-        """Record the decision where it is worth a record, before anything new follows from it."""
+        """Record the decision before it is carried out, if it differs from the last one or has actions."""
         risks = self._evidence.risks
         record = RoundRecord(
             decision.views, decision.state, decision.signals, decision.policy, decision.plan, risks.model,
@@ -315,7 +311,7 @@ class Controller:
                 log.report.number = self.ledger.begin(record)
 
     def _keep(self, state: PolicyState, log: RoundLog) -> bool:
-        """Store the safety state in the scheduler; False where that is not sure."""
+        """Store the safety state in the scheduler; False if it may not have been stored."""
         if _same(state, self._store.value):
             return True
         stored = False
@@ -327,7 +323,7 @@ class Controller:
         return stored
 
     def _release_expired(self, due: frozenset[str], executor: Executor, log: RoundLog) -> None:
-        """Release the nodes of ``due`` that the decision neither renewed nor released."""
+        """Release the nodes in ``due`` that the decision neither renewed nor released."""
         now = self.clock.now()
         renewed = {done.node for done in executor.done if done.expires_at is not None and done.expires_at > now}
         tried = {
@@ -343,10 +339,10 @@ class Controller:
         executor.carry_out(plan)
 
     def _held(self, decision: _Decision) -> frozenset[str]:
-        """Return the nodes that are left as they are, for what their marks rest on could not be read since we began.
+        """Return the nodes to leave unchanged because their evidence has not been readable since the process started.
 
-        The reason of a mark may still hold, and only seem to be gone. It remains until it expires; what a person asks
-        for is done immediately.
+        The reason for a marker may still hold although it cannot be seen, so the marker stays until it expires.
+        Requests by operators (opt-out, release-all) take effect immediately.
         """
         if (self._evidence.known and self._store.known) or decision.signals.release_all:
             return frozenset()
@@ -363,9 +359,9 @@ class Controller:
 
 
 def expired_nodes(fleet: FleetReading, now: datetime) -> frozenset[str]:
-    """Return the nodes whose marks must be released now, from nothing but these marks and the switch for all of them.
+    """Return the nodes whose markers must be released now, based only on the markers and the release-all switch.
 
-    A mark without a readable end has expired. Nothing is done to a node that cannot be read.
+    A marker without a valid expiry counts as expired. Unreadable and read-only nodes are left out.
     """
     return frozenset(
         view.name
@@ -378,16 +374,16 @@ def expired_nodes(fleet: FleetReading, now: datetime) -> frozenset[str]:
 
 
 def release_plan(nodes: Iterable[str], now: datetime) -> Plan:
-    """Return the plan that releases nodes and does nothing else."""
+    """Return a plan that only releases these nodes."""
     reasons = ("its marker has expired or must be released, and this round has no decision about it",)
     actions = tuple(Action("release", node, UNKNOWN, Level.NONE, None, None, reasons) for node in sorted(nodes))
     return Plan(now, actions, {}, {}, (), {}, {}, (), reasons, PolicyState())
 
 
 def _same(state: PolicyState, before: PolicyState) -> bool:
-    """Return whether two states differ in nothing but the time of the decision, and in that by little.
+    """Whether two states differ only in the decision time, and by less than ``_KEEP_AT_LEAST``.
 
-    So a round in which nothing happens writes nothing. The time itself only tells when a clock goes back.
+    Idle rounds thus write nothing. The decision time only serves to detect a clock that was set back.
     """
     then, now = before.breaker.decided_at, state.breaker.decided_at
     if then is None or now is None or not timedelta(0) <= now - then < _KEEP_AT_LEAST:
@@ -399,7 +395,7 @@ _HOUR = timedelta(hours=1)
 
 
 def odd_thresholds(policy: PolicyConfig, risks: Risks) -> tuple[str, ...]:
-    """Return what is odd about the thresholds, and about the horizon that they are for; nothing where all is well."""
+    """Return warnings about missing thresholds, and about scores with another horizon than the policy's."""
     notes: list[str] = []
     if risks.horizon is not None and risks.horizon != policy.horizon:
         wrong = "before their horizon ends" if risks.horizon > policy.horizon else "over a longer horizon"

@@ -1,4 +1,4 @@
-"""What the scheduler says of nodes, joined with what is known of their units: scores, and what they reported."""
+"""Joins the scheduler's nodes with the scores and reported facts of their GPUs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,8 +24,8 @@ def _named(names: Sequence[str], between: str = ", ") -> str:
 class Evidence:
     """The newest scores and facts.
 
-    ``facts``: as last read, by unit, and by node where one is known of it.
-    ``risks_known``, ``facts_known``: whether they could ever be read in this process.
+    ``facts``: as last read, by unit, and by node for facts about a node.
+    ``risks_known``, ``facts_known``: whether they were ever read in this process.
     """
 
     risk_source: RiskSource
@@ -40,11 +40,11 @@ class Evidence:
     _listed: NodeNames = field(default_factory=lambda: NodeNames(()))
 
     def list_nodes(self, names: Iterable[str]) -> None:
-        """Take the names of all nodes as the scheduler spells them; scores and events may spell them otherwise."""
+        """Set the node names of the scheduler; scores and events may spell them differently."""
         self._listed = NodeNames(names)
 
     def refresh(self, now: datetime, log: RoundLog) -> None:
-        """Reload scores and facts; a source that fails keeps its previous content until that expires."""
+        """Reload scores and facts; if a source fails, its previous content is used until it expires."""
         with log.boundary("the scores"):
             self._read_risks()
         with log.boundary("the events"):
@@ -52,22 +52,22 @@ class Evidence:
 
     @property
     def known(self) -> bool:
-        """Whether scores and facts were both read since the process began."""
+        """Whether scores and facts were both read since the process started."""
         return self.risks_known and self.facts_known
 
     def newest(self, view: NodeView, now: datetime) -> tuple[UnitView, ...]:
-        """Return a node's units with what is known of them now, read again.
+        """Re-read the sources and return a node's units with their evidence.
 
-        Raises whatever a source raises that cannot be read: then nothing new may be done on the node.
+        Raises the error of a source that cannot be read: no new action on the node is allowed then.
         """
         self._read_risks()
         self._read_facts(now)
         return self.units_of(view)
 
     def units_of(self, view: NodeView) -> tuple[UnitView, ...]:
-        """Return a node's units: those that the scheduler knows to be in it, else those that were scored on it.
+        """Return a node's units: those that the scheduler reports, else those that the scores list for it.
 
-        The latter may have been in another machine of that name: what was known before the node came is void.
+        The latter may belong to an earlier machine of that name: evidence from before the node joined is void.
         """
         if view.units:
             return tuple(self._with_evidence(unit, view.name) for unit in view.units)
@@ -79,7 +79,7 @@ class Evidence:
         return tuple(replace(unit, valid_from=max(unit.valid_from or since, since)) for unit in scored)
 
     def mismatches(self, views: Iterable[NodeView]) -> tuple[str, ...]:
-        """Say which records of the scores were refused, and which nodes are known to only one side."""
+        """Report rejected scores, ignored events, and nodes known only to the scheduler or only to the scores."""
         refused = self.risks.refused
         notes = [f"{len(refused)} scores are rejected: {_named(refused, '; ')}"] if refused else []
         if self.fact_source.unreadable_events:
@@ -96,10 +96,10 @@ class Evidence:
         return tuple(notes)
 
     def placed(self, view: NodeView, state: PolicyState) -> NodeView:
-        """Return a node with its units, and the maintenance that events tell of.
+        """Return a node with its units and the planned maintenance from events.
 
-        A node with our marks always has one: else, where the scores cannot be read, its marks would never be removed
-        when they expire. Those are the units that the marks rest on, or one without a name of its own.
+        A node with predrain markers always has a unit, or its markers would not be removed on expiry while the scores
+        cannot be read: the units that the markers are based on, or one named after the node.
         """
         units = self.units_of(view)
         if not units and view.marks.level:
@@ -111,16 +111,16 @@ class Evidence:
         )
 
     def _spelled(self, node: str, names: NodeNames) -> str:
-        """Return a node's spelling in another source, or the name itself unless exactly one node there has it."""
+        """Return a node's name in another source, or ``node`` itself if the match is missing or ambiguous."""
         other = names.find(node)
-        # One short name must not represent two nodes of the scheduler.
+        # A short name must not match two nodes of the scheduler.
         return node if other is None or set(self._listed.candidates(other)) - {node} else other
 
     def _with_evidence(self, unit: UnitView, node: str) -> UnitView:
         scored, facts = self._scores.get(unit.name, UnitView(unit.name)), self.facts.get(unit.name)
-        repaired = self.facts.get(self._spelled(node, self._reported), _NOTHING).valid_from  # with no word of which GPU
+        repaired = self.facts.get(self._spelled(node, self._reported), _NOTHING).valid_from  # no GPU named
         if facts is None and unit.valid_from is None and repaired is None:
-            return scored  # most units by far
+            return scored  # fast path for most units
         facts = facts or _NOTHING
         since = [when for when in (facts.valid_from, unit.valid_from, repaired) if when is not None]
         return UnitView(unit.name, scored.score, facts.facts, max(since, default=None), facts.probed_at)

@@ -1,4 +1,4 @@
-"""Carries out the actions of one decision: re-read, re-validate, record, call, record."""
+"""Carries out the actions of one decision: re-read, re-validate, record the call, make it, record the result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,12 +17,12 @@ from scheduler.ports.report import Step
 
 @dataclass(slots=True)
 class Executor:
-    """The actions of one decision on their way.
+    """Executes the actions of one decision.
 
-    ``expected``: what was decided on, by node; follows what is done.
-    ``evidence``: gives a node's units with the newest scores and facts.
-    ``held``: nodes that are left as they are, releases included.
-    ``done``: what the scheduler has confirmed.
+    ``expected``: the state that was decided on, by node; updated after each action.
+    ``evidence``: returns a node's units with the newest scores and facts.
+    ``held``: nodes to leave unchanged, including releases.
+    ``done``: actions confirmed by the scheduler.
     """
 
     scheduler: SchedulerAdapter
@@ -36,9 +36,9 @@ class Executor:
     _new: int = 0
 
     def carry_out(self, plan: Plan) -> None:
-        """Carry out a plan, as far as it may be.
+        """Carry out the allowed actions of a plan.
 
-        Raises ``LeaseLostError`` if the lease is lost on the way; what was done until then is in ``done``.
+        Raises ``LeaseLostError`` if the lease is lost; actions completed by then are in ``done``.
         """
         began = self.log.clock.now()
         for action in plan.actions:
@@ -53,7 +53,7 @@ class Executor:
                     self._one(action)
             except LeaseLostError:
                 raise
-            except Exception as error:  # one odd node must not keep the others from being released
+            except Exception as error:  # one faulty node must not block the release of others
                 self._stuck.add(action.node)
                 self._note(action, "failed", described(error))
 
@@ -64,7 +64,7 @@ class Executor:
             return None
         if not self.log.forward:
             return "no new actions in this round"
-        if action.verb == "publish":  # no new mark, and perhaps all that this process has the right to
+        if action.verb == "publish":  # no new marker, and possibly the only write this process is allowed
             return None
         if action.node in self._stuck:
             return "an earlier step on the node was not confirmed"
@@ -95,9 +95,9 @@ class Executor:
         self._note(action, "failed", f"gave up after repeated update conflicts, {self.settings.retries + 1} times")
 
     def _ready(self, action: Action) -> tuple[NodeReading, tuple[Write, ...]] | None:
-        """Read the node again, and what is to be written.
+        """Re-read the node and return it with the writes; None if there is nothing to write, or the action is skipped.
 
-        None: there is nothing to be done on it, or it must not be done, which is noted.
+        Either outcome is recorded.
         """
         reading = self.scheduler.as_known(action.node) or self.scheduler.revalidate(action.node)
         why = "the node was removed" if reading is None else self._why_not(action, reading)
@@ -111,10 +111,9 @@ class Executor:
         return None
 
     def _why_not(self, action: Action, reading: NodeReading) -> str | None:
-        """Return why an action must not be carried out any more; None: it is still right.
+        """Return why an action is no longer allowed; None if it is.
 
-        A release only has to find a node that can be read: it takes off nothing but what is ours, so that no change of
-        anything else makes it wrong.
+        A release only needs a readable node: it removes nothing but predrain's markers, so it is always correct.
         """
         view, expected = reading.view, self.expected[action.node]
         if not view.readable:
@@ -131,7 +130,7 @@ class Executor:
         )
 
     def _intend(self, action: Action, reading: NodeReading, writes: tuple[Write, ...]) -> int | None:
-        """Record a call; None: it could not be recorded."""
+        """Record a call; None if it could not be recorded."""
         decision = self.log.report.number
         if decision is None:
             return None
@@ -139,7 +138,7 @@ class Executor:
         return self.log.intend(Intent(decision, now, action.node, action.verb, action.to, key, action, reading, writes))
 
     def _answered(self, action: Action, intent: int | None, answer: WriteResult) -> bool:
-        """Take note of an answer; False: try again."""
+        """Record the result of a call; False to retry."""
         if answer.kind == "timeout":
             self._unanswered(action, intent, answer)
             return True
@@ -161,7 +160,7 @@ class Executor:
         except Exception as error:
             self._stuck.add(action.node)
             self._note(action, "unknown", f"no response, and the node cannot be read again: {described(error)}")
-            return  # the intent stays unsettled: the next round, or the next process, looks again
+            return  # the call stays unsettled: the next round or process settles it
         settled = settled_by_reading(action, reading, self.log.clock.now(), answer.message)
         self.log.settle(intent, settled)
         if settled.confirmed:
@@ -190,7 +189,7 @@ class Executor:
 
 
 def settled_by_reading(action: Action, reading: NodeReading | None, now: datetime, message: str) -> Settled:
-    """Say by the node itself what a call without an answer came to."""
+    """Return the outcome of a call without a response, according to the re-read node."""
     if reading is None:
         return Settled(now, "gone", False, "the node was removed")
     if not reading.view.readable:
@@ -202,9 +201,9 @@ def settled_by_reading(action: Action, reading: NodeReading | None, now: datetim
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an action was decided on.
+    """The state of a node that an action was decided on.
 
-    ``level``: the predrain marks that must be on the node now: those at the decision, with what was done since.
+    ``level``: expected level of predrain's markers: the level at the decision, updated by completed actions.
     """
 
     view: NodeView
@@ -213,7 +212,7 @@ class Expected:
 
 
 def level_after(action: Action, level: Level) -> Level:
-    """Return the level of a node at ``level`` after an action."""
+    """Return a node's level after an action at ``level``."""
     return min(level, action.to) if action.verb == "release" else max(level, action.to)
 
 

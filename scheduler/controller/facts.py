@@ -1,4 +1,4 @@
-"""Facts of units from events, diagnostics and a history: what rules look at, and what became of earlier alerts."""
+"""Facts about GPUs from events, diagnostics and a history: inputs of the rules, and outcomes of earlier alerts."""
 
 import functools
 import operator
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Results = Callable[[], tuple[Result, ...] | None]
-"""Gives the results of diagnostics kept in the scheduler; None: they could not be read since the process began."""
+"""Returns the results of diagnostics stored in the scheduler; None if not read since the process started."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeHistories:
-    """What is known to have happened.
+    """History of each unit.
 
-    ``homes``: the node of each GPU, where that is known.
-    ``until``: up to when it is complete; aware. After it, silence says nothing.
+    ``homes``: the node of each GPU, if known.
+    ``until``: aware time up to which the history is complete; later silence is not evidence of health.
     """
 
     units: Mapping[str, Sequence[Happening]]
@@ -41,9 +41,9 @@ class NodeHistories:
 
 
 def facts_at(rows: Sequence[Mapping[str, Any]], now: datetime) -> dict[str, ReportedFacts]:
-    """Return what events tell of units, and of nodes that have a maintenance, as it is known at a time.
+    """Return the facts known at ``now`` by unit, and by node for planned maintenance.
 
-    ``rows``: as :func:`policy.node_tier.hard_rules.reported` takes them, and maintenance.
+    ``rows``: as in :func:`policy.node_tier.hard_rules.reported`, plus maintenance events.
     """
     facts = {unit: ReportedFacts(*known) for unit, known in reported(rows, now).items()}
     for node, periods in planned(rows, now).items():
@@ -52,9 +52,9 @@ def facts_at(rows: Sequence[Mapping[str, Any]], now: datetime) -> dict[str, Repo
 
 
 class EventFacts:
-    """Reads ``events.parquet``, which an import replaces as a whole.
+    """Reads ``events.parquet``, which each import replaces atomically.
 
-    ``unreadable_events``: rows left out for an instant that is no time between 1970 and 9999.
+    ``unreadable_events``: number of rows ignored for a time outside 1970 to 9999.
     """
 
     def __init__(self, file: Path) -> None:
@@ -64,7 +64,7 @@ class EventFacts:
         self._rows: list[dict[str, Any]] = []
 
     def read(self, now: datetime) -> Mapping[str, ReportedFacts]:
-        """Return the facts known at ``now``, by unit, and by node where it has a maintenance.
+        """Return the facts known at ``now``, by unit, and by node for planned maintenance.
 
         Raises ``SourceError`` if the file is missing or cannot be read.
         """
@@ -88,7 +88,7 @@ class EventFacts:
                 if "last_at" in pq.read_schema(source).names:
                     columns.append("last_at")
                 table = pq.read_table(source, columns=columns)
-            # a time without a zone, or none at all, would end each round
+            # timestamps without a time zone would fail every round
             table = table.cast(pa.schema([EVENT_RUNS.field(name) for name in columns]), safe=False)
             readable = table.filter(_in_range(columns))
             self.unreadable_events, table = len(table) - len(readable), readable
@@ -111,20 +111,20 @@ class EventFacts:
 
 
 def _in_range(columns: Sequence[str]) -> Any:
-    """Return the filter of rows whose instants Python can hold; one row beyond them would hide all others."""
+    """Return a filter for times that ``datetime`` can represent: one row out of range would fail the whole read."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     first, last = (pa.scalar(datetime(year, 1, 1, tzinfo=UTC), pa.timestamp("ms", "UTC")) for year in (1970, 9999))
     times = [pc.field(name) for name in ("timestamp", "known_at", "last_at") if name in columns]
     inside = [(time >= first) & (time < last) for time in times]
-    for place, time in enumerate(times[2:], 2):  # ``last_at``: only a run of events has one
+    for place, time in enumerate(times[2:], 2):  # ``last_at`` is null unless the row is a run of events
         inside[place] |= time.is_null()
     return functools.reduce(operator.and_, inside)
 
 
 def _ends_of_minutes(events: "pa.Table") -> "pa.Table":
-    """Keep the first and last event of each unit and code among those seen in a minute and known in one."""
+    """Keep the first and last event per unit, code, minute seen and minute known."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -148,18 +148,16 @@ def _ends_of_minutes(events: "pa.Table") -> "pa.Table":
 class VerifiedFacts:
     """Adds the results of diagnostics to the facts of another source.
 
-    A failed diagnostic is the fact ``diagnostic_failed`` of the GPUs that it names, and of all GPUs of the node where
-    it names none. One that passed says of each GPU that was in the node that what was before it is void. One that came
-    to neither says nothing. A probe that passed voids nothing, and lowers the risk for a while.
+    A failed diagnostic adds the fact ``diagnostic_failed`` to the GPUs that it names, or to all GPUs of the node if it
+    names none. A passed diagnostic voids earlier evidence on each GPU of the node. An inconclusive one has no effect. A
+    passed probe voids nothing, and lowers the risk for a while.
 
-    ``history``: gives what was known at a time, by which alerts are evaluated; raises ``SourceError`` where it cannot
-    be read.
-    None: none is evaluated, for an incident is more than an event, and silence of a source is not health.
-    ``service``: gives each time since a time at which we took a node out of service (true) or gave it back, oldest
-    first: a GPU that took no work did not serve on.
+    ``history``: returns the history known at a time, for evaluating alerts; raises ``SourceError`` if it cannot be
+    read. None: no alerts are evaluated.
+    ``service``: returns when predrain took nodes out of service (True) or returned them since a time, oldest first: a
+    GPU out of service takes no work, so its silence is not evidence of health.
 
-    An alert is evaluated as of the time up to which the history is complete, never later: that nothing is heard of a
-    GPU whose events do not arrive is no sign of health.
+    Alerts are evaluated as of the time up to which the history is complete: missing events are not evidence of health.
     """
 
     inner: FactReader
@@ -170,7 +168,7 @@ class VerifiedFacts:
     def read(self, now: datetime) -> Mapping[str, ReportedFacts]:
         """Return the facts known at ``now``, by unit.
 
-        Raises ``SourceError`` if the other source fails, or no result could ever be read.
+        Raises ``SourceError`` if the inner source fails, or the results were never read.
         """
         results = self._known()
         facts = dict(self.inner.read(now))
@@ -193,21 +191,18 @@ class VerifiedFacts:
 
     @property
     def unreadable_events(self) -> int:
-        """Events that were left out."""
+        """Number of events ignored by the inner source."""
         return self.inner.unreadable_events
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[AlertOutcome]:
-        """Evaluate alerts.
-
-        Raises ``SourceError`` if what happened cannot be read: then nothing is evaluated.
-        """
+        """Evaluate alerts; raises ``SourceError`` if the history cannot be read."""
         if self.history is None or not alerts:
             return ()
         history = self.history(now)
         until = now if history.until is None else min(now, history.until)
         results = self._known()
         try:
-            # a node that was taken out before its alert, and is still out, counts too
+            # include nodes that were drained before their alert and are still out of service
             marks = self.service(min(alert.at for alert in alerts) - OUTCOME_TIMEOUT)
         except LedgerError as error:
             raise SourceError(str(error)) from error
@@ -231,7 +226,7 @@ class VerifiedFacts:
 
         def outcome(alert: Alert) -> AlertOutcome:
             node = names.written(alert.node)
-            # a drain empties the node, so whichever of its units fails makes the alert right
+            # a drain affects the whole node, so a failure of any of its units makes the alert correct
             members = {alert.unit, *installed[node]}
             happenings = [happening for unit in sorted(members) for happening in units[unit]]
             return evaluate_alert(alert, [*happenings, *nodes[node]], until)

@@ -1,4 +1,4 @@
-"""The controller's own numbers: ``/metrics`` and ``/healthz``."""
+"""Endpoints ``/metrics`` and ``/healthz`` of the controller."""
 
 import contextlib
 import socket
@@ -31,11 +31,10 @@ Metric = TypeVar("Metric", Counter, Gauge)
 
 
 class RoundMetrics:
-    """What the rounds of this process did, and the state of the fleet at the last one.
+    """Metrics of the rounds of this process, and of the fleet in the last round; thread-safe.
 
-    Rounds are noted by one thread, pages written by others. Labels are bounded: verbs, answers, tiers, levels, stages,
-    kinds of causes and kinds of budgets; never nodes, groups or racks, which the ledger has. Nodes that are clear and
-    bear no mark are not counted.
+    Label cardinality is bounded: no label has nodes, groups or racks, which are in the ledger. Nodes that are clear and
+    have no marker are not counted.
     """
 
     def __init__(self, clock: Clock, every: timedelta, max_round_duration: timedelta) -> None:
@@ -50,7 +49,7 @@ class RoundMetrics:
             self._rounds.labels(result)
         self._actions = self._metric(Counter, "actions", "Actions by outcome.", "verb", "outcome")
         self._work = self._metric(Counter, "evacuation_steps", "Steps of evacuations by outcome.", "verb", "outcome")
-        self._last: Gauge | None = None  # no series before the first round: a zero would raise the alert on silence
+        self._last: Gauge | None = None  # no series before the first round: 0 would fire the staleness alert
         self._seconds = self._metric(Gauge, "last_round_duration_seconds", "Duration of the last round.")
         self._leader = self._metric(Gauge, "leader", "1 if this process holds the lease, else 0.")
         self._deferred = self._metric(
@@ -69,7 +68,7 @@ class RoundMetrics:
         return kind(f"predrain_act_{name}", text, labels, registry=self._registry)
 
     def note(self, report: RoundReport, seconds: float) -> None:
-        """Count a round that has ended."""
+        """Record a completed round."""
         with self._lock:
             self._since = self._clock.now()
             self._rounds.labels("failed" if report.failed else "decided" if report.active else "standby").inc()
@@ -84,9 +83,7 @@ class RoundMetrics:
             self._leader.set(report.active)
             for verdict, what in (("right", "failure"), ("wrong", "nothing"), ("open", "open")):
                 self._passes.labels(what).set(report.probe_passes.get(verdict, 0))
-            if (
-                report.plan is not None or not report.active
-            ):  # the decision of a former leader is not the state any more
+            if report.plan is not None or not report.active:  # a former leader's decision is outdated
                 self._fleet(report.plan)
 
     def _fleet(self, plan: Plan | None) -> None:
@@ -103,23 +100,23 @@ class RoundMetrics:
         _count(self._stages, STAGES, (group.stage for group in plan.stages.values()))
         kinds = [key.split(" ", 1)[0] for key in plan.open_causes]
         _count(self._open, kinds, kinds)
-        for use in sorted(plan.uses, key=lambda use: use.lost - use.allowed):  # the fullest of a kind last
+        for use in sorted(plan.uses, key=lambda use: use.lost - use.allowed):  # the fullest budget wins
             self._remaining.labels(use.scope[0]).set(use.allowed - use.lost)
 
     def exposition(self) -> str:
-        """Return the page of ``GET /metrics``."""
+        """Return the response body of ``GET /metrics``."""
         with self._lock:
             return generate_latest(self._registry).decode()
 
     def illness(self) -> str | None:
-        """Return why the process should be restarted; None: it works. A scheduler that is down is not its illness."""
+        """Return why the process is unhealthy; None if it is healthy. A scheduler outage does not count."""
         with self._lock:
             silence = self._clock.now() - self._since
         return f"no round has ended for {silence.total_seconds():.0f} s" if silence > self._max_silence else None
 
 
 def _count(gauge: Gauge, names: Iterable[str], values: Iterable[str]) -> None:
-    """Set a gauge to the number of each of ``names`` among the values, zero included."""
+    """Set a gauge to the count of each of ``names`` in ``values``, including zero."""
     counts = Counts(values)
     for name in names:
         gauge.labels(name).set(counts[name])
@@ -127,10 +124,10 @@ def _count(gauge: Gauge, names: Iterable[str], values: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def listening(metrics: RoundMetrics, address: str) -> Iterator[int]:
-    """Serve the metrics while the context lasts.
+    """Serve the metrics within the context; yields the port.
 
-    ``address``: ``host:port``; port 0 is any free one.
-    Raises ``InputError`` if it is no address, or cannot be listened on.
+    ``address``: ``host:port``; port 0 picks a free one.
+    Raises ``InputError`` if the address is invalid or unavailable.
     """
     host, port = parse_listen(address if not address.startswith(":") else f"127.0.0.1{address}")
     try:
@@ -162,7 +159,7 @@ class _Handler(WSGIRequestHandler):
     timeout = _ANSWER_WITHIN_S
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: whoever scrapes would fill the log."""
+        """Do not log requests: each scrape would add a line."""
 
 
 def _app(metrics: RoundMetrics) -> "WSGIApplication":

@@ -1,4 +1,4 @@
-"""Reads the newest risks from a folder of scores, which whoever scores the fleet replaces while it is read."""
+"""Reads the newest risks from a folder of scores while the scorer updates it."""
 
 import re
 from collections import Counter, defaultdict
@@ -25,18 +25,17 @@ _MOST_RECORDS = 2_000_000
 _TRIES = 3
 
 CLOCK_SKEW: Final = timedelta(minutes=5)
-"""How far the clock of whoever scores may be ahead of ours."""
+"""Tolerance for a scorer's clock that is ahead of ours."""
 
 
 class ScoresReader:
     """Reads a folder of scores.
 
-    ``path``: ``latest.json`` in it names the newest decision; ``decisions/NAME/`` holds ``risks.jsonl`` and
-    ``summary.json``.
+    ``path``: contains ``latest.json``, which names the newest decision, and ``decisions/NAME/`` with ``risks.jsonl``
+    and ``summary.json``.
 
-    A decision's folder never changes, so that its name and inode tell whether it was read before. It may be removed
-    while it is read (retention); then the pointer is read again, a few times. A record that cannot be believed is
-    refused by itself, and its unit has no score.
+    The folder of a decision is immutable, so its name and inode identify it. Retention may remove it during a read;
+    then the pointer is re-read, up to three attempts. An invalid record is rejected alone, and its unit has no score.
     """
 
     def __init__(self, path: Path, clock: Clock, max_lifetime: timedelta) -> None:
@@ -49,7 +48,7 @@ class ScoresReader:
     def read(self) -> Risks:
         """Read the newest decision.
 
-        Raises ``SourceError`` if there is none, or it is damaged or of another format.
+        Raises ``SourceError`` if it is missing, corrupt, incomplete, writable by other users or in another format.
         """
         last: OSError | None = None
         for _ in range(_TRIES):
@@ -91,7 +90,7 @@ class ScoresReader:
         return risks
 
     def _believed_by_now(self) -> bool:
-        """Return whether a record that was refused for being from the future is from the past by now."""
+        """Whether a record that was rejected because it was issued in the future is valid by now."""
         return self._again_at is not None and self._clock.now() >= self._again_at
 
     def _newest(self) -> str:
@@ -121,7 +120,7 @@ def _object(file: Path, largest: int) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Decision:
-    """The records of one decision: those that can be believed, why the others cannot, and the nodes of the latter."""
+    """Records of one decision: ``records`` are valid; ``refused`` has reasons and ``units`` the nodes of the others."""
 
     name: str
     now: datetime
@@ -186,7 +185,7 @@ class _Decision:
             self.units.setdefault(unit, node)
 
     def risks(self, summary: dict[str, Any]) -> Risks:
-        """Gather the units by node; those of refused records have no score, so that they count as missing."""
+        """Group the units by node; units of rejected records have no score, and count as missing."""
         nodes: dict[str, list[UnitView]] = defaultdict(list)
         for record in self.records.values():
             reasons = tuple(reason.text for reason in record.reasons)
@@ -205,11 +204,11 @@ class _Decision:
 
 def _fitted(summary: dict[str, Any]) -> datetime | None:
     model = summary.get("model")
-    # an age that is not known opens the breaker, which is what an unreadable one should do as well
+    # an unknown model age opens the breaker, as an unreadable one should
     return instant(model.get("fitted_at")) if isinstance(model, dict) else None
 
 
 def _missing_channels(summary: dict[str, Any]) -> tuple[str, ...]:
     names = summary.get(MISSING_CHANNELS, [])
-    # an unreadable list opens the breaker, as a missing channel does
+    # an invalid list opens the breaker, like a missing channel
     return tuple(str(name) for name in names) if isinstance(names, list) else (str(names),)

@@ -1,4 +1,4 @@
-"""Settings of the controller: interval, limits of a round, and length of the lease."""
+"""Settings of the controller and the settings file of ``predrain act``."""
 
 import json
 from dataclasses import field, replace
@@ -21,16 +21,14 @@ from scheduler.slurm.settings import SlurmSettings
 
 @checked(frozen=True, slots=True)
 class ControllerSettings:
-    """How the controller works.
+    """Settings of the controller.
 
-    ``interval``: from the beginning of one round to that of the next.
-    ``lease``: for how long the lease is taken; it is prolonged when half of it is over. Longer than any single call.
-    ``max_round_duration``: actions that a round has not started by then are left to the next one, because evidence
-    ages.
-    ``max_new_per_round``: new marks a round, at most; releases are not counted.
-    ``retries``: how often a write is tried again after a conflict, each time on the node as re-read.
-    ``max_score_lifetime``: from a score's decision time to its end, at most; one that claims to hold for longer is
-    refused.
+    ``interval``: time from the start of one round to the start of the next.
+    ``lease``: lease duration; renewed after half of it. Must be longer than any single call.
+    ``max_round_duration``: actions not started by then are left to the next round, because evidence goes stale.
+    ``max_new_per_round``: limit on new markers per round; releases are not counted.
+    ``retries``: retries of a write after a conflict, each on the re-read node.
+    ``max_score_lifetime``: limit on the time from a score's decision to its expiry; scores beyond it are rejected.
     """
 
     interval: PositiveTime = timedelta(minutes=1)
@@ -43,11 +41,7 @@ class ControllerSettings:
 
 @checked(frozen=True, slots=True)
 class ActSettings:
-    """All settings of ``predrain act``.
-
-    ``kubernetes``: for ``--scheduler kubernetes``.
-    ``slurm``: for ``--scheduler slurm``, which needs it.
-    """
+    """All settings of ``predrain act``; ``slurm`` is required with ``--scheduler slurm``."""
 
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     controller: ControllerSettings = field(default_factory=ControllerSettings)
@@ -74,19 +68,18 @@ def _time(value: object) -> str:
 def read_settings(file: Path) -> ActSettings:
     """Read settings from YAML or JSON.
 
-    ``file``: one section for each attribute of :class:`ActSettings`; what is left out has its default, durations are
-    texts such as ``6h``.
-    Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a value out of range; names the
-    place.
+    ``file``: one section for each attribute of :class:`ActSettings`; missing keys have defaults, durations are strings
+    like ``6h``.
+    Raises ``InputError`` with the location if the file is missing or not YAML, or a key or value is invalid.
     """
     settings = _parsed(settings_content(file, "settings"), file)
     return replace(settings, policy=replace(settings.policy, budget=settings.policy.budget.with_fleet_limits()))
 
 
 def read_scheduler_settings(file: Path) -> ActSettings:
-    """Read only how the scheduler is reached: enough to stop and to release, whatever is wrong with the rest.
+    """Read only the sections ``kubernetes`` and ``slurm``: enough to stop and to release if other sections are invalid.
 
-    Raises ``InputError`` if the file is missing, is no YAML, or these sections are wrong.
+    Raises ``InputError`` if the file is missing or not YAML, or these sections are invalid.
     """
     content = settings_content(file, "settings")
     known = content if isinstance(content, dict) else {}
@@ -95,7 +88,7 @@ def read_scheduler_settings(file: Path) -> ActSettings:
 
 def _parsed(content: Any, file: Path) -> ActSettings:
     try:
-        # through JSON, so that what YAML makes of a time or a key is refused in the same words as any other value
+        # through JSON, so that YAML's own types (times, keys) give the same error messages as any other value
         content = json.loads(json.dumps(content if content is not None else {}, default=_time))
         settings = object_of(ActSettings, content, "settings")
     except (ValueError, TypeError, OverflowError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""From a drain mark to an empty, tested node: marked nodes come in, checkpoint requests, evictions and results go out.
+"""Evacuation of nodes with a drain marker: checkpoint requests, evictions, and a diagnostic on the empty node.
 
-What may be moved is decided in one place, :attr:`scheduler.ports.workloads.Workload.immovable`. Start with ``engine``:
-one round. ``drainer`` asks and evicts, ``diagnostics`` tests what is empty, ``progress`` is kept
-in the scheduler so that another leader continues.
+Only :attr:`scheduler.ports.workloads.Workload.immovable` decides which workloads may be moved. Start with ``engine``,
+which runs one round. ``drainer`` requests checkpoints and evicts, ``diagnostics`` tests empty nodes, and ``progress``
+is stored in the scheduler, so that a new leader continues.
 """

@@ -1,4 +1,4 @@
-"""One node that is being emptied, in one round."""
+"""One node under evacuation, in one round."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,18 +16,18 @@ OUTCOMES: Mapping[str, str] = {
     "done": "done", "already": "already", "gone": "gone", "blocked": "blocked", "conflict": "gone",
     "refused": "failed", "timeout": "unknown",
 }  # fmt: skip
-"""The outcome in the report, by the kind of answer."""
+"""The outcome in the report, by kind of result."""
 
 
 @dataclass(slots=True)
 class DrainCase:
-    """A node with a drain mark of predrain, or on which a cheaper rung is carried out.
+    """A node with a drain marker, or with a cheaper rung in progress.
 
     ``reading``: as re-read in this round.
-    ``entry``: its progress, replaced as it moves on.
-    ``held``: why nothing new may be done at all.
-    ``frozen``: why no workload may be asked or moved; a diagnostic on an empty node harms no workload, and may begin.
-    ``going``: what has to go, as listed in this round; None: not listed, ``unlisted`` says why.
+    ``entry``: its progress, replaced on each change.
+    ``held``: why no new action at all is allowed.
+    ``frozen``: why no workload may be asked or moved; a diagnostic on an empty node is still allowed.
+    ``going``: workloads that must leave, as listed in this round; None: not listed, see ``unlisted``.
     """
 
     reading: NodeReading
@@ -41,46 +41,46 @@ class DrainCase:
 
     @property
     def node(self) -> str:
-        """Its name."""
+        """Name of the node."""
         return self.reading.view.name
 
     @property
     def stopped(self) -> str | None:
-        """Why no workload may be asked or moved, for whichever reason."""
+        """Why no workload may be asked or moved: ``held`` or ``frozen``."""
         return self.held or self.frozen
 
     @property
     def why(self) -> str:
-        """Why it is drained, probed or asked for checkpoints."""
+        """Why the node is drained or probed, or its jobs are asked for checkpoints."""
         if self.entry.request is not None:
             return "; ".join(self.entry.request.reasons)
         return "; ".join(self.decision.reasons[:3]) if self.decision is not None else ""
 
     def concerns(self, workload: Workload) -> bool:
-        """Whether a workload has to leave, or is one of those that a request for checkpoints is about."""
+        """Whether a workload must leave, or belongs to the checkpoint request."""
         request, job = self.entry.request, workload.job
         if request is None or workload.stays is not None:
             return workload.stays is None
         return workload.opt_out is None and job is not None and job.name in request.jobs
 
     def change(self, **fields: Any) -> None:
-        """Move its progress on."""
+        """Update its progress."""
         self.entry = replace(self.entry, **fields)
 
     def move(self, uid: str, **fields: Any) -> None:
-        """Move a workload on."""
+        """Update the progress of a workload."""
         known = self.entry.leaving
         self.change(leaving={**known, uid: replace(known[uid], **fields)})
 
     def first_time(self, what: str) -> bool:
-        """Note that something was reported to people; false where it was before."""
+        """Record that ``what`` was reported; False if it was reported before."""
         if what in self.entry.reported:
             return False
         self.change(reported=(*self.entry.reported, what))
         return True
 
     def notify(self, log: RoundLog, what: str, kind: FindingKind, message: str, content: Mapping[str, Any]) -> None:
-        """Report to people once, in the ledger and the report, what a program must not settle by itself."""
+        """Report once, in the ledger and the round report, a problem that an operator must resolve."""
         if self.first_time(what):
             log.find(self.node, kind, message, content)
             log.step(self.node, "report", "done", None, message)
@@ -88,10 +88,10 @@ class DrainCase:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for a checkpoint.
+    """A checkpoint request.
 
-    ``first``: whether it is to be asked; else only whether it was written.
-    ``others``: case and uid of further parts: a run of a job on several nodes is asked once, and a gang by its hook.
+    ``first``: send the request; otherwise only check for the acknowledgement.
+    ``others``: case and uid of further parts: a job on several nodes, or a gang asked by hook, gets one request.
     """
 
     case: DrainCase
@@ -102,7 +102,7 @@ class Request:
     others: tuple[tuple[DrainCase, str], ...] = ()
 
     def payload(self) -> dict[str, Any]:
-        """Return what a hook is sent."""
+        """Return the payload for a hook."""
         workload = self.workload
         return {
             "kind": "checkpoint", "key": self.ask.key, "node": workload.node, "reason": self.ask.why,
@@ -115,4 +115,4 @@ class Request:
 
 
 Still = Callable[[DrainCase], str | None]
-"""Reads a node and the switches again, right before a call: why it must not be made; None: it may."""
+"""Re-reads a node and the switches right before a call; returns why it is not allowed, or None."""

@@ -1,4 +1,4 @@
-"""The remedy and the diagnostic of an emptied node, and what the result leads to."""
+"""Remedy and diagnostic of an empty node, and handling of the result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from scheduler.ports.workloads import DiagnosticKind, DiagnosticResult, Fence, H
 
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
-    """Runs diagnostics on nodes that are empty.
+    """Runs diagnostics on empty nodes.
 
-    ``verification``: of emptied nodes; None: none follows. ``prober``: of idle ones.
+    ``verification``: runner for evacuated nodes; None: no diagnostic. ``prober``: runner for idle nodes.
 
-    A diagnostic that passed is a fact about the node's GPUs: what was scored before is void, so that the controller
-    releases the node by its own rules. One that failed is the fact ``diagnostic_failed``: the rule on it holds the
-    node, and people are notified. An inconclusive one is tried again, then reported; it frees nothing. A probe runs
-    once, on a node that stays in service: one that is preempted or times out is inconclusive.
+    A passed diagnostic voids earlier scores of the node's GPUs, so that the controller releases the node by its own
+    rules. A failed one is the fact ``diagnostic_failed``: its rule keeps the node out of service, and operators are
+    notified. An inconclusive one is retried, then reported; it never releases a node. A probe runs once, on a node that
+    stays in service; if it is preempted or times out, it is inconclusive.
     """
 
     workloads: Workloads
@@ -39,7 +39,7 @@ class Diagnostics:
         return self.settings.timeout if case.entry.request is None else self.settings.probe_timeout
 
     def advance(self, case: DrainCase, log: RoundLog) -> Result | None:
-        """Start the diagnostic or read its state; return its result if it ended."""
+        """Start the diagnostic or read its state; return its result once it has ended."""
         runner = self._runner(case.entry)
         if runner is None:
             case.change(phase="done", message="empty")
@@ -51,20 +51,20 @@ class Diagnostics:
 
     @staticmethod
     def _by_hand(case: DrainCase, log: RoundLog) -> None:
-        """Report the remedy that a person has to carry out."""
+        """Report the remedy that an operator has to carry out."""
         remedy = _remedy(case)
         if remedy is not None and case.entry.phase == "done":
             message = f"empty; {INSTRUCTIONS[remedy]} by hand: evacuation.verification.method is none"
             case.notify(log, "remedy", "escalated", message, {"remedy": remedy, "units": list(case.units)})
 
     def drop(self, node: str, entry: Evacuating) -> None:
-        """Stop the diagnostic of a node that is released meanwhile."""
+        """Stop the diagnostic of a node that was released in the meantime."""
         runner = self._runner(entry)
         if runner is not None:
             runner.drop(node, entry.verify_key(node))
 
     def settled(self, case: DrainCase, log: RoundLog) -> None:
-        """Tell people what a diagnostic came to, where that is theirs to settle, and run it again after a while."""
+        """Notify operators of a failed or inconclusive diagnostic, and repeat it after ``retry_after``."""
         entry, now, remedy = case.entry, log.clock.now(), _remedy(case)
         if self.verification is None:
             self._by_hand(case, log)
@@ -75,7 +75,7 @@ class Diagnostics:
         content = {"units": list(case.units), "result": case.entry.phase}
         case.notify(log, entry.phase, "escalated", message, content)
         since = entry.ended_at or entry.began_at
-        boots = {case.reading.boot_id, entry.boot_id} - {None}  # what is not known is no other one
+        boots = {case.reading.boot_id, entry.boot_id} - {None}  # an unknown boot id is not a reboot
         other = len(boots) > 1 or bool(case.units and entry.units and case.units != entry.units)
         asked = remedy not in (None, entry.remedy) and entry.phase == "inconclusive"
         if case.held is None and (other or asked or now - since >= self.settings.retry_after):
@@ -93,7 +93,7 @@ class Diagnostics:
             log.step(case.node, entry.rung, "held", None, case.held)
             return None
         if case.held is not None:
-            case.change(empty_at=None)  # the time to start it begins when it may be started
+            case.change(empty_at=None)  # the start timeout runs only while a start is allowed
             return None
         if entry.empty_at is None:
             case.change(empty_at=now)
@@ -120,7 +120,7 @@ class Diagnostics:
         return None
 
     def _may_start(self, case: DrainCase, log: RoundLog) -> bool:
-        """Look again right before: the mark is set, no operator intervened, and the node is still empty."""
+        """Re-check right before the start: the marker is set, no operator intervened, and the node is still empty."""
         if case.held is not None or log.over():
             return False
         case.held = self.still(case)
@@ -175,11 +175,11 @@ class Diagnostics:
         finding: FindingKind = "verified" if entry.request is None else "probed"
         log.find(case.node, finding, f"{outcome.kind}: {outcome.message}".rstrip(": "), content)
         if not log.forward:
-            return None  # a label that is not recorded is lost: read it again when it can be
+            return None  # the result must be recorded: read it again next round
         log.step(case.node, _verb(entry), outcome.kind, None, outcome.message)
         retried = entry.request is None and outcome.kind == "inconclusive"
         if retried and entry.attempt - entry.first_attempt + 1 < self.settings.attempts:
-            # also an attempt that was never started has its own timeout
+            # an attempt that was never started has its own timeout too
             case.change(attempt=entry.attempt + 1, started_at=None, empty_at=now, message=outcome.message)
         else:
             boot, units = case.reading.boot_id, case.units
@@ -205,15 +205,14 @@ _KINDS: Mapping[str, DiagnosticKind] = {kind: kind for kind in get_args(Diagnost
 
 @dataclass(frozen=True, slots=True)
 class HookVerification:
-    """Asks a hook to run diagnostics.
+    """Runs diagnostics through a hook.
 
-    It is sent ``{"kind": "verify", "step": "start" | "result" | "drop", "node": …, "units": […], "key": …}``, and with
-    ``start`` the ``remedy`` (:data:`policy.ladder.remedies.Remedy`; null: diagnose only) and ``probe`` (true: the node
-    is idle and in service, and any job must be able to preempt it). To
-    ``result`` it answers with ``state`` (``passed``, ``failed``, ``inconclusive``, ``running``, ``missing``), ``node``
-    and ``key`` as it was asked, and may add ``failed_units``, ``message`` and ``at``. What does not say of which node
-    and request it is, or says none of these, is inconclusive: a diagnostic that was aborted, and one of another node,
-    must not free this one.
+    The payload is ``{"kind": "verify", "step": "start" | "result" | "drop", "node": …, "key": …}``. ``start`` adds
+    ``units``, ``remedy`` (:data:`policy.ladder.remedies.Remedy`; null: diagnose only) and ``probe`` (true: the node is
+    idle and in service, and any job must be able to preempt it). The reply to ``result`` has ``state`` (``passed``,
+    ``failed``, ``inconclusive``, ``running``, ``missing``), ``node`` and ``key`` as in the request, and optionally
+    ``failed_units``, ``message`` and ``at``. A reply without a valid state, or a verdict for another node or request,
+    is inconclusive: an aborted diagnostic, or one of another node, must not release this node.
     """
 
     hook: Hook
@@ -228,12 +227,12 @@ class HookVerification:
         *,
         probe: bool = False,
     ) -> WriteResult:
-        """Start it."""
+        """Start the diagnostic."""
         reply = self.hook.tell({**_payload("start", node, key, units), "remedy": remedy, "probe": probe}, key)
         return WriteResult(_ANSWERS[reply.kind], reply.message)
 
     def result(self, node: str, key: str) -> DiagnosticResult:
-        """Read its state."""
+        """Read the state of the diagnostic."""
         reply = self.hook.tell(_payload("result", node, key), key)
         if reply.kind in ("timeout", "refused"):
             raise SchedulerError(f"cannot read the result of the diagnostic on {node}: {reply.message}")
@@ -254,7 +253,7 @@ class HookVerification:
         return DiagnosticResult(state, text, named[:64], instant(content.get("at")))
 
     def drop(self, node: str, key: str) -> None:
-        """Stop it."""
+        """Stop the diagnostic."""
         self.hook.tell(_payload("drop", node, key), key)
 
 

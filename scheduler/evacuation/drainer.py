@@ -1,4 +1,4 @@
-"""Evacuates nodes: requests checkpoints, waits, and evicts a bounded number of workloads; never by force."""
+"""Evacuates nodes: requests checkpoints, waits, and evicts a bounded number of workloads, never by force."""
 
 import contextlib
 from collections.abc import Iterable, Mapping
@@ -28,10 +28,10 @@ from scheduler.ports.workloads import (
 )
 
 AT_ONCE = 8
-"""Hooks that are asked at the same time."""
+"""Number of concurrent hook calls."""
 
 MAX_EVICTIONS = 2
-"""Evictions of work that comes back, or of a workload that outlives them; then it is reported and left."""
+"""Limit on evictions of work that returns, or of a workload that survives them; then it is reported and left alone."""
 
 _TIME = "%Y-%m-%d %H:%M:%S"
 
@@ -41,9 +41,9 @@ Planned = tuple[DrainCase, Workload, Leaving, Next, str]
 
 @dataclass(frozen=True, slots=True)
 class Drainer:
-    """Empties nodes.
+    """Evacuates nodes.
 
-    ``hooks``: how workloads are asked that are not asked through the scheduler, by what they name.
+    ``hooks``: hooks for checkpoint requests that do not go through the scheduler, by means.
     """
 
     workloads: Workloads
@@ -52,14 +52,14 @@ class Drainer:
     still: Still
 
     def _offer_of(self, workload: Workload) -> CheckpointOffer | None:
-        """Return the way to ask a workload; None: it names none, or one that is not set up."""
+        """Return how to request a checkpoint; None if the workload names no means, or one that is not configured."""
         offer, default = workload.checkpoint, self.settings.checkpoint.default
         if offer is None and workload.job is not None and default != "none" and workload.state != "suspended":
             offer = CheckpointOffer(default)
         return None if offer is None or offer.means not in {"scheduler", *self.hooks} else offer
 
     def foresee(self, workload: Workload) -> tuple[Literal["evict", "wait"], str]:
-        """Return what would be done with a workload if its node were drained now, and how."""
+        """Return what a drain would do with a workload now, and how."""
         workload = self._understood(workload)
         if workload.immovable is not None:
             return "wait", f"it cannot be moved ({workload.immovable})"
@@ -67,7 +67,7 @@ class Drainer:
         return "evict", "without a checkpoint" if offer is None else f"after a checkpoint by {offer.means}"
 
     def look(self, case: DrainCase, log: RoundLog, now: datetime) -> None:
-        """List what has to go from a node that is being emptied; with nothing left, it is empty."""
+        """List the workloads that must leave a node; with none left, the node is empty."""
         try:
             listed = self.workloads.on_node(case.node)
         except SchedulerError as error:
@@ -91,7 +91,7 @@ class Drainer:
             log.step(case.node, "empty", "done")
 
     def _seen(self, workload: Workload, leaving: Leaving, now: datetime) -> Leaving:
-        """Note from when on a workload that is on its way out hangs; its own grace period counts up to a limit."""
+        """Set the time after which a terminating workload counts as hanging; its grace period counts up to a limit."""
         if leaving.gone_by is not None or not workload.ending:
             return leaving
         return replace(leaving, gone_by=self._gone_by(workload, now))
@@ -101,19 +101,19 @@ class Drainer:
         return now + grace + self.settings.retry_max_delay
 
     def _understood(self, workload: Workload) -> Workload:
-        """Hold a workload that wants to be asked in a way that we cannot: to move it unasked would lose its work."""
+        """Block the eviction of a workload whose checkpoint means is not configured: its work would be lost."""
         offer = workload.checkpoint
         if offer is None or workload.immovable is not None or self._offer_of(workload) is not None:
             return workload
         return replace(workload, loss=f"it requests its checkpoint by {offer.means}, which is not configured")
 
     def plan(self, case: DrainCase, now: datetime, requests: dict[str, Leaving]) -> None:
-        """Decide for each workload that is new here how it is asked, and until when its answer is waited for.
+        """Decide for each new workload how its checkpoint is requested, and the deadline of the acknowledgement.
 
-        ``requests``: active requests, by their recipient (:meth:`asked_as`).
+        ``requests``: active requests by recipient (:meth:`asked_as`).
         """
         if case.stopped is not None:
-            # a wait of which no workload was asked must not run out; the request keeps its key
+            # the deadline of a request that was never sent must not expire; the request keeps its key
             answered = {uid: known for uid, known in case.entry.leaving.items() if known.asked != "planned"}
             case.change(leaving=answered)
             return
@@ -141,7 +141,7 @@ class Drainer:
             case.change(leaving={**case.entry.leaving, workload.uid: leaving})
 
     def asked_as(self, workload: Workload) -> str:
-        """Return what is asked for one checkpoint: the gang where a hook is asked, else this run of the workload."""
+        """Return the recipient of a checkpoint request: the gang if it is asked by hook, else the workload's uid."""
         offer = self._offer_of(workload)
         by_hook = offer is not None and offer.means != "scheduler"
         return workload.gang if by_hook and workload.gang is not None else workload.uid
@@ -151,11 +151,11 @@ class Drainer:
         return min(max(offer.takes or settings.timeout, timedelta(0)), settings.max_timeout)
 
     def ask(self, cases: Iterable[DrainCase], log: RoundLog) -> None:
-        """Ask for checkpoints and learn which were written; what is ready to go must not wait for slow hooks."""
+        """Request checkpoints and read acknowledgements; bounded in time, so that slow hooks do not delay evictions."""
         requests: dict[str, Request] = {}
         for case, workload, leaving, step, _ in self._steps(cases, log):
             offer = self._offer_of(workload)
-            # also after the deadline while it exists: the answer may have come at the last moment
+            # even after the deadline while the workload exists: it may have acknowledged at the last moment
             read = step in ("ask", "await") or (leaving.asked == "asked" and step != "going")
             if read and offer is not None and leaving.deadline is not None:
                 known, first = requests.get(leaving.key), step == "ask"
@@ -166,7 +166,7 @@ class Drainer:
                 else:
                     ask = CheckpointAsk(leaving.key, leaving.deadline, case.why)
                     requests[leaving.key] = Request(case, workload, offer, ask, first)
-        # the scheduler answers immediately, a hook may not: then workloads not asked yet, then by deadline
+        # scheduler requests first, because hooks may be slow; then unsent requests, then by deadline
         todo = sorted(
             requests.values(),
             key=lambda request: (request.offer.means != "scheduler", not request.first, request.ask.deadline),
@@ -177,13 +177,13 @@ class Drainer:
             self._ask_some(todo[i : i + AT_ONCE], log)
 
     def evict(self, cases: Iterable[DrainCase], log: RoundLog, under_way: set[str]) -> None:
-        """Evict what is ready to go.
+        """Evict the workloads that are ready.
 
-        ``under_way``: uids of what was evicted before and is still on its way; work that hangs is none of it.
+        ``under_way``: uids of workloads that are terminating, without hanging ones.
         """
         steps = list(self._steps(cases, log))
         gangs = self._gangs_that_wait(steps, log.clock.now())
-        stopped: set[str] = set()  # jobs that were stopped in this round, on any of their nodes
+        stopped: set[str] = set()  # jobs stopped in this round, on any of their nodes
         stopping = {workload.gang for _, workload, *_ in steps if workload.uid in under_way} - {None}
         for case, workload, leaving, planned, cause in steps:
             self._silent(case, workload, leaving, log)
@@ -193,7 +193,7 @@ class Drainer:
             if step != "evict":
                 self._report_wait(case, workload, leaving, step, message, log)
                 continue
-            # a limit that held back a part of a job that is stopping would stop it once more
+            # exempt from the limit: evicting a part of a stopping job later would stop the restarted job again
             again = leaving.gone_by is not None or workload.gang in stopping
             if workload.uid in stopped:
                 self._evicted(case, workload, WriteResult("already"), log.clock.now())
@@ -207,10 +207,10 @@ class Drainer:
                 under_way.add(workload.uid)
 
     def _gangs_that_wait(self, steps: Iterable[Planned], now: datetime) -> dict[str | None, str]:
-        """Return the jobs whose parts wait for each other, and why: then they stop once, not once for each node.
+        """Return the jobs whose parts must wait for each other, with the reason, so that each job stops only once.
 
-        A part that may not be moved keeps the others, because without them it would stop as well. An answer is waited
-        for no longer than one request may take, whichever nodes of the job join later.
+        An immovable part holds back the others, because it would stop without them. The wait for checkpoints is bounded
+        by ``max_timeout`` from the start of the job's first evacuation, even if more of its nodes are drained later.
         """
         waiting: dict[str | None, str] = {}
         began: dict[str, datetime] = {}
@@ -271,7 +271,7 @@ class Drainer:
     def _tell(self, request: Request) -> tuple[WriteResult, CheckpointState]:
         try:
             reply = self.hooks[request.offer.means].tell(request.payload(), request.ask.key)
-        except Exception as error:  # one hook must not keep others from being asked
+        except Exception as error:  # one failing hook must not block the others
             reply = HookReply("timeout", described(error))
         if reply.kind in ("refused", "timeout"):
             return WriteResult(reply.kind, reply.message), CheckpointState("waiting", reply.message)
@@ -292,7 +292,7 @@ class Drainer:
     def _asked(self, request: Request, answer: WriteResult, state: CheckpointState, log: RoundLog) -> None:
         case, workload = request.case, request.workload
         if "gone" in (answer.kind, state.kind):
-            return  # the next listing says what is there
+            return  # the next list shows what is left
         states: dict[CheckpointKind, Asked] = {"acknowledged": "acknowledged", "failed": "failed"}
         now_asked = states.get(state.kind) or ("asked" if request.first and answer.confirmed else None)
         for part, uid in ((case, workload.uid), *request.others) if now_asked is not None else ():
@@ -316,7 +316,7 @@ class Drainer:
             log.step(case.node, "checkpoint", result, workload.name, message)
 
     def finish(self, case: DrainCase, log: RoundLog) -> None:
-        """End a request for checkpoints whose jobs have answered, are gone or had their time."""
+        """End a checkpoint request once its jobs have answered, are gone or have reached their deadline."""
         leaving = case.entry.leaving
         for workload in case.going or ():
             if workload.uid in leaving:
@@ -330,7 +330,7 @@ class Drainer:
             case.change(phase="done")
 
     def _silent(self, case: DrainCase, workload: Workload, leaving: Leaving, log: RoundLog) -> None:
-        """Note once that a checkpoint was waited for in vain."""
+        """Record once that a checkpoint was not acknowledged by its deadline."""
         now, key = log.clock.now(), f"no answer {workload.uid}"
         if workload.ending or leaving.asked not in ("planned", "asked"):
             return
@@ -351,7 +351,7 @@ class Drainer:
     def _report_wait(
         self, case: DrainCase, workload: Workload, leaving: Leaving, step: Next, message: str, log: RoundLog
     ) -> None:
-        """Report what is waited for: always in the report, and once in the ledger what does not end by itself."""
+        """Report a wait: always in the round report, and once in the ledger if it needs attention."""
         if step == "ask":
             return
         about = {"workload": workload.name, "uid": workload.uid}
@@ -393,7 +393,7 @@ class Drainer:
             count = max(case.entry.evicted.get(leaving.origin, 0), leaving.returned + 1)
             case.change(evicted={**case.entry.evicted, leaving.origin: count})
         if answer.kind in ("done", "already"):
-            # it is asked again only where it neither went nor is on its way long after its grace period
+            # evicted again only if it is neither gone nor terminating long after its grace period
             due = self._gone_by(workload, now)
             message = f"it was evicted at {now:{_TIME}} UTC and is still there"
             case.move(
@@ -408,7 +408,7 @@ class Drainer:
 
 
 def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Next, str]:
-    """Return what is next for a workload that does not ``stay``, and why."""
+    """Return the next step for a workload that must leave, and why."""
     if workload.ending:
         return "going", "it is terminating"
     if leaving.deadline is not None and now < leaving.deadline and leaving.asked in ("planned", "asked"):
@@ -428,6 +428,6 @@ def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Nex
 
 
 def why_there(workload: Workload, leaving: Leaving | None, now: datetime) -> str:
-    """Return why a workload is still on its node, for people."""
+    """Return why a workload is still on its node, for reports."""
     _, message = ("", "") if leaving is None else _next_step(workload, leaving, now)
     return message or (leaving.message if leaving is not None else "") or "its eviction has not started"

@@ -1,4 +1,4 @@
-"""From drain marks to empty nodes, and probes and checkpoints on others: what the scheduler holds says what is next."""
+"""Evacuation rounds for drained nodes, and probes and checkpoint requests on others; the state is in the scheduler."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -21,18 +21,18 @@ from scheduler.ports.workloads import Hook, Verification, Workload, Workloads
 
 _ASKING: tuple[Phase, ...] = ("evacuating", "asking")
 _MOST_OPEN = 100
-# Calls of dead processes that are looked into in one round.
+# Limit on unsettled calls of dead processes per round.
 
 
 @dataclass
 class Evacuation:
-    """Empties the nodes that carry a drain mark of predrain, and carries out the cheaper rungs that are requested.
+    """Evacuates nodes with a drain marker, and carries out the requested cheaper rungs.
 
-    A round: read how far each node is; re-read each marked node; list what runs on it; decide for each workload once
-    how it is asked for a checkpoint and until when the answer is waited for, and keep that in the scheduler before
-    anybody is asked; ask, and learn which checkpoints were written; evict what is ready, re-reading node and switches
-    before each call; on an empty node start the diagnostic or read its result; keep how far each node is. It may end
-    anywhere: every call may be repeated, and the next leader reads the same progress. Nothing waits inside a round.
+    A round reads the progress, re-reads each node and lists its workloads. For each new workload it decides how to
+    request a checkpoint and sets the deadline, and stores both before sending any request. It sends the requests, reads
+    the acknowledgements, and evicts workloads that are ready, re-reading node and switches before each call. On empty
+    nodes it starts the diagnostic or reads its result. Finally it stores the progress. A round never blocks, and may be
+    interrupted anywhere: all calls are repeatable, and the next leader reads the same progress.
     """
 
     scheduler: SchedulerAdapter
@@ -45,25 +45,25 @@ class Evacuation:
 
     def __post_init__(self) -> None:
         self._store = stored_progress(self.workloads)
-        self._progress = EvacuationProgress()  # with what this round changed
-        self._unread = frozenset[str]()  # what the last round had no time to read
+        self._progress = EvacuationProgress()  # includes changes of this round
+        self._unread = frozenset[str]()  # nodes that the last round had no time to read
         self._drainer = Drainer(self.workloads, self.settings, self.hooks, self._still)
         self._diagnostics = Diagnostics(
             self.workloads, self.verification, self.prober, self.settings.verification, self._still
         )
 
     def results(self) -> tuple[Result, ...] | None:
-        """Return the results of diagnostics; None: they could not be read since the process began."""
+        """Return the results of diagnostics; None if they were not read since the process started."""
         return self._progress.results if self._store.known else None
 
     def probes(self) -> tuple[str, ...] | None:
-        """Return the nodes that are being probed; None: no probe can be started."""
+        """Return the nodes being probed; None if probes are unavailable."""
         if not self.settings.enabled or self.prober is None or not self._store.known:
             return None
         return tuple(sorted(name for name, entry in self._progress.nodes.items() if entry.rung == "probe"))
 
     def load(self, report: RoundReport) -> None:
-        """Read how far each node is; raises ``SchedulerError`` if it cannot be read."""
+        """Read the progress of all nodes; raises ``SchedulerError`` if it cannot be read."""
         trouble = self._store.load()
         if trouble is not None:
             report.errors.append(f"evacuations are restarted: {trouble}")
@@ -72,12 +72,12 @@ class Evacuation:
     def round(
         self, log: RoundLog, plan: Plan, views: Mapping[str, NodeView], drained: frozenset[str], unheard: frozenset[str]
     ) -> None:
-        """Do what is next for each node; :meth:`load` comes before.
+        """Do the next step for each node; call :meth:`load` first.
 
         ``views``: the nodes as decided on, with their units.
-        ``drained``: nodes whose drain mark was put on in this round.
-        ``unheard``: nodes of whose GPUs it could never be read what they reported: they are left as they are.
-        Raises ``LeaseLostError`` if the lease is lost on the way.
+        ``drained``: nodes that got their drain marker in this round.
+        ``unheard``: nodes whose events were never read: their workloads are not moved.
+        Raises ``LeaseLostError`` if the lease is lost.
         """
         if not self.settings.enabled:
             return
@@ -100,19 +100,19 @@ class Evacuation:
             self._drainer.plan(case, now, requests)
         if not self._keep(cases, (), log):
             log.forward = False
-        # what is not empty, and stays so for this round
+        # nodes that are not empty in this round
         evacuating = [case for case in evacuating if case.going or case.entry.phase == "asking"]
         results: list[Result] = []
         try:
             self._act(cases, evacuating, results, log)
-        except Exception:  # also without the lease: the version says whether it may still be stored
+        except Exception:  # even without the lease: the version check decides whether it is stored
             self._keep(cases, results, log)
             raise
         if not self._keep(cases, results, log):
             log.report.notes.append("the evacuation state is read again in the next round")
 
     def end_probes(self, log: RoundLog, why: str) -> None:
-        """End running probes, after :meth:`load`: without a decision no round checks whether a job wants their node."""
+        """End running probes, after :meth:`load`: without decisions nothing checks whether a job needs their nodes."""
         nodes = dict(self._progress.nodes)
         for name, entry in self._progress.nodes.items():
             if entry.rung == "probe":
@@ -121,7 +121,7 @@ class Evacuation:
         self._keep((), (), log)
 
     def rehearse(self, plan: Plan, views: Mapping[str, NodeView], report: RoundReport) -> None:
-        """Report what would be asked of whom on nodes that are or would be drained, after :meth:`load`; nothing is."""
+        """Dry run after :meth:`load`: report what would be done on nodes that are or would be drained."""
         if not self.settings.enabled:
             return
         for request in plan.requests:
@@ -152,7 +152,7 @@ class Evacuation:
                 self._drainer.finish(case, log)
         for case in cases:
             if case.entry.phase == "verifying":
-                with log.boundary(f"the diagnostic of {case.node}", blocks=False):  # others go on
+                with log.boundary(f"the diagnostic of {case.node}", blocks=False):  # other nodes continue
                     result = self._diagnostics.advance(case, log)
                     results += [] if result is None else [result]
             if case.entry.request is not None:
@@ -167,7 +167,7 @@ class Evacuation:
         return [entry for entry in self._progress.nodes.values() if entry.phase in _ASKING]
 
     def _under_way(self, evacuating: Iterable[DrainCase]) -> set[str]:
-        """Return the uids of what is on its way out, and not yet longer than it should be."""
+        """Return the uids of terminating workloads, without those that are overdue."""
         now = self.clock.now()
         flying = {
             leaving.uid
@@ -177,7 +177,7 @@ class Evacuation:
         }
         for case in evacuating:
             ending = {workload.uid for workload in case.going or () if workload.ending}
-            if case.reading.view.down:  # its kubelet ends no pod that others deleted
+            if case.reading.view.down:  # its kubelet cannot terminate pods that others deleted
                 flying -= {uid for uid in ending if uid in case.entry.leaving and not case.entry.leaving[uid].accepted}
             else:
                 flying |= ending - case.entry.leaving.keys()
@@ -192,14 +192,14 @@ class Evacuation:
         cases: list[DrainCase] = []
         switches = self._switches(log)
         deadline = self.clock.now() + self.settings.max_round_duration / 3
-        # what was left goes first: else the same nodes were left each time, and their diagnostics never read
+        # nodes that were skipped last time go first, or the same nodes would be skipped every round
         requests = {request.node: request for request in plan.requests}
         known_names = {*nodes, *marked, *drained, *requests}
         left = sorted(known_names, key=lambda name: (name not in self._unread, *_urgency(plan, name)))
         self._unread = frozenset()
         for place, name in enumerate(left):
             before = self.clock.now()
-            if before >= deadline:  # so that what was read can still be emptied in this round
+            if before >= deadline:  # leave time to evacuate the nodes that were read
                 self._unread = frozenset(left[place:])
                 log.error(f"reads are too slow: {len(self._unread)} nodes, such as {name}, are left to the next round")
                 break
@@ -243,7 +243,7 @@ class Evacuation:
             log.step(name, "hold", "held", None, f"paused {what}: {why}")
 
     def _held(self, case: DrainCase, reading: NodeReading, switches: Switches) -> str | None:
-        """Return why a marked node must not be evacuated now; None: it may be evacuated."""
+        """Return why nothing new may be done on a node now; None if it may."""
         view, now, decision = reading.view, self.clock.now(), case.decision
         published, passed_at = view.marks.published, self._progress.passed_at(reading.view.name)
         if switches.kill:
@@ -267,7 +267,7 @@ class Evacuation:
         return None
 
     def _still(self, case: DrainCase) -> str | None:
-        """Read the node and the switches again, right before a call."""
+        """Re-read the node and the switches right before a call; return why it is not allowed, or None."""
         try:
             switches = self.scheduler.read_switches()
             reading = self.scheduler.revalidate(case.node)
@@ -299,13 +299,13 @@ class Evacuation:
         return why is None
 
     def _stuck(self, case: DrainCase, log: RoundLog) -> None:
-        """Report once what is waited for too long: one clock for each evacuation, whatever its workloads name."""
+        """Report an overdue evacuation once; the clock is per evacuation, independent of its workloads."""
         entry = case.entry
         since = entry.waiting_since or entry.began_at
         if entry.phase in SETTLED or log.clock.now() < since + self.settings.stuck_after:
             return
         if entry.phase == "verifying":
-            if entry.started_at is not None:  # bounded by the timeout of the diagnostic
+            if entry.started_at is not None:  # the diagnostic has its own timeout
                 return
             left, message = [], f"its diagnostic did not start ({case.held or entry.message or 'not yet possible'})"
         else:
@@ -319,14 +319,14 @@ class Evacuation:
         case.notify(log, "stuck", "stuck", message, {"workloads": left})
 
     def _settle_open(self, log: RoundLog) -> None:
-        """Find out what became of calls that a dead process left without an answer."""
+        """Settle calls of dead processes."""
         with log.recording():
             listed: dict[str, Mapping[str, Workload]] = {}
             for number, call in log.ledger.open_calls()[:_MOST_OPEN]:
                 try:
                     kind, message = self._became(call, listed)
                 except SchedulerError:
-                    continue  # the next round looks again
+                    continue  # retried in the next round
                 answer = Settled(self.clock.now(), "found" if kind else "not_found", kind, message)
                 log.ledger.settle(number, answer)
                 log.report.notes.append(f"{call.kind} on {call.node} was interrupted: {message}")
@@ -354,7 +354,7 @@ def _why_ended(reading: NodeReading | None) -> str | None:
 
 
 def _why_over(reading: NodeReading | None, stopped: str | None) -> str | None:
-    """Return why a probe or a request for checkpoints ends; None: it continues."""
+    """Return why a probe or checkpoint request ends; None if it continues."""
     if reading is None:
         return "the node was removed"
     return "a drain began" if reading.view.marks.drained else stopped
@@ -367,7 +367,7 @@ def _requested(request: RungRequest, now: datetime) -> Evacuating:
 
 
 def _barred(request: RungRequest, view: NodeView, now: datetime) -> str | None:
-    """Return why a cheap action must not start on a node, as read now."""
+    """Return why a probe or checkpoint request must not start on a node; None if it may."""
     if request.rung == "probe" and (view.marks.level.hard or view.lost is not None or view.resting is not None):
         return "it is out of service"
     if view.undone or view.uncordoned:
@@ -378,7 +378,7 @@ def _barred(request: RungRequest, view: NodeView, now: datetime) -> str | None:
 
 
 def _frozen(plan: Plan, view: NodeView, unheard: frozenset[str]) -> str | None:
-    """Return why nothing new is done on any node of a group: the breaker freezes evictions like any hard action."""
+    """Return why no workload of a node may be moved: the breaker blocks evictions like any hard action."""
     if view.name in unheard:
         return "the events of its GPUs cannot be read"
     causes = plan.state.breaker.frozen(view.group_key, view.name)
@@ -386,10 +386,7 @@ def _frozen(plan: Plan, view: NodeView, unheard: frozenset[str]) -> str | None:
 
 
 def _mark_since(reading: NodeReading, before: datetime) -> datetime | None:
-    """Return when the drain mark says that it began, to tell it from another one.
-
-    A mark without a readable start is treated as started now.
-    """
+    """Return the start that the drain marker states, to distinguish drains; None if it is missing or in the future."""
     since = reading.view.marks.hard_since
     return since if since is not None and since < before else None
 

@@ -1,4 +1,4 @@
-"""The operator's own servers (called by POST) and commands: an idempotency key, bounded in time and tries."""
+"""Hooks of the operator: webhooks (POST) and commands, with an idempotency key and a timeout."""
 
 import contextlib
 import json
@@ -21,15 +21,15 @@ from scheduler.ports.workloads import HookKind, HookReply
 _LONGEST_ANSWER = 65_536
 _LONGEST_OUTPUT = 65_536
 _STATES: Mapping[str, HookKind] = {"done": "done", "acknowledged": "done", "waiting": "waiting", "failed": "failed"}
-# What ``state`` in an answer may be for a request, in addition to those of a diagnostic.
+# Values of ``state`` in a reply to a checkpoint request.
 
 
 class Webhook:
-    """Calls a server, once: one that gave no answer is called again in the next round, with the same key.
+    """Calls a server once; a call without a response is repeated in the next round with the same key.
 
-    200 and 204 mean done, 202 on its way (it is asked again with the same key), unless a JSON body with a ``state``
-    says more. 429, 5xx and a web page are no answer; any other status, redirects among them, is a refusal: a token must
-    not follow to another host. Certificates are checked.
+    200 and 204 mean done, 202 in progress (the call is repeated with the same key); a ``state`` in a JSON body takes
+    precedence. 429, 5xx and web pages count as no response. All other statuses are rejections, including redirects, so
+    that the token is not sent to another host. Certificates are verified.
     """
 
     def __init__(self, settings: WebhookSettings, agent: str) -> None:
@@ -37,7 +37,7 @@ class Webhook:
         self._agent = agent
 
     def tell(self, payload: Mapping[str, Any], key: str) -> HookReply:
-        """Post it; see :class:`scheduler.ports.workloads.Hook`."""
+        """Post the payload; see :class:`scheduler.ports.workloads.Hook`."""
         settings = self._settings
         headers = {
             "Content-Type": "application/json", "Accept": "application/json", "Idempotency-Key": key,
@@ -70,7 +70,7 @@ class Webhook:
 
 
 def _reply(kind: HookKind, text: str, content: Mapping[str, Any]) -> HookReply:
-    """Make a reply; a ``state`` in the content says more than a status or an exit code that is no failure."""
+    """Return a reply; a ``state`` in the content overrides a successful status or exit code."""
     state, message = content.get("state"), content.get("message")
     if kind in ("done", "waiting") and isinstance(state, str):
         kind = _STATES.get(state, kind)
@@ -80,24 +80,23 @@ def _reply(kind: HookKind, text: str, content: Mapping[str, Any]) -> HookReply:
 class CommandHook:
     """Runs a command.
 
-    Its arguments are those of the settings, then the payload's ``kind`` and the key; the payload itself comes on its
-    standard input, as JSON. Exit code 0 means done, 75 on its way (it is run again with the same key), any other one
-    that it failed; the last line on its standard output may be a JSON object with a ``state`` that says more. At the
-    timeout it is killed, with its whole process group. It is run at least once: a controller that dies in between runs
-    it again with the same key.
+    Arguments are those of the settings, the payload's ``kind`` and the key; the payload is JSON on stdin. Exit code 0
+    means done, 75 (EX_TEMPFAIL) in progress (it is run again with the same key), any other failed; a JSON object with a
+    ``state`` in the last line of stdout takes precedence over 0 and 75. On timeout its process group is killed.
+    At-least-once: a restarted controller runs the command again with the same key.
     """
 
     def __init__(self, settings: CommandSettings) -> None:
         self._settings = settings
 
     def tell(self, payload: Mapping[str, Any], key: str) -> HookReply:
-        """Run it; see :class:`scheduler.ports.workloads.Hook`."""
+        """Run the command; see :class:`scheduler.ports.workloads.Hook`."""
         argv = [*self._settings.argv, str(payload.get("kind", "")), key]
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as answer_body:
             given.write(json.dumps(payload, ensure_ascii=False, allow_nan=False).encode())
             given.seek(0)
             try:
-                # files, not pipes: a child of its own that continues must not hold us
+                # files, not pipes: a background child that keeps them open must not block us
                 process = subprocess.Popen(
                     argv, stdin=given, stdout=answer_body, stderr=subprocess.DEVNULL, start_new_session=True,
                     close_fds=True,

@@ -14,22 +14,21 @@ from scheduler.ports.workloads import DiagnosticKind, Workloads
 Asked = Literal["planned", "asked", "acknowledged", "failed", "none"]
 Phase = Literal["evacuating", "asking", "verifying", "passed", "failed", "inconclusive", "done"]
 SETTLED: tuple[Phase, ...] = ("passed", "failed", "inconclusive", "done")
-"""Phases in which nothing more is done about a node."""
+"""Final phases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """One workload that has to go.
+    """Progress of one workload that must leave.
 
-    ``key``: of the request for a checkpoint.
-    ``asked``: ``planned``: to be asked, or it is unknown whether it was; ``asked``; ``acknowledged``; ``failed``: it
-    says that it cannot; ``none``: it names no way.
-    ``deadline``: until when the acknowledgement is waited for; set once, so that a restart does not begin the wait
-    again. None: nothing is asked.
-    ``origin``: what starts its successor. ``returned``: how often work of this origin was evicted from the node before.
-    ``gone_by``: when it should be gone: set when an eviction is first accepted, or it is first seen on its way out.
-    ``accepted``: evictions that were accepted.
-    ``again_at``: nothing more is tried before.
+    ``key``: key of its checkpoint request.
+    ``asked``: ``planned``: not sent yet, or unknown; ``asked``; ``acknowledged``; ``failed``: the workload cannot write
+    a checkpoint; ``none``: no request.
+    ``deadline``: deadline of the acknowledgement, set once, so that a restart does not extend it. None: no request.
+    ``origin``: what starts its successor. ``returned``: earlier evictions of work of this origin from the node.
+    ``gone_by``: when it should be gone; set when an eviction is first accepted, or it is first seen terminating.
+    ``accepted``: number of accepted evictions.
+    ``again_at``: time of the next attempt.
     ``tries``: consecutive evictions that were not accepted.
     ``message``: why it is still there.
     """
@@ -50,22 +49,22 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Evacuating:
-    """One node on its way: it is emptied, or a cheaper rung of the ladder is carried out on it.
+    """Progress of one node: its evacuation, or a cheaper rung of the ladder.
 
-    ``began_at``: when its drain mark was first seen here; part of all keys, so that another drain has others.
-    ``phase``: ``evacuating``; ``asking``: jobs are asked for a checkpoint and stay; ``verifying``: empty, a diagnostic
-    runs or is to; then what it came to, or ``done`` where none follows.
-    ``request``: the cheap rung that is carried out; None: its drain.
-    ``mark_since``: what the drain mark says about its own begin: another value means another drain. It may come from
-    the clock of another machine, and is only compared with itself.
-    ``waiting_since``: when the wait began that is reported as stuck after a while, whatever a workload names.
-    ``evicted``: how often work of one origin was evicted, by origin.
-    ``attempt``: of the diagnostic, counted through.
-    ``first_attempt``: the first of this series: an inconclusive one is repeated immediately, up to a limit.
-    ``started_at``: start of this attempt; None: not yet.
-    ``ended_at``: when the last diagnostic came to something.
-    ``remedy``: what the last attempt was asked to carry out.
-    ``reported``: what was reported to people about it, each once.
+    ``began_at``: when its drain marker was first seen; part of all keys, so that each drain has its own.
+    ``phase``: ``evacuating``; ``asking``: jobs are asked for a checkpoint and stay; ``verifying``: the node is empty,
+    and the diagnostic is due or running; then its result, or ``done`` without a diagnostic.
+    ``request``: the cheaper rung; None: a drain.
+    ``mark_since``: start that the drain marker states; another value means another drain. It may come from another
+    machine's clock, and is only compared for equality.
+    ``waiting_since``: start of the wait that is reported as stuck after a while.
+    ``evicted``: number of evictions, by origin of the work.
+    ``attempt``: number of the current attempt of the diagnostic, over all series.
+    ``first_attempt``: first attempt of this series: inconclusive ones are repeated immediately, up to a limit.
+    ``started_at``: start of this attempt; None: not started.
+    ``ended_at``: when the last diagnostic ended.
+    ``remedy``: remedy of the last attempt.
+    ``reported``: problems already reported, each once.
     """
 
     began_at: datetime
@@ -88,22 +87,22 @@ class Evacuating:
 
     @property
     def rung(self) -> Rung:
-        """What is carried out."""
+        """The rung in progress."""
         return "drain" if self.request is None else self.request.rung
 
     def verify_key(self, node: str) -> str:
-        """Name this attempt of the diagnostic."""
+        """Return the key of this attempt of the diagnostic."""
         return key_of(node, self.began_at, f"verify {self.attempt}")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a diagnostic came to.
+    """Result of a diagnostic.
 
-    ``units``: GPUs that were in the node.
+    ``units``: GPUs of the node at that time.
     ``kind``: ``passed``, ``failed`` or ``inconclusive``.
-    ``failed_units``: none named: not known which.
-    ``rung``: what it was started for. ``remedy``: what it was asked to carry out.
+    ``failed_units``: empty if unknown.
+    ``rung``: ``drain`` or ``probe``. ``remedy``: the requested remedy.
     """
 
     node: str
@@ -119,17 +118,17 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class EvacuationProgress:
-    """All of it.
+    """The stored state of all evacuations.
 
-    ``nodes``: nodes with a drain mark of predrain, or on which a cheaper rung is carried out, by name.
-    ``results``: those of the last days, oldest first.
+    ``nodes``: nodes with a drain marker or a cheaper rung in progress, by name.
+    ``results``: results within the retention, oldest first.
     """
 
     nodes: Mapping[str, Evacuating] = field(default_factory=dict)
     results: tuple[Result, ...] = ()
 
     def passed_at(self, node: str) -> datetime | None:
-        """When a diagnostic last passed on the emptied node; None: never, or one failed since."""
+        """When a diagnostic last passed on the drained node; None if never, or if one failed since."""
         mine = [
             result for result in self.results
             if result.node == node and (result.kind == "failed" or (result.kind, result.rung) == ("passed", "drain"))
@@ -137,7 +136,7 @@ class EvacuationProgress:
         return mine[-1].at if mine and mine[-1].kind == "passed" else None
 
     def with_results(self, new: Iterable[Result], oldest: datetime) -> "EvacuationProgress":
-        """Take note of results, each once, and forget those from before a time."""
+        """Add results, each once, and drop those before ``oldest``."""
         known = {result.key: result for result in self.results}
         for result in new:
             known.setdefault(result.key, result)
@@ -145,16 +144,13 @@ class EvacuationProgress:
 
 
 def key_of(node: str, began_at: datetime, what: str) -> str:
-    """Name a call: about one thing, in one drain of one node."""
+    """Return the idempotency key of a call about ``what`` in one drain of one node."""
     text = f"{node}|{began_at.timestamp():.3f}|{what}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def stored_progress(workloads: Workloads) -> StoredValue[EvacuationProgress]:
-    """Return the progress as the scheduler keeps it.
-
-    Where it is damaged, checkpoints are asked for again, and no deadline is over.
-    """
+    """Return the progress stored in the scheduler; if it is corrupt, requests and deadlines start over."""
     return StoredValue(
         EvacuationProgress(), "predrain-evacuations 1", "the evacuation state", "verification.retention",
         workloads.load_progress, workloads.save_progress,

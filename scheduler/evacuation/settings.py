@@ -1,4 +1,4 @@
-"""Settings of an evacuation: checkpoint requests, limits, what follows, and hooks."""
+"""Settings of evacuations: checkpoint requests, limits, verification and hooks."""
 
 from dataclasses import field
 from datetime import timedelta
@@ -19,10 +19,10 @@ def _given(value: object, name: str) -> None:
 
 @checked(frozen=True, slots=True)
 class WebhookSettings:
-    """A server that is called by POST.
+    """A server called by POST.
 
-    ``url``: ``https://…``; ``http://`` is for the same machine or a trusted net.
-    ``token_file``: file with a bearer token, read at each call.
+    ``url``: ``https://…``; ``http://`` only for the same machine or a trusted network.
+    ``token_file``: file with a bearer token, read for each call.
     """
 
     url: str
@@ -46,10 +46,10 @@ def _usable(url: str) -> bool:
 
 @checked(frozen=True, slots=True)
 class CommandSettings:
-    """A command on the controller's machine. It runs without a shell, and at least once.
+    """A command on the controller's machine, run without a shell.
 
-    ``argv``: the program, by its absolute path, and its first arguments.
-    ``timeout``: then it is ended, with all that it started.
+    ``argv``: absolute path of the program, and its first arguments.
+    ``timeout``: then its process group is killed.
     """
 
     argv: tuple[str, ...]
@@ -62,7 +62,7 @@ class CommandSettings:
 
 @checked(frozen=True, slots=True)
 class CheckpointSettings:
-    """What is asked of workloads before they are evicted."""
+    """Checkpoint requests before evictions."""
 
     timeout: PositiveTime = timedelta(minutes=5)
     max_timeout: PositiveTime = timedelta(minutes=30)
@@ -76,7 +76,7 @@ class CheckpointSettings:
 
 @checked(frozen=True, slots=True)
 class VerificationSettings:
-    """The diagnostic that follows on an emptied node, and probes idle ones."""
+    """The diagnostic that verifies evacuated nodes and probes idle ones."""
 
     method: Literal["none", "scheduler", "webhook", "command"] = "none"
     webhook: WebhookSettings | None = None
@@ -94,10 +94,7 @@ class VerificationSettings:
 
 @checked(frozen=True, slots=True)
 class EvacuationSettings:
-    """How nodes with a drain mark are emptied.
-
-    docs/reference/settings.md has the table of all settings.
-    """
+    """Settings of evacuations; docs/reference/settings.md has the table of all settings."""
 
     enabled: bool = False
     max_round_duration: PositiveTime = timedelta(seconds=30)

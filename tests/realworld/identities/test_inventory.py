@@ -36,7 +36,7 @@ def test_placeholders_become_serial_numbers_or_places(tmp_path: Path):
     assert set(inventory["gpu"]) == {gpu(0), "1652", "node-1@00000000:10:00", "node-1@00000000:11:00"}
 
 
-@pytest.mark.parametrize("name", ["pci", "PCI Address", "Bus-Id", "BDF", "bus_id", "location in the host"])
+@pytest.mark.parametrize("name", ["pci", "PCI Address", "PCI Bus", "Bus-Id", "BDF", "bus_id", "location in the host"])
 def test_events_that_name_an_address_find_their_gpu_whatever_the_inventory_calls_it(tmp_path: Path, name: str):
     inventory = inventory_frame().rename(columns={"pci_bus_id": name})
     addresses = inventory[name].tolist()

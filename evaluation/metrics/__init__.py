@@ -1,4 +1,4 @@
-"""Measures of predictions at equal alerts, with bootstrap intervals by unit.
+"""Metrics of predictions, with cluster bootstrap intervals and comparisons at equal numbers of alerts.
 
-In come predictions with labels, out comes an ``Evaluation``. Start with ``evaluation``.
+Input: predictions with labels. Output: an ``Evaluation``. Start with ``evaluation``.
 """

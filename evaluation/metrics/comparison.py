@@ -1,4 +1,4 @@
-"""Models against each other on the same bootstrap samples, and at equal numbers of alerts."""
+"""Comparisons of models on shared bootstrap samples, and at equal numbers of alerts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,10 +13,10 @@ SLIDING = "sliding"
 TRAIN_ONCE = "train_once"
 
 PAIRED: tuple[str, ...] = ("precision_at_k", "precision", "recall", "average_precision", "roc_auc", "capture")
-"""Statistics that are compared in pairs."""
+"""Statistics with paired comparisons."""
 
 FACTORS: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
-"""Budgets that are compared, as multiples of K."""
+"""Alert budgets to compare, as multiples of K."""
 
 _PAIR_COLUMNS = (
     "comparison", "model", "variant", "other_model", "other_variant", "statistic",
@@ -32,11 +32,10 @@ _BUDGET_COLUMNS = ("model", "variant", "k", "alerts", "hits", "precision", "low"
 
 
 def best_learner(estimates: Sequence[Estimate], variant: str = SLIDING) -> Estimate | None:
-    """Find the single learner with the highest precision at K.
+    """Return the single learner with the highest precision at K; None if no learner has a defined precision.
 
-    It is chosen after the fact on the rows it is then compared on, which favours it against the ensembles.
-
-    Returns: the best; the earlier in the order of reports where equal; None where no learner has a precision.
+    It is selected on the same rows it is then compared on, which biases comparisons with ensembles in its favour. Ties
+    go to average precision, then to the order of ``ALL_LEARNERS``.
     """
     candidates = [
         (
@@ -53,15 +52,14 @@ def best_learner(estimates: Sequence[Estimate], variant: str = SLIDING) -> Estim
 
 
 def paired_differences(estimates: Sequence[Estimate]) -> pd.DataFrame:
-    """Differences that a reader asks about, with intervals from the same resamples on both sides.
+    """Compare pairs of models on the same bootstrap samples.
 
-    Where neither side has a hit there is no interval: nothing is known of the difference.
+    Comparisons: ``sliding`` (each model's sliding variant with its train-once variant), ``ensemble`` (each sliding
+    ensemble with the best sliding learner), ``baseline`` (the best sliding learner with each sliding baseline).
 
-    Comparisons: ``sliding`` (each model's sliding variant against its train-once variant), ``ensemble`` (each sliding
-    ensemble against the best sliding learner), ``baseline`` (the best sliding learner against each sliding baseline).
-
-    Returns: one row a comparison and statistic: the two values, ``difference`` (positive: ``model`` is better), its
-    interval ``low``, ``high`` (NaN: none), and ``share_better``, the share of resamples in which ``model`` is better.
+    Returns: one row per comparison and statistic: both values, ``difference`` (positive: ``model`` is better), its
+    interval ``low``, ``high`` (NaN if neither side has a hit), and ``share_better``, the share of resamples in which
+    ``model`` is better.
     """
     by_name = {estimate.scored.name: estimate for estimate in estimates}
     pairs: list[tuple[str, Estimate, Estimate]] = []
@@ -78,14 +76,14 @@ def paired_differences(estimates: Sequence[Estimate]) -> pd.DataFrame:
 
 
 def equal_alerts(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame:
-    """Compare each ensemble with the learners of its variant at as many alerts.
+    """Compare each ensemble with the learners of its variant at equal numbers of alerts.
 
-    An intersection looks precise only because it alerts less: here a learner gives, at each decision time, as many
-    alerts as the ensemble does, taken from the top of its ranking.
+    An intersection may look precise only because it alerts less. Each learner therefore alerts its top-ranked nodes,
+    as many as the ensemble does at each decision time.
 
-    Returns: one row for each (model, other model) of a variant: alerts, both precisions, ``difference`` (positive:
-    ``model`` is better at equal alerts), its interval, the share of resamples in which it is better, and ``best`` (no
-    learner is more precise at as many alerts than ``other_model``; chosen after the fact, which favours it).
+    Returns: one row per ensemble and learner of a variant: alerts, both precisions, ``difference`` (positive: ``model``
+    is better at equal alerts), its interval, the share of resamples in which it is better, and ``best`` (whether
+    ``other_model`` is the most precise learner at this number of alerts; selected on the same rows, so optimistic).
     """
     every = np.concatenate([np.ones((1, weights.shape[1])), weights])
     rows = []
@@ -111,10 +109,9 @@ def equal_alerts(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame
 
 
 def difference_interval(one: Floats, two: Floats) -> Interval:
-    """Interval of the difference of two shares; none where neither has a hit, since then there is nothing to resample.
+    """Interval of ``one - two``; NaN if neither side has a hit, since every resample would be zero.
 
-    ``one``, ``two``: the shares on the fleet as it is, and then on each resample; shape (1 + replicates,).
-    Returns: of ``one - two``.
+    ``one``, ``two``: a share on the full sample, then on each resample; shape (1 + replicates,).
     """
     if one[0] == two[0] == 0:
         return Interval(np.nan, np.nan)
@@ -122,19 +119,19 @@ def difference_interval(one: Floats, two: Floats) -> Interval:
 
 
 def most_precise(precision: Mapping[str, float]) -> str | None:
-    """Name the learner of the highest precision; the earlier in the order of reports where equal; None: none has one.
+    """Return the learner with the highest precision; ties go to the first in ``ALL_LEARNERS``; None if all are NaN.
 
-    ``precision``: precision by model; models that are no learners are passed over.
+    ``precision``: precision by model; models other than learners are ignored.
     """
     known = [name for name in ALL_LEARNERS if np.isfinite(precision.get(name, np.nan))]
     return max(known, key=lambda name: precision[name]) if known else None
 
 
 def budgets(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame:
-    """Precision of the riskiest nodes of each decision time at several budgets.
+    """Precision of the riskiest nodes at each decision time for several alert budgets.
 
-    Returns: ``model``, ``variant``, ``k`` (by :data:`FACTORS`, at least 1), ``alerts`` and ``hits`` (with a label),
-    ``precision`` with ``low`` and ``high``, ``row_recall`` (alerts among the positive rows).
+    Returns: ``model``, ``variant``, ``k`` (K times :data:`FACTORS`, at least 1), ``alerts`` and ``hits`` (labelled
+    rows), ``precision`` with ``low`` and ``high``, ``row_recall`` (share of positive rows alerted).
     """
     every = np.concatenate([np.ones((1, weights.shape[1])), weights])
     rows: list[tuple[object, ...]] = []
@@ -154,7 +151,7 @@ def budgets(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame:
 
 
 def oracle_shares(estimates: Sequence[Estimate], oracle: Estimate, statistics: Sequence[str]) -> pd.DataFrame:
-    """Share of the oracle's statistics that each model reaches, on the same resamples.
+    """Each model's statistics as a share of the oracle's, on the same resamples.
 
     Returns: ``model``, ``variant`` and, for each statistic S, ``oracle_share_S`` with ``_low`` and ``_high``.
     """
@@ -167,7 +164,7 @@ def oracle_shares(estimates: Sequence[Estimate], oracle: Estimate, statistics: S
                 spread = interval(estimate.replicates[name] / oracle.replicates[name])
             row[f"oracle_share_{name}"] = estimate.point[name] / best if best else np.nan
             if best and estimate.point[name] == 0 and name in estimate.counts:
-                # no resample holds a hit: the exact bound of the share itself, over the oracle as it is
+                # no resample has a hit: divide the exact upper bound by the oracle's point estimate
                 spread = Interval(0.0, estimate.bounds(name).high / best)
             row |= {f"oracle_share_{name}_low": spread.low, f"oracle_share_{name}_high": spread.high}
         rows.append(row)
@@ -175,7 +172,7 @@ def oracle_shares(estimates: Sequence[Estimate], oracle: Estimate, statistics: S
 
 
 def pair(comparison: str, one: Estimate, two: Estimate, name: str) -> tuple[object, ...]:
-    """Compare one statistic of two models on the same resamples: a row of :func:`paired_differences`."""
+    """Compare one statistic of two models; returns a row of :func:`paired_differences`."""
     difference = one.replicates[name] - two.replicates[name]
     bounds = interval(difference)
     value, other = one.point[name], two.point[name]
@@ -188,6 +185,6 @@ def pair(comparison: str, one: Estimate, two: Estimate, name: str) -> tuple[obje
 
 
 def share_better(difference: Floats) -> float:
-    """Share of the resamples in which a difference is positive; NaN where none is known."""
+    """Share of the resamples in which a difference is positive; NaN if it is never defined."""
     finite = difference[np.isfinite(difference)]
     return float(np.mean(finite > 0)) if finite.size else np.nan

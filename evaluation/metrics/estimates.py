@@ -1,4 +1,4 @@
-"""Estimates of one model and variant: every statistic, and the same on bootstrap resamples of nodes."""
+"""Point estimates and bootstrap replicates of every statistic, for one model and variant."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ STATISTICS: tuple[str, ...] = (
     "episode_precision", "precision_at_k", "precision", "recall", "row_recall", "capture",
     "average_precision", "roc_auc", "average_precision_risk", "roc_auc_risk",
 )  # fmt: skip
-"""Statistics with bootstrap intervals; :class:`Estimate` says what each is."""
+"""Statistics with bootstrap intervals, defined in :class:`Estimate`."""
 
 LEAD_QUANTILES: dict[str, float] = {
     "lead_time_q25_hours": 0.25,
@@ -27,19 +27,17 @@ LEAD_QUANTILES: dict[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What was measured of one model and variant, by nodes; what ends in ``_risk`` too, by a node's highest risk.
+    """Statistics of one model and variant, per node; unlabelled rows are ignored.
 
-    Rows without a label count nowhere. ``episode_precision``: right ones among the episodes of known outcome that the
-    model's alerts open; ``precision_at_k``: positives among the K riskiest rows of each decision time, pooled (micro);
-    ``precision``: positives among the model's own alerts, which are fewer for an intersection; ``recall``: failures
-    caught (``incident_table``); ``row_recall``: alerts among positive rows; ``capture``: failures whose
-    node was in the top 5 % at the last decision that covers them; ``average_precision`` and ``roc_auc`` pool rows by
-    their rank within the decision time, because scores of different refits do not share a scale; those with ``_risk``
-    pool by calibrated risk.
+    ``episode_precision``: share of right episodes among those of known outcome; ``precision_at_k``: positives among
+    the K riskiest rows of each decision time, pooled (micro average); ``precision``: positives among the model's own
+    alerts, of which an intersection has fewer than K; ``recall``: failures caught (``incident_table``);
+    ``row_recall``: share of positive rows alerted; ``capture``: failures whose node was in the top 5 % at the last
+    decision before them within the horizon; ``average_precision`` and ``roc_auc`` pool rows by rank within the decision
+    time, because scores of different refits are not comparable; with ``_risk``, by the node's highest calibrated risk.
 
-    ``replicates``: the same on each bootstrap sample; the samples are shared by all models; shape (replicates,).
-    ``counts``: for statistics that are shares: how many rows (or incidents) of each cluster are in the denominator;
-    shape (clusters,).
+    ``replicates``: the statistics on each bootstrap sample; all models share the samples; shape (replicates,).
+    ``counts``: for ratios: rows (or incidents) of each cluster in the denominator; shape (clusters,).
     """
 
     scored: Scored
@@ -49,17 +47,14 @@ class Estimate:
     incidents: pd.DataFrame
 
     def bounds(self, name: str) -> Interval:
-        """Interval of a statistic, exact where it is a share of 0 or 1 (``honest_interval``)."""
+        """Interval of a statistic; exact if it is a share of 0 or 1 (``honest_interval``)."""
         if name not in self.counts:
             return interval(self.replicates[name])
         return honest_interval(self.replicates[name], point=self.point[name], counts=self.counts[name])
 
 
 def kind_of(model: str) -> str:
-    """Say what a model is.
-
-    Returns: ``learner``, ``baseline``, ``oracle`` or ``ensemble``.
-    """
+    """Return the kind of a model: ``learner``, ``baseline``, ``oracle`` or ``ensemble``."""
     if model in ALL_LEARNERS:
         return "learner"
     if model in BASELINES:
@@ -68,9 +63,9 @@ def kind_of(model: str) -> str:
 
 
 def estimate_model(scored: Scored, weights: Floats) -> Estimate:
-    """Measure one model and variant.
+    """Compute all statistics of one model and variant.
 
-    ``weights``: bootstrap samples, as ``resample`` draws them; shape (replicates, clusters).
+    ``weights``: bootstrap weights from ``resample``; shape (replicates, clusters).
     """
     incidents = incident_table(scored)
     every = np.concatenate([np.ones((1, scored.shared.n_clusters)), weights])
@@ -89,22 +84,18 @@ def estimate_model(scored: Scored, weights: Floats) -> Estimate:
 
 
 def precision_of(scored: Scored, alerted: Bools, weights: Floats) -> Floats:
-    """Precision of any set of alerts, on each resample.
+    """Precision of a set of alerts on each resample.
 
-    ``alerted``: which of them are alerted; shape (rows,).
-    ``weights``: how often each cluster counts; shape (replicates, clusters).
-    Returns: hits over alerts with a label; NaN where there are none; shape (replicates,).
+    ``alerted``: mask of alerted rows; shape (rows,).
+    ``weights``: weight of each cluster; shape (replicates, clusters).
+    Returns: hits over labelled alerts; NaN without labelled alerts; shape (replicates,).
     """
     hits = weights @ scored.per_cluster(alerted & scored.positive)
     return ratio(hits, weights @ scored.per_cluster(alerted & scored.known))
 
 
 def summarise(estimate: Estimate) -> dict[str, object]:
-    """One row of the evaluation's table.
-
-    Returns: Counts, every statistic with ``_low`` and ``_high``, lead times in hours, false alerts; by unit (``unit_``)
-    precision and recall, and the calibration of risks.
-    """
+    """Return the model's row of :attr:`evaluation.metrics.evaluation.Evaluation.table`, without oracle shares."""
     scored, rows = estimate.scored, estimate.scored.rows
     known, alert = scored.known, scored.alert
     opened, outcome = scored.episodes()
@@ -148,13 +139,12 @@ def summarise(estimate: Estimate) -> dict[str, object]:
 
 
 def group_table(estimate: Estimate, group: np.ndarray, name: str, names: np.ndarray | None = None) -> pd.DataFrame:
-    """Measure the main statistics within groups of rows, such as folds or months.
+    """Compute the main statistics by group of rows, for example by fold or month.
 
-    ``names``: names of the groups in ascending order, where ``group`` holds positions in it: text for each row is slow
-    and large.
+    ``group``: group of each row, or its position in ``names``, which saves a string per row; shape (rows,).
     Returns: ``model``, ``variant``, NAME, ``labelled``, ``positives``, ``base_rate``, ``alerts_labelled``, ``hits``,
     ``precision``, ``precision_at_k``, ``incidents``, ``caught``, ``recall``, ``average_precision``, ``roc_auc``; one
-    row a group, ascending. An incident counts in every group that could have caught it.
+    row per group, ascending. An incident counts in every group that could have caught it.
     """
     scored = estimate.scored
     groups, code = np.unique(group, return_inverse=True) if names is None else _present(group)
@@ -194,7 +184,7 @@ def group_table(estimate: Estimate, group: np.ndarray, name: str, names: np.ndar
 
 
 def _ratios(scored: Scored, incidents: pd.DataFrame, weights: Floats) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Return each ratio on every resample, and its denominator by cluster."""
+    """Return each ratio on every resample, and its denominator per cluster."""
     top = scored.top(scored.shared.k)
     cluster, n = scored.rows.incidents.cluster, scored.shared.n_clusters
     alert, positive = scored.alert, scored.positive
@@ -219,6 +209,6 @@ def _ranked(scored: Scored, score: Floats | Ints, rows: Bools, weights: Floats) 
 
 
 def _present(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give the positions that occur, ascending, and each row's place among them; rows are not sorted for it."""
+    """Equivalent to ``np.unique(positions, return_inverse=True)``, without sorting the rows."""
     occurs = np.bincount(positions) > 0
     return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[positions]

@@ -1,4 +1,4 @@
-"""What a backtest's predictions were worth: every model and variant, pooled and by fold, with intervals by node."""
+"""Evaluation of a backtest's predictions: every model and variant, pooled, by fold and by month."""
 
 import math
 from dataclasses import dataclass
@@ -17,31 +17,29 @@ from evaluation.metrics.scored import split_predictions
 from foundation.instants import from_ms
 
 ORACLE_STATISTICS: tuple[str, ...] = ("precision_at_k", "average_precision", "capture", "recall")
-"""Statistics whose share of the oracle's is reported."""
+"""Statistics reported as a share of the oracle's."""
 
 _BY_UNIT = "unit_"
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """All that was measured, by nodes and node incidents unless it says otherwise.
+    """Metrics of all models, per node and node incident unless stated otherwise.
 
-    Every frame carries ``model`` and ``variant``; ``oracle`` is one of them if truth was given.
+    Every frame has columns ``model`` and ``variant``, with the model ``oracle`` if the truth was given.
 
-    ``replicates``: bootstrap samples behind each interval; 0: there are no intervals. A share of 0 or 1 has exact
-    bounds instead (:func:`evaluation.metrics.metrics.honest_interval`).
+    ``replicates``: number of bootstrap samples; 0: no intervals. A share of 0 or 1 has exact bounds instead
+    (:func:`evaluation.metrics.metrics.honest_interval`).
     ``oracle_coverage``: share of the decisions with a known true risk; NaN without truth.
-    ``drain_hours``: how long an episode lasts, by which ``episode_precision`` is evaluated; 0: each alert by itself.
-    ``table``: one row a model and variant: counts, statistics (see ``Estimate``) with ``_low``
-    and ``_high``, lead time quartiles in hours, false episodes per 1000 node-days, figures by unit (``unit_``),
-    calibration of the units' risks, shares of the oracle.
-    ``folds``, ``monthly``: the main statistics by ``fold`` and by calendar ``month`` (``YYYY-MM``, UTC) of the decision
-    time.
-    ``lead_times``: one row an incident: its node, classes, start, whether and when it was caught, lead time in hours
-    (NaN: not caught).
-    ``calibration``: bins of the units' risk: ``bin``, ``mean_risk``, ``observed_rate``, ``rows``, ``positives``.
-    ``pr_curves``: ``k``, ``precision``, ``recall`` as the alert budget grows (rows pooled by rank within their decision
-    time).
+    ``drain_hours``: duration of an episode, used for ``episode_precision``; 0: each alert is an episode.
+    ``table``: one row per model and variant: counts, statistics (see ``Estimate``) with ``_low`` and ``_high``, lead
+    time quartiles in hours, false episodes per 1000 node-days, per-unit metrics (``unit_``), calibration of the units'
+    risks, shares of the oracle.
+    ``folds``, ``monthly``: main statistics by ``fold`` and by calendar ``month`` (``YYYY-MM``, UTC) of decision time.
+    ``lead_times``: one row per incident: node, classes, start, whether and when it was caught, lead time in hours (NaN
+    if missed).
+    ``calibration``: bins of the units' risks: ``bin``, ``mean_risk``, ``observed_rate``, ``rows``, ``positives``.
+    ``pr_curves``: ``precision`` and ``recall`` by alert budget ``k`` (rows pooled by rank within the decision time).
     ``budgets``: precision at several budgets, as :func:`evaluation.metrics.comparison.budgets` returns it.
     """
 
@@ -66,21 +64,20 @@ class Evaluation:
     budgets: pd.DataFrame
 
     def row(self, model: str, variant: str) -> pd.Series | None:
-        """Find one model's row of the table."""
+        """Return one model's row of the table; None if there is none."""
         rows = self.table[(self.table["model"] == model) & (self.table["variant"] == variant)]
         return None if rows.empty else rows.iloc[0]
 
     def drain_horizon(self, gap: timedelta) -> timedelta:
-        """Give how long after the gap an incident makes an episode right."""
+        """Return the drain horizon, that is, the duration of an episode without the gap."""
         return max(timedelta(hours=self.drain_hours) - gap, timedelta(0))
 
     def to_metrics(self) -> dict[str, Any]:
-        """Everything that fits a metrics file: nested, JSON-able, deterministic.
+        """Return the content of the metrics file: nested, JSON-able, deterministic; NaN is None.
 
         Returns: ``k``, ``bootstrap``, ``nodes``, ``units``, ``decision_times``, ``first_time``, ``last_time``,
-        ``oracle_coverage``, ``drain_hours``, ``models`` (model -> variant -> statistics, ``by_unit`` (detail:
-        precision and recall of units), ``by_class``, ``monthly``, ``folds``), ``paired``, ``equal_alerts`` and
-        ``budgets`` (lists). NaN is None.
+        ``oracle_coverage``, ``drain_hours``, ``models`` (model -> variant -> statistics, ``by_unit``, ``by_class``,
+        ``monthly``, ``folds``), ``paired``, ``equal_alerts`` and ``budgets`` (lists).
         """
         models: dict[str, dict[str, Any]] = {}
         for record in self.table.to_dict("records"):
@@ -124,14 +121,13 @@ def evaluate(
     oracle: pd.DataFrame | None = None,
     drain_reach: timedelta = timedelta(0),
 ) -> Evaluation:
-    """Measure every model and variant of a backtest.
+    """Evaluate every model and variant of a backtest.
 
-    ``predictions``: as ``run_backtest`` returns it (``COLUMNS``), rows in any
-    order.
-    ``bootstrap``: bootstrap samples of nodes (:func:`evaluation.metrics.metrics.resample`); 0: no intervals.
-    ``oracle``: predictions of the oracle on the same rows (``oracle_predictions``); adds it and the share of it that is
-    reached.
-    Raises ``InputError`` if the predictions are empty, lack a column or hold a unit twice.
+    ``predictions``: as ``run_backtest`` returns it (``COLUMNS``), rows in any order.
+    ``bootstrap``: number of bootstrap samples (:func:`evaluation.metrics.metrics.resample`); 0: no intervals.
+    ``oracle``: predictions of the oracle on the same rows (``oracle_predictions``); adds the oracle as a model, and
+    each model's share of it.
+    Raises ``InputError`` if the predictions are empty, lack a column or score a unit twice at one decision time.
     """
     parts = split_predictions(predictions, k, drain_reach, oracle)
     coverage = np.nan if oracle is None else float(np.isfinite(oracle["risk"].to_numpy(dtype=np.float64)).mean())

@@ -1,4 +1,4 @@
-"""Per-incident outcome of a model: caught or missed, lead time, and whether the node ranked in the top 5 %."""
+"""Outcome of each incident: caught or missed, lead time, and whether the node ranked in the top 5 %."""
 
 import math
 
@@ -10,7 +10,7 @@ from evaluation.metrics.scored import Scored, split_predictions
 from models.rows.ranking import group_starts
 
 TOP_SHARE = 0.05
-"""Share of the nodes of a decision time that count as its top (capture in the top 5 %)."""
+"""Share of the nodes scored at a decision time that count as its top (for ``capture``)."""
 
 _MS_PER_HOUR = 3_600_000.0
 
@@ -21,17 +21,17 @@ INCIDENT_COLUMNS: tuple[str, ...] = (
 
 
 def incident_table(scored: Scored) -> pd.DataFrame:
-    """Each failure that at least one scored row could have caught: node incidents, those of one cause as one.
+    """Tabulate every failure that at least one scored row could have caught; a failure is a common cause.
 
-    A node incident is *caught* when its node is alerted at any decision time whose label it makes positive; one that
-    follows another so closely that no row carries it is not counted. Its lead time runs from the first such alert to
-    its start. It is *in the top* when, at the last such decision time, its node was among the riskiest 5 % (rounded
-    up) of the nodes scored then. A cause of several nodes is caught, or in the top, if at least half of its node
-    incidents are, and has their median lead time.
+    A node incident is *caught* if its node is alerted at any decision time whose label it makes positive. Its lead time
+    runs from the first such alert to its start. It is *in the top* if its node was among the riskiest 5 % (rounded up)
+    at the last such decision time. A cause of several node incidents is caught, or in the top, if at least half of
+    them are; its lead time is their median. A node incident that no row's label refers to, because it follows another
+    one too closely, is not counted.
 
-    Returns: :data:`INCIDENT_COLUMNS`, one row a failure, by ``incident``, the first node incident of it, on ``node``;
-    ``nodes``: node incidents; ``failure_class``: those of its units, joined by ``, ``; ``start`` and ``first_alert``
-    (NaT: not caught) are UTC, ``lead_time_hours`` is NaN where it was not caught.
+    Returns: :data:`INCIDENT_COLUMNS`, one row per failure: ``incident``, its first node incident, on ``node``;
+    ``nodes``: number of node incidents; ``failure_class``: classes of its units, joined by ``, ``; ``start`` and
+    ``first_alert`` in UTC (NaT if missed); ``lead_time_hours`` (NaN if missed).
     """
     rows, there = scored.rows, scored.rows.incidents
     first = np.flatnonzero(group_starts(there.place))
@@ -69,10 +69,10 @@ def incident_table(scored: Scored) -> pd.DataFrame:
 
 
 def recall_by_class(incidents: pd.DataFrame) -> pd.DataFrame:
-    """Recall of incidents in each failure class; one of several classes counts in each.
+    """Recall of incidents by failure class; an incident of several classes counts in each.
 
-    Returns: ``failure_class``, ``incidents``, ``caught``, ``recall``, ``lead_time_median_hours`` (NaN: none caught),
-    sorted by class.
+    Returns: ``failure_class``, ``incidents``, ``caught``, ``recall``, ``lead_time_median_hours`` (NaN if none was
+    caught), sorted by class.
     """
     by_family = incidents.assign(failure_class=incidents["failure_class"].str.split(", ")).explode("failure_class")
     grouped = by_family.groupby("failure_class", sort=True)
@@ -84,7 +84,7 @@ def recall_by_class(incidents: pd.DataFrame) -> pd.DataFrame:
 
 
 def _times(milliseconds: np.ndarray) -> pd.Series:
-    # int64's minimum is NaT in numpy's own encoding
+    # numpy encodes NaT as the minimum of int64
     return pd.Series(milliseconds.astype("datetime64[ms]")).dt.tz_localize("UTC")
 
 
@@ -95,18 +95,15 @@ COLUMNS: tuple[str, ...] = (
 
 
 def unforeseen_incidents(predictions: pd.DataFrame, truth: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Tell for each failure whether anything stood out before it.
+    """Report for each failure whether any model ranked its node high beforehand, that is, whether it had a precursor.
 
-    ``predictions``: as ``run_backtest`` returns it; its ``sliding`` variant is used, without
-    ``random``.
-    ``truth``: the oracle's rows for the same decisions (``oracle_predictions``), whose ``risk`` is
-    the true one.
-    Returns: :data:`COLUMNS`, one row a failure: ``seen`` (some model ranked its node in the top 5 % of a decision
-    time whose label it makes positive), ``chance`` (the share of all nodes that were so ranked at one of the same
-    decision times: the probability that ``seen`` is chance), and with truth ``true_risk`` (highest true risk at those
-    times), ``true_base`` (the mean true risk of the fleet's nodes then) and ``announced`` (the first is above the
-    second); without truth they are NaN and null. A cause of several nodes is seen if at least half of its node
-    incidents are.
+    ``predictions``: as ``run_backtest`` returns it; its ``sliding`` variant is used, without ``random``.
+    ``truth``: the oracle's predictions of the same decisions (``oracle_predictions``), whose ``risk`` is the true one.
+    Returns: :data:`COLUMNS`, one row per failure: ``seen`` (any model ranked its node in the top 5 % at a decision time
+    whose label it makes positive), ``chance`` (share of nodes ranked that high at any of these times: the probability
+    of ``seen`` by chance), ``true_risk`` (maximum true risk of the node at these times), ``true_base`` (mean true risk
+    of the fleet then) and ``announced`` (``true_risk`` exceeds ``true_base``). Without truth, the last three are NaN or
+    null. A cause of several node incidents is seen if at least half of them are.
     """
     used = ((predictions["variant"] == "sliding") & (predictions["model"] != "random")).to_numpy()
     kinds = {

@@ -1,7 +1,7 @@
-"""Pure metrics of a ranking and of a risk: no frames, no I/O, ties handled, weights by unit.
+"""Ranking and calibration metrics of arrays, with ties and cluster weights.
 
-Every ranking metric is a function of how many labelled rows of each unit are in each *segment* of the ranking, so
-that the point estimate and all bootstrap replicates come from one sparse product (see :class:`Ranking`).
+Every ranking metric is a function of the number of labelled rows of each cluster in each *segment* of the ranking, so
+one sparse product yields the point estimate and all bootstrap replicates (see :class:`Ranking`).
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 CALIBRATION_EDGES: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.995, 0.999, 1.0)
-"""Quantiles of risk that bound the calibration bins: deciles, the last one cut finer because alerts live there."""
+"""Quantiles of risk at the edges of calibration bins: deciles, with the last one split because alerts are in it."""
 
 _CELLS_PER_CHUNK = 8_000_000
-"""Largest dense block (segments x replicates) that a bootstrap allocates in one piece: 64 MB of float64."""
+"""Maximum size of a dense block (segments x replicates) in the bootstrap: 64 MB of float64."""
 
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Floats:
-    """Divide elementwise; where the denominator is zero the result is NaN, silently."""
+    """Divide elementwise; division by zero returns NaN without a warning."""
     top, bottom = np.broadcast_arrays(np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
     out = np.full(top.shape, np.nan)
     np.divide(top, bottom, out=out, where=bottom != 0)
@@ -32,11 +32,11 @@ def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Labelled rows in order of score, condensed to counts by (segment, unit).
+    """Labelled rows sorted by score, as counts by (segment, unit).
 
-    Rows of equal score form one tie group. The groups that hold at least one positive are numbered ``0 .. J-1`` from
-    the highest score down; everything between two of them holds negatives only and is one segment. Segment ``2j + 1``
-    is group ``j``, segment ``2j`` is what is between group ``j - 1`` and group ``j``, segment ``2J`` is the rest.
+    Rows of equal score form a tie group. Groups with at least one positive are numbered ``0 .. J-1`` from the highest
+    score down; the negatives between two of them form one segment. Segment ``2j + 1`` is group ``j``, segment ``2j``
+    lies between groups ``j - 1`` and ``j``, and segment ``2J`` is the rest.
 
     ``positives``: positive rows of each unit in each group; shape (J, units).
     ``negatives``: negative rows of each unit in each segment; shape (2 J + 1, units).
@@ -47,12 +47,11 @@ class Ranking:
 
     @classmethod
     def build(cls, score: ArrayLike, positive: ArrayLike, unit: ArrayLike | None = None, units: int = 1) -> Self:
-        """Condense labelled rows.
+        """Count labelled rows.
 
-        ``score``: higher means more suspicious; finite. Integers of small range are sorted several times as fast; shape
-        (rows,).
-        ``positive``: Labels; rows without one must have been left out; shape (rows,).
-        ``unit``: code of the row's unit, ``0 .. units - 1``; by default all rows belong to one; shape (rows,).
+        ``score``: finite, higher is riskier; integers of small range sort several times faster; shape (rows,).
+        ``positive``: labels; unlabelled rows must be excluded; shape (rows,).
+        ``unit``: unit (or cluster) of each row, ``0 .. units - 1``; by default all rows are of one; shape (rows,).
         """
         scores = _falling(score)
         labels = np.asarray(positive, np.bool_)
@@ -72,9 +71,9 @@ class Ranking:
         )
 
     def both(self, weights: Floats | None = None) -> tuple[Floats, Floats]:
-        """Average precision and area under the ROC curve from one pass.
+        """Return average precision and area under the ROC curve, each of shape (replicates,).
 
-        ``weights``: how often each unit counts; by default once, in one replicate; shape (replicates, units).
+        ``weights``: weight of each unit; by default one replicate with weight 1; shape (replicates, units).
         """
         if weights is None:
             weights = np.ones((1, self.positives.shape[1]))
@@ -100,7 +99,7 @@ class Ranking:
 
 
 def _falling(score: ArrayLike) -> np.ndarray:
-    """Give numbers that fall as the score rises: of 16 bits, which are sorted by radix, where they fit."""
+    """Return sort keys that descend with the score; 16-bit integers if they fit, which numpy sorts by radix."""
     scores = np.asarray(score)
     if not np.issubdtype(scores.dtype, np.integer) or not scores.size:
         return -scores.astype(np.float64)
@@ -113,11 +112,11 @@ def _counts(row: Ints, column: Ints, rows: int, columns: int) -> sparse.csr_arra
 
 
 def rank_curve(rank: ArrayLike, positive: ArrayLike, points: int = 120) -> dict[str, NDArray[Any]]:
-    """Precision and recall when the ``k`` riskiest units of each decision time are alerted, ``k`` thinned by ratio.
+    """Precision and recall if the ``k`` riskiest units of each decision time are alerted, at log-spaced ``k``.
 
-    ``rank``: rank within the row's decision time, 1 the riskiest; labelled rows only; shape (rows,).
-    Returns: ``k``, ascending; ``precision`` of the alerted rows with a label (NaN: there are none) and ``recall`` (NaN:
-    nothing is positive), each of shape (points,); empty where there are no rows.
+    ``rank``: rank within the decision time, 1 is the riskiest; labelled rows only; shape (rows,).
+    Returns: ``k``, ascending; ``precision`` (NaN without alerts) and ``recall`` (NaN without positives), each with at
+    most ``points`` entries; empty without rows.
     """
     ranks = np.asarray(rank, np.int64)
     labels = np.asarray(positive, np.bool_)
@@ -132,15 +131,14 @@ def rank_curve(rank: ArrayLike, positive: ArrayLike, points: int = 120) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How far risks are from observed rates.
+    """Calibration of risks.
 
     ``mean_risk``, ``observed_rate``: mean risk and share of positives in each quantile bin of risk, ascending; shape
     (bins,).
-    ``rows``, ``positives``: what the bins hold; shape (bins,).
-    ``error``: expected calibration error: mean over rows of the distance between their bin's two rates.
-    ``brier_skill``: 1 minus Brier score over that of always saying the base rate; NaN where only one class is present.
-    ``risk_ratio``: mean risk over base rate: 1 is right on average, 2 cries wolf twice as often; NaN where nothing is
-    positive.
+    ``rows``, ``positives``: counts in each bin; shape (bins,).
+    ``error``: expected calibration error.
+    ``brier_skill``: Brier skill score against the constant base rate; NaN if only one class is present.
+    ``risk_ratio``: mean risk over base rate: 1 is calibrated on average, 2 is twice too high; NaN without positives.
     """
 
     mean_risk: Floats
@@ -154,10 +152,10 @@ class Calibration:
 
 
 def calibration(risk: ArrayLike, positive: ArrayLike, edges: tuple[float, ...] = CALIBRATION_EDGES) -> Calibration:
-    """Calibration of risks by quantile bins.
+    """Measure calibration in quantile bins of risk.
 
-    ``risk``: risks in [0, 1]; labelled rows only, NaN rows are left out; shape (rows,).
-    ``edges``: quantiles of risk that bound the bins. Rows of equal risk share a bin, so bins may merge.
+    ``risk``: risks in [0, 1] of labelled rows; NaN is ignored; shape (rows,).
+    ``edges``: quantiles of risk at the bin edges. Ties share a bin, so bins may merge.
     """
     risks = np.asarray(risk, np.float64)
     labels = np.asarray(positive, np.bool_)
@@ -169,7 +167,7 @@ def calibration(risk: ArrayLike, positive: ArrayLike, edges: tuple[float, ...] =
         return Calibration(empty, empty, none, none, np.nan, np.nan, np.nan, np.nan)
     order = np.argsort(risks, kind="stable")
     risks, labels = risks[order], labels[order]
-    # the lower interpolation keeps every cut at a risk that occurs, so that rows of equal risk are never split
+    # method="lower" puts every cut at an observed risk, so that ties are never split
     cuts = np.unique(np.quantile(risks, edges[1:-1], method="lower"))
     bins = np.searchsorted(cuts, risks, side="left")
     rows = np.bincount(bins)
@@ -193,15 +191,15 @@ def calibration(risk: ArrayLike, positive: ArrayLike, edges: tuple[float, ...] =
 
 
 LEVEL = 0.95
-"""Coverage of every interval that an evaluation reports."""
+"""Confidence level of the intervals in an evaluation."""
 
 _TOO_FEW = 20
-"""Fewer finite replicates than this give no interval (a statistic that is mostly undefined has none worth reading)."""
+"""Minimum number of finite replicates for an interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Bounds of a percentile bootstrap interval; NaN where there is none."""
+    """Bounds of a confidence interval; NaN if there is none."""
 
     low: float
     high: float
@@ -210,8 +208,7 @@ class Interval:
 def resample(clusters: int, replicates: int, seed: int) -> Floats:
     """Draw bootstrap samples of clusters.
 
-    ``replicates``: number of samples; 0 gives an empty array.
-    Returns: how often each cluster was drawn; every row sums to ``clusters``; shape (replicates, clusters).
+    Returns: number of times each cluster was drawn; every row sums to ``clusters``; shape (replicates, clusters).
     """
     if clusters == 0 or replicates == 0:
         return np.zeros((replicates, clusters))
@@ -223,16 +220,15 @@ def resample(clusters: int, replicates: int, seed: int) -> Floats:
 
 
 def honest_interval(values: Floats, *, point: float, counts: Floats, level: float = LEVEL) -> Interval:
-    """Interval of a share; exact where the share is 0 or 1.
+    """Interval of a share; exact if the share is 0 or 1, otherwise as :func:`interval`.
 
-    Resampling what holds no hit gives no hit: the percentile interval of such a share is [0, 0], which claims more than
-    is known. There the bounds are Clopper and Pearson's (1934) for 0 or n of n, which with n clusters is 3.7 / n, the
-    rule of three two-sided. The rows of a cluster are not independent, so n counts clusters, and as they differ in
-    rows, it is their effective number ``(sum of rows)^2 / sum of squared rows`` (Kish 1965).
+    The percentile interval of a share of 0 is [0, 0], since no resample has a hit, and so overstates certainty. The
+    bounds are instead those of Clopper and Pearson (1934) for 0 of n or n of n, about 3.7 / n wide (the rule of three,
+    two-sided). Rows of a cluster are not independent, so n is the effective number of clusters,
+    ``(sum of rows)^2 / sum of squared rows`` (Kish 1965).
 
-    ``values``: the share in each replicate; empty: no interval was asked for; shape (replicates,).
+    ``values``: the share in each replicate; empty: no interval requested; shape (replicates,).
     ``counts``: rows of each cluster in the denominator of the share; shape (clusters,).
-    Returns: as :func:`interval` where the share is neither 0 nor 1, or where nothing was resampled.
     """
     squares = float(np.square(counts).sum())
     if values.size == 0 or point not in (0.0, 1.0) or squares == 0:
@@ -245,8 +241,8 @@ def honest_interval(values: Floats, *, point: float, counts: Floats, level: floa
 def interval(values: Floats, level: float = LEVEL) -> Interval:
     """Percentile interval of bootstrap replicates.
 
-    ``values``: the statistic in each replicate; NaN where it is undefined; shape (replicates,).
-    Returns: NaN bounds where fewer than twenty replicates, or fewer than half of them, are finite.
+    ``values``: the statistic in each replicate; NaN if undefined; shape (replicates,).
+    Returns: NaN bounds if fewer than twenty replicates, or fewer than half of them, are finite.
     """
     finite = values[np.isfinite(values)]
     if finite.size < max(_TOO_FEW, values.size / 2):
@@ -257,14 +253,12 @@ def interval(values: Floats, level: float = LEVEL) -> Interval:
 
 @dataclass(frozen=True, slots=True)
 class UnitFigures:
-    """What a model's predictions of units were worth.
+    """Per-unit metrics of a model; unlabelled rows are ignored.
 
-    Rows without a label count nowhere.
-
-    ``known``, ``positive``, ``risk``, ``error``: labelled rows of each cluster, positive ones, and the sums of their
-    risks and of the squared distances between risk and label; shape (clusters,).
-    ``alerts``, ``hits``: labelled rows that were alerted, and positive ones among them.
-    ``incidents``, ``caught``: incidents of units that a row could have caught, and those that an alert did.
+    ``known``, ``positive``, ``risk``, ``error``: labelled rows of each cluster, positive rows, sum of risks, and sum of
+    squared errors of the risks; shape (clusters,).
+    ``alerts``, ``hits``: alerted labelled rows, and the positive ones among them.
+    ``incidents``, ``caught``: incidents of units that a row could have caught, and those caught.
     """
 
     known: Floats
@@ -279,7 +273,7 @@ class UnitFigures:
 
     @classmethod
     def of(cls, label: np.ndarray, risk: Floats, alert: Bools, incident: Ints, cluster: Ints, clusters: int) -> Self:
-        """Count rows of units; ``label`` is 1, 0 or -1, ``cluster`` that of the unit's node; shape (rows,)."""
+        """Count rows of units; ``label`` is 1, 0 or -1, ``cluster`` that of the node's decision; shape (rows,)."""
         known, positive = np.flatnonzero(label >= 0), label == 1
         group, right = cluster[known], positive[known]
         return cls(
@@ -295,7 +289,7 @@ class UnitFigures:
         )
 
     def columns(self) -> dict[str, object]:
-        """Give precision and recall by unit, with what they are made of."""
+        """Return the ``unit_`` columns: precision and recall with their numerators and denominators."""
         return {
             "unit_labelled": int(self.known.sum()),
             "unit_positives": int(self.positive.sum()),

@@ -1,4 +1,4 @@
-"""The oracle: what a model would reach that knew the simulator's true risk. Only the evaluation may read that."""
+"""Oracle: scores of the simulator's true risk, an upper bound for models. Only the evaluation may read the truth."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -15,14 +15,14 @@ ORACLE = "oracle"
 """Name of the pseudo-model, and of its variant."""
 
 LONGEST = timedelta(days=1)
-"""A true risk is valid until the next one, and for at most this long."""
+"""Maximum validity of a true risk; it otherwise ends at the next one."""
 
 
 def read_truth(path: Path) -> pd.DataFrame:
-    """Read the true risks that the simulator wrote.
+    """Read the simulator's true risks.
 
-    ``path``: the truth folder, or its ``risk.parquet``.
-    Returns: ``timestamp`` (UTC), ``gpu``, ``risk``; possibly more.
+    ``path``: truth folder, or its ``risk.parquet``.
+    Returns: ``timestamp`` (UTC) or ``decision_day``, ``gpu``, ``risk``, and possibly other columns.
     Raises ``InputError`` if there is no such file or it lacks a column.
     """
     file = path / "risk.parquet" if path.is_dir() else path
@@ -39,14 +39,14 @@ def read_truth(path: Path) -> pd.DataFrame:
 
 
 def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -> pd.DataFrame:
-    """Predictions of the oracle on the same rows; it alerts as many nodes as the models.
+    """Return the oracle's predictions for the same decisions, with the same alert budget.
 
-    ``predictions``: predictions of all models; the oracle scores each (decision_time, unit) among them once.
-    ``truth``: ``timestamp`` (or ``decision_day``; aware UTC), ``gpu``, ``risk``. A decision takes the unit's latest
-    true risk at or before it, unless the next one was due since: a unit that has none was down.
-    Returns: rows like those of ``predictions`` with model and variant ``"oracle"``. A row without a true risk has risk
-    NaN and ranks last; equal risks rank by unit name.
-    Raises ``InputError`` if the truth lacks a column or covers none of the decisions.
+    ``predictions``: predictions of all models; the oracle scores each of their (decision_time, unit) pairs once.
+    ``truth``: ``timestamp`` (or ``decision_day``; aware UTC), ``gpu``, ``risk``. A decision uses the unit's latest
+    true risk at or before it, unless the next one is overdue, which means that the unit was down.
+    Returns: rows like those of ``predictions``, with model and variant ``"oracle"``. Rows without a true risk have
+    risk NaN, rank last and are not alerted; ties rank by unit name.
+    Raises ``InputError`` if the truth lacks a column or covers no decision.
     """
     stated = milliseconds(truth[_columns(truth, "true risks")])
     unit, names = coded(predictions["unit"])

@@ -1,9 +1,8 @@
-"""Predictions as decisions about nodes, which is what is acted on: one row for each decision time and node.
+"""Aggregation of predictions to decisions about nodes, the level at which drains act: one row per time and node.
 
-A drain empties a node. So a node ranks by its riskiest unit, is alerted if any unit is, and its label is 1 if any
-unit's is. A unit whose label is not known does not speak for its node, unless no unit's is known: a GPU that is
-inside an incident, or left, makes an alert of its healthy neighbour neither right nor wrong. In a dataset whose units
-are nodes a row is as it was predicted.
+A node ranks by its riskiest unit, is alerted if any unit is, and is labelled 1 if any unit is. Units with an unknown
+label are ignored unless the labels of all units are unknown: a GPU that is inside an incident or was removed makes
+an alert of its healthy neighbour neither right nor wrong. If the units are nodes, rows stay as predicted.
 """
 
 from collections.abc import Iterator
@@ -24,15 +23,14 @@ from policy.episodes import caught_causes, openings
 
 @dataclass(frozen=True, slots=True)
 class Incidents:
-    """Node incidents, each in the rows whose label it makes 1. A row may precede several.
+    """Node incidents, linked to the rows whose label they make 1. A row may precede several.
 
-    ``row``, ``place``: rows of nodes, and the node incident's place below that each could have caught, by place and
-    then row; shape (pairs,).
-    ``number``: of each node incident, ascending; ``cause``: place of its cause in those below; ``start_ms``: its start;
-    shape (incidents,).
-    ``node``, ``cluster``: node of each cause's first incident, and the cluster that it is resampled in; shape
-    (causes,).
-    ``families``: the failure classes of each cause's incidents, sorted and joined by ``, ``; shape (causes,).
+    ``row``, ``place``: pairs of a row of nodes and the position (in ``number``) of a node incident that it could have
+    caught, sorted by position and then row; shape (pairs,).
+    ``number``: node incidents, ascending; ``cause``: position of the cause in ``node``; ``start_ms``: start; shape
+    (incidents,).
+    ``node``, ``cluster``: node of each cause's first incident, and its resampling cluster; shape (causes,).
+    ``families``: failure classes of each cause's incidents, sorted and joined by ``, ``; shape (causes,).
     """
 
     row: Ints
@@ -57,9 +55,9 @@ class Incidents:
         shared: Ints,
         nodes: int,
     ) -> Self:
-        """Read positive rows of units.
+        """Build from positive rows of units.
 
-        ``row``: the row of the node; ``number``, ``cause``: node incident and common cause; ``start_ms``: start of the
+        ``row``: row of the node; ``number``, ``cause``: node incident and common cause; ``start_ms``: start of the
         unit's incident; shape (n,).
         """
         numbers, place = np.unique(number, return_inverse=True)
@@ -84,13 +82,13 @@ class Incidents:
         )
 
     def __len__(self) -> int:
-        """Count failures: node incidents, those of one cause counted once."""
+        """Return the number of failures, that is, of common causes."""
         return len(self.node)
 
     def caught_in(self, alert: Bools, group: Ints, groups: int) -> tuple[Ints, Ints]:
-        """Count the failures that rows of each group could have caught, and those that their alerts did.
+        """Count the failures that the rows of each group could have caught, and those that their alerts caught.
 
-        ``alert``: shape (rows,); ``group``: of each row, below ``groups``.
+        ``alert``, ``group``: alert and group (``0 .. groups - 1``) of each row; shape (rows,).
         """
         size, causes = max(len(self.number), 1), max(len(self), 1)
         key, code = np.unique(group[self.row] * size + self.place, return_inverse=True)
@@ -104,20 +102,20 @@ COLUMNS: tuple[str, ...] = (
     "decision_time", "node", "unit", "model", "variant", "score", "risk", "rank", "alert",
     "label", "failure_class", "incident", "node_incident", "common_cause", "incident_start", "fold",
 )  # fmt: skip
-"""Columns that an evaluation needs of a prediction frame."""
+"""Required columns of a prediction frame."""
 
 _MS_PER_DAY = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the models of one evaluation have in common.
+    """Data shared by all models of an evaluation.
 
-    ``nodes``: names of the nodes, sorted; rows carry positions in it; shape (nodes,).
-    ``times_ms``: decision times in milliseconds since the epoch (UTC), ascending; rows carry positions in it; shape
+    ``nodes``: sorted node names; rows refer to them by position; shape (nodes,).
+    ``times_ms``: decision times in milliseconds since the epoch (UTC), ascending; rows refer to them by position; shape
     (times,).
     ``causes``: common causes that several nodes share, ascending.
-    ``reach_ms``: how long an episode lasts, in milliseconds; 0: every alert is one by itself.
+    ``reach_ms``: duration of an episode in milliseconds; 0: every alert is an episode.
     """
 
     nodes: np.ndarray
@@ -129,18 +127,18 @@ class Shared:
 
     @property
     def n_clusters(self) -> int:
-        """Number of clusters that are resampled: nodes, and causes that several nodes share."""
+        """Number of resampling clusters: nodes, and causes that several nodes share."""
         return len(self.nodes) + len(self.causes)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRows:
-    """Decisions about nodes, by decision time and then node; the same for all models that scored the same units.
+    """Decisions about nodes, sorted by decision time and node; shared by all models that scored the same units.
 
-    ``time``, ``node``: positions of the row's decision time and node; shape (rows,).
-    ``label``, ``drain_label``: 1, 0, or -1 where it is not known, within the horizon and the drain horizon.
-    ``cluster``: what is resampled together (:func:`clusters`).
-    ``incidents``: those that the rows could have caught.
+    ``time``, ``node``: positions of the decision time and node in ``Shared``; shape (rows,).
+    ``label``, ``drain_label``: 1, 0, or -1 if unknown, within the horizon and the drain horizon.
+    ``cluster``: resampling cluster (:func:`clusters`).
+    ``incidents``: incidents that the rows could have caught.
     """
 
     time: Ints
@@ -154,11 +152,11 @@ class NodeRows:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One model and variant. All arrays have shape (rows,), as those of ``rows``.
+    """Decisions of one model and variant; arrays have shape (rows,), aligned with ``rows``.
 
-    ``rank``: rank within the decision time, 1 the riskiest node.
-    ``risk``: highest of the units' calibrated probabilities; NaN where the model gives none.
-    ``units``: figures by unit, for detail and for the calibration of risks, which are a unit's.
+    ``rank``: rank within the decision time, 1 is the riskiest node.
+    ``risk``: maximum of the units' calibrated probabilities; NaN if the model has none.
+    ``units``: per-unit metrics; calibration is measured per unit.
     """
 
     model: str
@@ -172,12 +170,12 @@ class Scored:
 
     @property
     def name(self) -> tuple[str, str]:
-        """Model and variant."""
+        """Return ``(model, variant)``."""
         return self.model, self.variant
 
     @property
     def known(self) -> Bools:
-        """Whether a row has a label; rows without one count nowhere."""
+        """Whether a row is labelled; unlabelled rows are ignored by all metrics."""
         return self.rows.label >= 0
 
     @property
@@ -191,10 +189,9 @@ class Scored:
         return (self.shared.times_ms // _MS_PER_DAY)[self.rows.time]
 
     def episodes(self) -> tuple[Ints, Ints]:
-        """Find the alerts that open an episode (:func:`policy.episodes.openings`).
+        """Return the alerts that open an episode (:func:`policy.episodes.openings`).
 
-        Returns: their rows, and whether an incident followed within the drain horizon: 1, 0, or -1 where it is not
-        known; shape (episodes,).
+        Returns: their rows, and their drain label: 1, 0, or -1 if unknown; shape (episodes,).
         """
         alerts = np.flatnonzero(self.alert)
         times = self.shared.times_ms[self.rows.time[alerts]]
@@ -204,14 +201,14 @@ class Scored:
     def per_cluster(self, chosen: Bools | Ints) -> Floats:
         """Count rows by cluster.
 
-        ``chosen``: rows to count: a mask of shape (rows,), or their positions.
+        ``chosen``: mask of shape (rows,), or positions of rows.
         """
         return np.bincount(self.rows.cluster[chosen], minlength=self.shared.n_clusters).astype(np.float64)
 
     def top(self, budget: Ints | int) -> Bools:
-        """Rows among the riskiest of their decision time.
+        """Mask of the top-ranked rows of each decision time.
 
-        ``budget``: how many nodes to take, at all decision times or at each; shape () or (times,).
+        ``budget``: number of nodes, for all decision times or for each; shape () or (times,).
         """
         return self.rank <= np.broadcast_to(budget, self.shared.times_ms.shape)[self.rows.time]
 
@@ -222,10 +219,10 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """How rows of units become rows of nodes.
+    """Grouping of rows of units into rows of nodes.
 
-    ``order``: the units' rows by group; ``starts``: where each group begins in it; shape (groups,).
-    ``speaks``: whether a unit speaks for its node: its label is known, or none of the node's is; shape (rows,).
+    ``order``: rows of units sorted by group; ``starts``: start of each group in ``order``; shape (groups,).
+    ``speaks``: whether a unit counts for its node: its label is known, or no label of the node is; shape (rows,).
     """
 
     order: Ints
@@ -245,22 +242,22 @@ class Grouping:
 
     @property
     def first(self) -> Ints:
-        """A row of each group."""
+        """First row of each group."""
         return self.order[self.starts]
 
     def any(self, values: Bools) -> Bools:
-        """Tell for each group whether it holds for any of its rows."""
+        """Return whether any row of each group is true."""
         return np.logical_or.reduceat(values[self.order], self.starts) if len(self.starts) else values[:0]
 
     def highest(self, values: np.ndarray) -> np.ndarray:
-        """Give the highest value of each group, of the units that speak; NaN where none has one."""
+        """Return the maximum of each group over the units that ``speaks`` selects; NaN if all are NaN."""
         if not len(self.starts):
             return values[:0]
         least = np.nan if values.dtype.kind == "f" else np.iinfo(values.dtype).min
         return np.fmax.reduceat(np.where(self.speaks, values, least)[self.order], self.starts)
 
     def group_of(self, rows: Ints) -> Ints:
-        """Give the group of some rows."""
+        """Return the group of each of these rows."""
         place = np.empty(len(self.order), dtype=np.int64)
         place[self.order] = np.arange(len(self.order))
         return np.searchsorted(self.starts, place[rows], side="right") - 1
@@ -269,13 +266,13 @@ class Grouping:
 def split_predictions(
     predictions: pd.DataFrame, k: int, reach: timedelta = timedelta(0), more: pd.DataFrame | None = None
 ) -> list[Scored]:
-    """Split a prediction frame by model and variant, and bring each to nodes.
+    """Split a prediction frame by model and variant, and aggregate each part to nodes.
 
-    ``predictions``: has :data:`COLUMNS`, and may have ``drain_label`` (else ``label`` is taken); ``decision_time`` and
+    ``predictions``: has :data:`COLUMNS`, and optionally ``drain_label`` (default: ``label``); ``decision_time`` and
     ``incident_start`` are aware UTC. Rows in any order.
-    ``reach``: how long an episode lasts, see :attr:`evaluation.backtest.frames.BacktestResult.drain_reach`.
-    ``more``: predictions of other models for all of these units and times, such as the oracle's.
-    Returns: one for each model and variant, sorted by these names. Models that scored the same units share ``rows``.
+    ``reach``: duration of an episode, see :attr:`evaluation.backtest.frames.BacktestResult.drain_reach`.
+    ``more``: predictions of additional models for the same units and times, for example the oracle's.
+    Returns: one entry per model and variant, sorted by name. Models that scored the same units share ``rows``.
     Raises ``InputError`` if the frame is empty, lacks a column, or scores a unit twice at one decision time.
     """
     missing = [name for name in COLUMNS if name not in predictions.columns]
@@ -309,7 +306,7 @@ def split_predictions(
 
 
 def _node_names(predictions: pd.DataFrame) -> tuple[np.ndarray, Ints]:
-    """Give the names of what is acted on, sorted, and each row's; a unit without a node is one by itself."""
+    """Return sorted node names, and each row's position in them; a unit without a node is its own node."""
     place = acted_on(predictions)
     code, names = coded(place)
     if (code >= 0).all():
@@ -338,7 +335,7 @@ def _split(predictions: pd.DataFrame, shared: Shared) -> Iterator[Scored]:
 
 
 def _ordered(part: pd.DataFrame, shared: Shared, name: tuple[str, str]) -> pd.DataFrame:
-    """Bring rows into the order of decision time and unit, which is then the same for all models."""
+    """Sort rows by decision time and unit, so that all models share one order."""
     time = np.searchsorted(shared.times_ms, milliseconds(part["decision_time"]))
     key = time * shared.units + coded(part["unit"])[0]
     steps = np.diff(key)
@@ -356,7 +353,7 @@ def _ordered(part: pd.DataFrame, shared: Shared, name: tuple[str, str]) -> pd.Da
 
 
 def _labels_of(part: pd.DataFrame, shared: Shared) -> dict[str, np.ndarray]:
-    """Give what models that scored the same units have in common."""
+    """Return the columns that are equal for all models that scored the same units."""
     names, node = _node_names(part)
     label = part["label"].to_numpy(dtype=np.int8, na_value=-1)
     return {
@@ -431,23 +428,22 @@ def _scored(
 
 
 def _numbers(values: pd.Series, chosen: Bools) -> Ints:
-    """Give the numbers of some rows; -1 of the others."""
+    """Return the values of the chosen rows, and -1 for the others."""
     out = np.full(len(values), -1, dtype=np.int64)
     out[chosen] = values[chosen].to_numpy(dtype=np.int64)
     return out
 
 
 def _as_slice(rows: Ints) -> Ints | slice:
-    """Contiguous rows need no copy."""
+    """Return contiguous rows as a slice, which needs no copy."""
     together = rows[-1] - rows[0] + 1 == len(rows)
     return slice(int(rows[0]), int(rows[-1]) + 1) if together else rows
 
 
 def shared_causes(node: Ints, cause: Ints) -> Ints:
-    """Find the causes that several nodes share.
+    """Return the causes that several nodes share, ascending.
 
-    ``node``, ``cause``: of rows that an incident follows; shape (n,).
-    Returns: ascending.
+    ``node``, ``cause``: node and cause of the rows that precede an incident; shape (n,).
     """
     width = int(node.max(initial=0)) + 1
     causes, nodes = np.unique(np.unique(cause * width + node) // width, return_counts=True)
@@ -455,14 +451,14 @@ def shared_causes(node: Ints, cause: Ints) -> Ints:
 
 
 def clusters(node: Ints, cause: Ints, shared: Ints, nodes: int) -> Ints:
-    """Give the clusters that resampling and bounds take for independent of each other.
+    """Return the clusters that bootstrap and bounds treat as independent.
 
-    The decisions about one node are one cluster. Those that a cause shared by several nodes made true are one cluster
-    together, whatever their nodes: however many it hit, it happened once.
+    Decisions about one node form a cluster. Positive decisions due to a cause shared by several nodes form one cluster
+    across nodes, because the cause happened once.
 
-    ``node``: below ``nodes``; ``cause``: -1 where nothing followed; shape (n,).
-    ``shared``: as :func:`shared_causes` gives them.
-    Returns: the node's number, or ``nodes`` and the place in ``shared``; shape (n,).
+    ``node``: codes below ``nodes``; ``cause``: -1 if no incident followed; shape (n,).
+    ``shared``: from :func:`shared_causes`.
+    Returns: the node's code, or ``nodes`` plus the position in ``shared``; shape (n,).
     """
     out = node.copy()
     rows = np.flatnonzero(np.isin(cause, shared))

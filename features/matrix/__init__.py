@@ -1,7 +1,7 @@
-"""A dataset in, a feature matrix on disk out, bucket by bucket and extended by a day; live rows by the same code.
+"""The feature matrix on disk, built bucket by bucket and extended by a day, and live rows from the same code.
 
-Start with :mod:`features.matrix.building`. :mod:`~features.matrix.plan` decides the columns,
-:mod:`~features.matrix.grid` the rows, :mod:`~features.matrix.filling` fills the rows of a bucket,
-:mod:`~features.matrix.parts` compares them with the fleet, :mod:`~features.matrix.building` says which rows of an
-older matrix hold, and :mod:`~features.matrix.live_rows` makes those of one decision time.
+Start with :mod:`features.matrix.building`, which also decides which rows of an existing matrix are reusable.
+:mod:`~features.matrix.plan` defines the columns, :mod:`~features.matrix.grid` the rows, :mod:`~features.matrix.filling`
+computes the rows of a bucket, :mod:`~features.matrix.parts` compares them with the fleet, and
+:mod:`~features.matrix.live_rows` computes the rows of one decision time.
 """

@@ -1,8 +1,7 @@
-"""The tasks of a matrix's build: one for each bucket of the dataset, then one for each part of the matrix.
+"""Tasks of a matrix build: one per bucket of the dataset, then one per part of the matrix.
 
-Whoever runs a task needs the order alone, which is small: it works out the rest from the dataset, once a process. So
-nothing large is sent to the machines of a cluster, and each of them finds out by itself whether it sees the same files
-and runs the same code.
+A task needs only the small build order; each process derives the rest from the dataset, once. Nothing large is sent to
+a cluster, and each worker verifies that it sees the same files and runs the same code.
 """
 
 import hashlib
@@ -45,15 +44,15 @@ _SHARED = "Give every machine of the cluster the same folders under the same pat
 
 @dataclass(frozen=True, slots=True)
 class BuildOrder:
-    """Everything that a build is a function of, small enough to be sent along with each task.
+    """Complete and small specification of a build, sent with each task.
 
-    ``dataset``: absolute; on storage one version.
-    ``target``: where the matrix will be; absolute.
-    ``folder``: where its parts are written until then.
+    ``dataset``: absolute; a pinned version on object storage.
+    ``target``: folder of the finished matrix; absolute.
+    ``folder``: folder in which the parts are written until then.
     ``config``: without columns and sources.
-    ``digest``: of the matrix: :func:`digest_of` where the build began.
-    ``base``: digest of the matrix at ``target`` that is extended; empty: all rows are computed.
-    ``since``: rows decided and established before this instant (ms) are taken over from it.
+    ``digest``: of the matrix: :func:`digest_of` in the process that started the build.
+    ``base``: digest of the matrix at ``target`` that is extended; empty: compute all rows.
+    ``since``: rows decided and established before this instant (ms) are reused from it.
     """
 
     dataset: Place
@@ -66,7 +65,7 @@ class BuildOrder:
 
 
 def settings_digest(config: MatrixConfig) -> str:
-    """Digest what a matrix is a function of besides the dataset: the settings, and this room's code as it runs here."""
+    """Return a digest of what a matrix depends on besides the dataset: settings and this package's code."""
     content = {
         **{name: getattr(config, name).model_dump(mode="json") for name in ("decision", "labels", "features")},
         "training": [config.augmentation, config.negative_ratio],
@@ -77,13 +76,13 @@ def settings_digest(config: MatrixConfig) -> str:
 
 
 def digest_of(config: MatrixConfig) -> str:
-    """Digest what a matrix is a function of, the dataset's content among it."""
+    """Return a digest of everything a matrix depends on, including the dataset's content."""
     return hashlib.sha256(f"{config.dataset_digest} {settings_digest(config)}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class BuildInputs:
-    """What is read of a dataset before any sample; ``events`` under the reporting delay."""
+    """Inputs read from a dataset before any sample; ``events`` with the reporting delay applied."""
 
     events: pd.DataFrame
     inventory: pd.DataFrame
@@ -92,7 +91,7 @@ class BuildInputs:
 
     @classmethod
     def of(cls, order: BuildOrder, dataset: Dataset) -> Self:
-        """Read events and inventory, and plan columns and parts of the matrix of a dataset."""
+        """Read events and inventory, and plan the columns and parts of the matrix."""
         config = order.config
         events, inventory = reported(dataset.events(), config.features.delay), dataset.inventory()
         if "history" in config.features.groups:
@@ -102,23 +101,23 @@ class BuildInputs:
 
     @cached_property
     def tables(self) -> tuple[pa.Table, pa.Table]:
-        """Events and inventory as a matrix keeps them."""
+        """Events and inventory as stored in a matrix."""
         return conform(self.events, EVENTS), conform(self.inventory, INVENTORY)
 
 
 def rows_of(order: BuildOrder, dataset: Dataset, inventory: pd.DataFrame, record: IncidentEvidence) -> pd.DataFrame:
-    """List the rows to compute, on the decision grid and off it, sorted by (decision_time, augmented, unit).
+    """Return the rows to compute, on and off the grid, sorted by (decision_time, augmented, unit).
 
-    Those decided, or established, at ``order.since`` or later; of the times off the grid among them that are older,
-    also the fleet at the last time of the grid before, which they are compared with.
-    Raises ``InputError`` if all rows are asked for and no unit is in service at any decision time.
+    With ``order.since``, only rows decided or established since then; for older off-grid times among them, also the
+    fleet's rows at the last grid time before, which they are compared with.
+    Raises ``InputError`` if all rows are requested and no unit is in service at any decision time.
     """
     config, since = order.config, order.since
     span = config.span
     down = out_of_use(record)
     times = decision_times(config.decision, span)
     extra = None
-    if config.augmentation:  # finding the onsets is a tenth of a small build
+    if config.augmentation:  # finding onsets takes a tenth of a small build
         onsets = known_onsets(record)
         if since is not None:
             onsets = onsets[milliseconds(onsets["known_at"], "known_at") >= since]
@@ -138,13 +137,13 @@ def rows_of(order: BuildOrder, dataset: Dataset, inventory: pd.DataFrame, record
             "Check the inventory's installed_at and removed_at, and decision.every against the dataset's length.",
         )
     if extra is None or not len(extra):
-        return grid  # sorted as it is
+        return grid  # already sorted
     both = pd.concat([grid, extra], ignore_index=True)
     return both.sort_values(["decision_time", "augmented", "unit"], kind="stable", ignore_index=True)
 
 
 class Build:
-    """A build under way, as one process sees it; its threads may share it.
+    """A build in progress in one process, shared by its threads.
 
     Raises ``InputError`` if no unit is in service at any decision time, or a parameter does not fit the dataset.
     """
@@ -179,9 +178,9 @@ class Build:
 
     @classmethod
     def join(cls, order: BuildOrder) -> Self:
-        """Join a build that another machine has started.
+        """Join a build that another machine started.
 
-        Raises ``InputError`` if this machine does not see the dataset or the folder of the matrix, or runs other code.
+        Raises ``InputError`` if this machine does not see the dataset or the matrix folder, or runs other code.
         """
         here = f"machine {socket.gethostname()}, process {os.getpid()}"
         if digest_of(order.config) != order.digest:
@@ -207,7 +206,7 @@ class Build:
         return cls(order, dataset, BuildInputs.of(order, dataset))
 
     def bucket(self, number: int) -> None:
-        """Compute what a bucket's samples decide."""
+        """Compute and store the values of a bucket."""
         work = self.work[number]
         with self._guard:
             service = self._service
@@ -215,7 +214,7 @@ class Build:
         self.store.keep(work.bucket, bucket_values(self.plan, self.fleet, self.rows, service, work, samples))
 
     def part(self, number: int) -> MatrixPart | None:
-        """Write a part of the matrix, and give what is in it; None where it has no rows."""
+        """Write a part of the matrix and return its metadata; None if it has no rows."""
         part = self.parts[number]
         with self._guard:
             joiner, keys = self._joiner, self._key_table
@@ -229,7 +228,7 @@ class Build:
 
     @cached_property
     def _service(self) -> npt.NDArray[np.bool_]:
-        """Pairs in service at the decision times; whoever has it has the kernels compiled as well."""
+        """Pairs in service at the decision times; first access also compiles the kernels."""
         compile_kernels(self.plan, self.fleet)
         return self.fleet.in_service(self.rows.times)
 
@@ -250,7 +249,7 @@ _JOINING = threading.Lock()
 
 
 def build_here(order: BuildOrder, dataset: Dataset, known: BuildInputs) -> Build:
-    """Begin a build in this process, and let the tasks that this process runs use it."""
+    """Start a build in this process, and register it for the tasks of this process."""
     build = Build(order, dataset, known)
     with _JOINING:
         _BUILDS[_key(order)] = build
@@ -258,26 +257,26 @@ def build_here(order: BuildOrder, dataset: Dataset, known: BuildInputs) -> Build
 
 
 def run_bucket(order: BuildOrder, number: int) -> None:
-    """Run the task of a bucket: see :meth:`Build.bucket`."""
+    """Run the task of a bucket, see :meth:`Build.bucket`."""
     _build_of(order).bucket(number)
 
 
 def run_part(order: BuildOrder, number: int) -> MatrixPart | None:
-    """Run the task of a part: see :meth:`Build.part`."""
+    """Run the task of a part, see :meth:`Build.part`."""
     return _build_of(order).part(number)
 
 
 def leave_builds() -> None:
-    """Let go of what this process holds of builds."""
+    """Release the builds that this process holds."""
     with _JOINING:
         _BUILDS.clear()
 
 
 def _build_of(order: BuildOrder) -> Build:
-    """Give this process's build of an order, its own or one that it joins."""
+    """Return this process's build of an order, joining it if necessary."""
     with _JOINING:
         if _key(order) not in _BUILDS:
-            _BUILDS.clear()  # the last one joined is held, no more
+            _BUILDS.clear()  # keep only the latest build
             _BUILDS[_key(order)] = Build.join(order)
         return _BUILDS[_key(order)]
 
@@ -287,8 +286,8 @@ def _key(order: BuildOrder) -> tuple[Path, str, str, int | None]:
 
 
 def array_of(column: pd.Series) -> pa.Array:
-    """Return a column as an array; instants in UTC milliseconds, names as a dictionary."""
-    if isinstance(column.dtype, pd.DatetimeTZDtype):  # Arrow's own conversion drops the zone, and pandas 3 warns of it
+    """Convert a column to Arrow: timestamps as UTC milliseconds, names dictionary-encoded."""
+    if isinstance(column.dtype, pd.DatetimeTZDtype):  # Arrow's conversion drops the zone with a pandas 3 warning
         instants = column.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy()
         return pa.array(instants).cast(pa.timestamp("ms"), safe=False).cast(pa.timestamp("ms", tz="UTC"))
     array = pa.array(column, from_pandas=True)

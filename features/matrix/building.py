@@ -1,4 +1,4 @@
-"""Building the feature matrix of a dataset, bucket by bucket."""
+"""Building and extending the feature matrix of a dataset, bucket by bucket."""
 
 import os
 import shutil
@@ -43,20 +43,20 @@ from telemetry.dataset.layout import DAY_MS
 from telemetry.dataset.store import Dataset, SampleFile
 
 BUILT_FROM_NAME = "built-from.json"
-"""Name of the file in a matrix's folder."""
+"""File in the matrix folder that records its inputs."""
 
-_NEWEST_RUNS = 2  # of each bucket: their days are known one by one, for these are the ones that grow
+_NEWEST_RUNS = 2  # of each bucket; digested day by day, because they still grow
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltFrom:
-    """What a matrix was built from, but for events and inventory, which it holds as they are.
+    """Fingerprint of the inputs of a matrix, except events and inventory, which it stores in full.
 
     ``settings``: digest of parameters and code.
-    ``part_length``: length of the stretches of time that parts cover, milliseconds.
+    ``part_length``: time span of a part, milliseconds.
     ``layout``: how the dataset's samples are divided among files.
-    ``files``: SHA-256 of each file of samples, by its path in the dataset.
-    ``days``: for the newest runs' files the digest of each day, see :func:`telemetry.dataset.layout.day_digests`.
+    ``files``: SHA-256 of each sample file, by its path in the dataset.
+    ``days``: for files of the newest runs, the digest of each day, see :func:`telemetry.dataset.layout.day_digests`.
     """
 
     settings: str
@@ -68,7 +68,7 @@ class BuiltFrom:
 
     @classmethod
     def of(cls, dataset: Dataset, *, settings: str, part_length: int) -> "BuiltFrom":
-        """Note what a dataset is made of."""
+        """Take the fingerprint of a dataset."""
         files = sorted(dataset.sample_files(), key=lambda file: file.path)
         newest: dict[int, set[int]] = {}
         for file in files:
@@ -86,7 +86,7 @@ class BuiltFrom:
 
     @classmethod
     def read(cls, folder: Path) -> "BuiltFrom | None":
-        """Read the file in a matrix's folder; None where there is none that can be used."""
+        """Read the file in a matrix folder; None if it is missing or unusable."""
         try:
             return _BUILT_FROM.validate_json((folder / BUILT_FROM_NAME).read_bytes())
         except (OSError, ValidationError):
@@ -97,9 +97,9 @@ class BuiltFrom:
         return _BUILT_FROM.dump_json(self, indent=1) + b"\n"
 
     def first_other_sample(self, dataset: Dataset) -> int:
-        """Return an instant (ms) before which the samples of a dataset are the same.
+        """Return the instant (ms) before which the samples of a dataset are unchanged.
 
-        :data:`~foundation.times.NEVER` where all are, ``-NEVER`` where it is unknown.
+        :data:`~foundation.times.NEVER`: all are unchanged; ``-NEVER``: unknown.
         """
         if self.layout != _layout(dataset):
             return -NEVER
@@ -110,7 +110,7 @@ class BuiltFrom:
         return min((self._first_other_day(path, files.get(path), dataset) for path in other), default=NEVER)
 
     def _first_other_day(self, path: str, here: SampleFile | None, dataset: Dataset) -> int:
-        """Return when the first day begins on which a file is not what it was; where no days are known, its run."""
+        """Return the start of the first changed day of a file, or of its run if its days are unknown."""
         before: Mapping[int, str] | None = self.days.get(path) if path in self.files else {}
         after = {} if here is None else dataset.day_digests(here)
         if before is None or after is None:
@@ -131,19 +131,19 @@ def first_other_row(
     events: tuple[pa.Table, pa.Table],
     inventory: tuple[pa.Table, pa.Table],
 ) -> int:
-    """Return an instant before which nothing was known that is different now: rows until then are the same.
+    """Return the instant before which all known facts, and so all rows, are unchanged.
 
-    ``events``, ``inventory``: the existing matrix's and the present ones.
-    Returns: milliseconds since 1970: rows decided before, and augmented rows established before, stay as they are.
-    ``-NEVER``: none; :data:`~foundation.times.NEVER`: all.
+    ``events``, ``inventory``: of the existing matrix and the current ones.
+    Returns: milliseconds since 1970; rows decided, and augmented rows established, before it are reusable. ``-NEVER``:
+    none; :data:`~foundation.times.NEVER`: all.
     """
-    if before.span[0] != dataset.meta.span[0]:  # where the grid begins
+    if before.span[0] != dataset.meta.span[0]:  # start of the grid
         return -NEVER
     instants = [_first_other_event(*events), _first_other_installation(*inventory)]
     sample = before.first_other_sample(dataset)
     instants.append(sample + duration_ms(delay) if abs(sample) < NEVER else sample)
     if before.span[1] != dataset.meta.span[1]:
-        instants.append(instant_ms(min(before.span[1], dataset.meta.span[1])) + 1)  # where the grid ends
+        instants.append(instant_ms(min(before.span[1], dataset.meta.span[1])) + 1)  # end of the grid
     return min(instants)
 
 
@@ -153,7 +153,7 @@ def _layout(dataset: Dataset) -> dict[str, Any]:
 
 
 def _first_other_event(before: pa.Table, after: pa.Table) -> int:
-    """Return when the first event after the common prefix of two tables, sorted by known-at, was known."""
+    """Return the first known-at time after the common prefix of two tables sorted by known-at time."""
     if before.column_names != after.column_names:
         return -NEVER
     common_rows = min(before.num_rows, after.num_rows)
@@ -167,7 +167,7 @@ def _first_other_event(before: pa.Table, after: pa.Table) -> int:
 
 
 def _first_other_installation(before: pa.Table, after: pa.Table) -> int:
-    """Return when the first installation that is not the same began, or ended, where its end alone is different."""
+    """Return the start of the first changed installation, or its end if only that changed."""
     if before.column_names != after.column_names:
         return -NEVER
     sides = [table.to_pandas().astype(object).drop_duplicates() for table in (before, after)]
@@ -184,15 +184,15 @@ def _first_other_installation(before: pa.Table, after: pa.Table) -> int:
 
 
 class Augmentation(Protocol):
-    """The two training parameters that decide which rows are added off the decision grid."""
+    """The two training parameters that determine the augmented rows."""
 
     @property
     def augmentation(self) -> int:
-        """Extra times for each incident."""
+        """Extra times per incident."""
 
     @property
     def negative_ratio(self) -> int:
-        """Negatives a training set keeps for each positive."""
+        """Negatives per positive in a training set."""
 
 
 def build_matrix(
@@ -207,11 +207,12 @@ def build_matrix(
     progress: Progress | None = None,
     engine: Engine | None = None,
 ) -> FeatureMatrix:
-    """Build the feature matrix of a dataset, or extend or return the one that is at ``out``.
+    """Build the feature matrix of a dataset, or extend or return the existing one at ``out``.
 
-    ``out``: the matrix's folder. It is built in a sibling folder and swapped in; a killed run leaves what was there.
+    ``out``: folder of the matrix. It is built in a sibling folder and swapped in; a killed run leaves the old one
+    intact.
     ``progress``: called before the first bucket, and after each bucket and part.
-    ``engine``: who runs the buckets and parts; default: this machine's cores. The matrix is the same, byte for byte.
+    ``engine``: runs the buckets and parts; default: this machine's cores. The result is byte-identical.
     Raises ``InputError`` if ``out`` holds something else, a parameter does not fit the dataset, no unit is in service
     at any decision time, the disk is full, or a machine of a cluster does not see the same folders.
     """
@@ -250,7 +251,7 @@ def build_matrix(
 
 
 def _existing(out: Path) -> FeatureMatrix | None:
-    """Open the matrix at ``out``, if it is whole."""
+    """Open the matrix at ``out`` if it is complete."""
     recover_folder(out)
     if not (out / META_NAME).exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -263,7 +264,7 @@ def _existing(out: Path) -> FeatureMatrix | None:
     try:
         matrix = FeatureMatrix.open(out)
     except InputError:
-        return None  # of another version, or damaged: it is built from scratch
+        return None  # other version or damaged: rebuild from scratch
     names = [part.file for part in matrix.meta.parts]
     if matrix.config.features.sequence.channels:
         names.append(ARRAY_NAME)
@@ -271,7 +272,7 @@ def _existing(out: Path) -> FeatureMatrix | None:
 
 
 def _extending(order: BuildOrder, dataset: Dataset, existing: FeatureMatrix, known: BuildInputs) -> BuildOrder:
-    """Let an order take over what it can of the matrix at its target."""
+    """Return an order that reuses as much as possible of the matrix at its target."""
     before, old, new = BuiltFrom.read(existing.path), existing.config, order.config
     if before is None or (before.settings, before.part_length) != (settings_digest(new), known.times.length):
         return order
@@ -292,7 +293,7 @@ def _extending(order: BuildOrder, dataset: Dataset, existing: FeatureMatrix, kno
 
 
 def _mean_the_same(before: Sequence[FeatureColumn], after: Sequence[FeatureColumn]) -> bool:
-    """Tell whether values in columns mean what they meant: new categories have codes behind the old ones."""
+    """Return whether column values keep their meaning: new categories only append codes."""
     if len(before) != len(after):
         return False
     pairs = zip(before, after, strict=True)
@@ -334,7 +335,7 @@ def _write(build: Build, engine: Engine, progress: Progress | None) -> None:
         written.extend([] if part is None else [part])
         advance(rows[number])
 
-    advance(0)  # rows and plan are worked out
+    advance(0)  # rows and plan are ready
     engine.run(
         partial(run_bucket, order), _largest_first(samples), lambda number, _: advance(samples[number]), max_workers=8
     )
@@ -357,12 +358,12 @@ def _write(build: Build, engine: Engine, progress: Progress | None) -> None:
 
 
 def _largest_first(sizes: Sequence[int]) -> list[int]:
-    """Order tasks so that no large one starts when the others are nearly done, and the other cores then wait."""
+    """Order tasks by size, so that no large one starts last and leaves cores idle."""
     return sorted(range(len(sizes)), key=lambda number: -sizes[number])
 
 
 def _all_parts(build: Build, written: list[MatrixPart]) -> tuple[MatrixPart, ...]:
-    """Take over the parts that hold as they are; give all of them, in order of time."""
+    """Link the reusable parts unchanged, and return all parts in order of time."""
     folder, parts = build.order.folder, list(written)
     for part in written:
         if not (folder / part.file).exists():

@@ -1,4 +1,4 @@
-"""Filling rows from samples: the one path that training matrices and live rows share."""
+"""Computing rows from samples: the code path shared by training matrices and live rows."""
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,9 +36,9 @@ class RowPositions:
 
     ``pair``: number of each row's pair in the fleet; shape (rows,).
     ``time``: position of its decision time in ``times``; shape (rows,).
-    ``times``: distinct decision times, ascending, in milliseconds; with each also the last one of the grid before it.
+    ``times``: distinct decision times and the last grid time at or before each, ascending, in milliseconds.
     ``grid``: which of ``times`` are on the grid.
-    ``planned``: maintenance, by the unit of each pair; None: none.
+    ``planned``: maintenance, and the unit code of each pair; None: no maintenance.
     """
 
     pair: IntArray
@@ -51,7 +51,7 @@ class RowPositions:
     def of(
         cls, frame: pd.DataFrame, fleet: Fleet, decision: DecisionSection, record: IncidentEvidence
     ) -> "RowPositions":
-        """Read the rows' keys (``decision_time``, ``node``, ``unit``)."""
+        """Build from row keys (``decision_time``, ``node``, ``unit``)."""
         decided = milliseconds(frame["decision_time"], "decision_time")
         distinct = np.unique(decided)
         newest = grid_time(decision, distinct)
@@ -78,15 +78,15 @@ class RowPositions:
 
     @property
     def last_grid(self) -> IntArray:
-        """For each row, the position of the last grid time that is not later among the grid times."""
+        """For each row, the position among the grid times of the last one at or before its time."""
         return (np.cumsum(self.grid, dtype=np.int64) - 1)[self.time]
 
     def take(self, chosen: IntArray) -> "RowPositions":
-        """Return some of the rows."""
+        """Return a selection of rows."""
         return RowPositions(self.pair[chosen], self.time[chosen], self.times, self.grid, self.planned)
 
     def since_maintenance(self, span: int) -> tuple[IntArray, IntArray]:
-        """Give the rows within a span (ms) after the end of a maintenance that was known, and those ends (ms)."""
+        """Return the rows up to ``span`` (ms) after the end of a known maintenance, and those ends (ms)."""
         none = np.zeros(0, dtype=np.int64)
         if self.planned is None:
             return none, none
@@ -98,9 +98,9 @@ class RowPositions:
 
 @dataclass(frozen=True, slots=True)
 class BucketWork:
-    """A bucket of samples with what is to be computed from it.
+    """A bucket of samples and the rows to compute from it.
 
-    ``nodes``: range of the pairs of each of its nodes.
+    ``nodes``: pair range of each of its nodes.
     ``pairs``: all of these pairs, ascending.
     """
 
@@ -113,10 +113,10 @@ class BucketWork:
 
 @dataclass(frozen=True, slots=True)
 class BucketValues:
-    """What the samples of a bucket decide.
+    """Values computed from the samples of one bucket.
 
     ``values``: columns that need no other bucket (:func:`own_columns`); shape (rows of the bucket, columns).
-    ``amounts``: of the group ``onset``, not compared with the fleet yet; shape (rows of the bucket, amounts).
+    ``amounts``: of the group ``onset``, not yet compared with the fleet; shape (rows of the bucket, amounts).
     ``peers``: first pass of the group ``peers``; shape (grid times, values, pairs of the bucket).
     """
 
@@ -126,7 +126,7 @@ class BucketValues:
 
 
 def own_columns(plan: FeaturePlan) -> IntArray:
-    """Positions of the columns that a bucket's samples decide, those of ``peers`` still without the fleet."""
+    """Return the columns computed within a bucket; those of ``peers`` still lack the fleet comparison."""
     groups = ("telemetry", "peers", "gaps", "workload")
     return np.array([i for i, column in enumerate(plan.columns) if column.group in groups], dtype=np.int64)
 
@@ -139,7 +139,7 @@ def bucket_values(
     work: BucketWork,
     blocks: Iterable[SampleBlock],
 ) -> BucketValues:
-    """Compute what a bucket's samples decide. A node without a sample has rows like any other.
+    """Compute the values of a bucket. Nodes without samples have rows, too.
 
     ``service``: from :meth:`features.fleet.Fleet.in_service` at ``rows.times``; shape (times, pairs of the fleet).
     """
@@ -167,11 +167,11 @@ def bucket_values(
 
 
 def compile_kernels(plan: FeaturePlan, fleet: Fleet) -> None:
-    """Compile every kernel by filling nothing, so that threads need not wait for one another's compilation."""
+    """Compile all kernels by running them on empty inputs, so that threads do not wait for compilation."""
     none = np.zeros(0, dtype=np.int64)
     rows = RowPositions(none, none, none, np.zeros(0, dtype=np.bool_))
     service = np.zeros((0, len(fleet.pairs)), dtype=np.bool_)
-    work = BucketWork(0, {"": (0, 0)}, none, none)  # a node without units: the kernels are called, with nothing
+    work = BucketWork(0, {"": (0, 0)}, none, none)  # a node without units still calls the kernels
     bucket_values(plan, fleet, rows, service, work, ())
 
 
@@ -185,7 +185,7 @@ def _copy_columns(filled: Float32Array, columns: IntArray, rows: IntArray, out: 
 def _block_by_block(
     blocks: Iterable[SampleBlock], nodes: Mapping[str, tuple[int, int]], layout: ChannelLayout
 ) -> Iterator[tuple[SampleBlock, list[tuple[int, int]]]]:
-    """Yield each block with the pairs of the nodes in it; those of nodes in no block come last, with an empty one."""
+    """Yield each block with the pair ranges of its nodes; nodes without samples come last, in an empty block."""
     remaining = dict(nodes)
     for block in blocks:
         block_nodes = sorted({node for node, _ in block.spans} & remaining.keys())
@@ -198,7 +198,7 @@ def _block_by_block(
 def _onset_amounts(
     plan: FeaturePlan, amounts: WindowPlan, panes: Panes, fleet: Fleet, rows: RowPositions
 ) -> Float32Array:
-    """Take the amounts of the group ``onset``, shape (rows, amounts)."""
+    """Return the amounts of the group ``onset``, shape (rows, amounts)."""
     wanted = np.unique(rows.pair)
     begins, ends = panes.block.ranges([fleet.pairs[pair] for pair in wanted.tolist()])
     local = np.searchsorted(wanted, rows.pair)
@@ -206,7 +206,7 @@ def _onset_amounts(
     taken = np.full((rows.pair.size, len(amounts.columns)), np.nan, dtype=np.float32)
     amounts.fill(panes, spans, taken)
     chosen, over = rows.since_maintenance(int(amounts.edges[-1]) + duration_ms(plan.features.delay))
-    if chosen.size:  # what rose in it rose by its work
+    if chosen.size:  # increases during maintenance come from the work itself
         filled = np.full((chosen.size, taken.shape[1]), np.nan, dtype=np.float32)
         amounts.fill(panes, _since(panes.block, spans, chosen, over), filled)
         taken[chosen] = filled
@@ -222,10 +222,10 @@ def _fill_block(
     service: BoolArray,
     out: Float32Array,
 ) -> Float32Array | None:
-    """Fill all sampled groups of a block's rows but what is compared with the fleet.
+    """Fill all sampled groups of a block's rows, except comparisons with the fleet.
 
-    ``pairs``: every pair of the block's nodes, ascending.
-    Returns: the first pass of ``peers``, where that group is on; shape (grid times, values, pairs).
+    ``pairs``: all pairs of the block's nodes, ascending.
+    Returns: the first pass of ``peers`` if that group is on; shape (grid times, values, pairs).
     """
     block, delay = panes.block, duration_ms(plan.features.delay)
     borders = rows.milliseconds - delay
@@ -243,7 +243,7 @@ def _fill_block(
         since, at = np.append(fleet.installed, 0)[fleet.stay_at(rows.pair, rows.milliseconds)], plan.at["gaps"]
         plan.gaps.fill(panes, spans, since, out, at)
         chosen, over = rows.since_maintenance(plan.gaps.look_back + delay)
-        if chosen.size:  # silence in it was planned: as of a unit that came into service at its end
+        if chosen.size:  # silence during maintenance is planned: treat its end as start of service
             filled = out[chosen, at : at + len(plan.gaps.columns)]
             plan.gaps.fill(panes, _since(block, spans, chosen, over), np.maximum(since[chosen], over), filled)
             age = plan.gaps.windows.size + 1
@@ -265,7 +265,7 @@ def _fill_block(
 
 
 def _since(block: SampleBlock, spans: RowSpans, chosen: IntArray, over: IntArray) -> RowSpans:
-    """Leave some rows the samples from an instant of each on (ms)."""
+    """Restrict some rows to samples from an instant of each on (ms)."""
     begins = spans.begins[chosen].copy()
     for i, end in enumerate(spans.ends[chosen].tolist()):
         begins[i] += np.searchsorted(block.times[begins[i] : end], over[i], side="left")
@@ -273,7 +273,7 @@ def _since(block: SampleBlock, spans: RowSpans, chosen: IntArray, over: IntArray
 
 
 def _lately(rows: RowPositions, pairs: IntArray, span: int) -> BoolArray:
-    """Say which pairs were known at which times to be in a maintenance, or out of it for no longer than a span (ms)."""
+    """Return which pairs were known to be in maintenance, or out of it for less than ``span`` (ms), at each time."""
     assert rows.planned is not None
     maintenance, unit = rows.planned
     here = np.tile(unit[pairs], rows.times.size)
@@ -281,7 +281,7 @@ def _lately(rows: RowPositions, pairs: IntArray, span: int) -> BoolArray:
 
 
 def _compared(rows: RowPositions, first: IntArray, last: IntArray, shape: tuple[int, ...]) -> BoolArray:
-    """Which pairs are compared with at which times: all on the grid, off it those of the nodes that have rows then."""
+    """Return which pairs are compared at which times: all on the grid; off it, those of nodes with rows then."""
     wanted = np.zeros((shape[0], shape[1] + 1), dtype=np.int32)
     off = ~rows.grid[rows.time]
     np.add.at(wanted, (rows.time[off], first[off]), 1)
@@ -292,11 +292,11 @@ def _compared(rows: RowPositions, first: IntArray, last: IntArray, shape: tuple[
 
 
 class BucketStore:
-    """Keeps what each bucket gave until all have: in files while a matrix is built, for live rows in memory.
+    """Stores the values of buckets until all are complete: in files during a build, in memory for live rows.
 
-    Files get their names when they are whole, and a task that is run twice writes the same bytes twice.
+    Files are written atomically, and repeating a task writes the same bytes.
 
-    ``folder``: removed with the matrix's building folder that it lies in; None: in memory.
+    ``folder``: inside the build folder of the matrix, and removed with it; None: in memory.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -304,7 +304,7 @@ class BucketStore:
         self._held: dict[int, BucketValues] = {}
 
     def keep(self, bucket: int, found: BucketValues) -> None:
-        """Keep a bucket's values; several processes may keep buckets, even the same one, at the same time."""
+        """Store the values of a bucket; safe for concurrent processes, even for the same bucket."""
         if self._folder is None:
             self._held[bucket] = found
             return
@@ -315,7 +315,7 @@ class BucketStore:
             path.replace(self._folder / f"bucket-{bucket:05d}.{field.name}")
 
     def read(self, bucket: int, name: str, begin: int, end: int, shape: tuple[int, ...]) -> Float32Array:
-        """Read some entries along the first axis of one of a bucket's arrays; shape (end - begin, *shape)."""
+        """Read entries ``begin`` to ``end`` of one of a bucket's arrays; shape (end - begin, *shape)."""
         if self._folder is None:
             array: Float32Array = getattr(self._held[bucket], name)
             return array[begin:end]
@@ -326,7 +326,7 @@ class BucketStore:
 
 
 def node_ranges(fleet: Fleet) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield each node of a fleet with the range of its pairs."""
+    """Yield each node of a fleet with its pair range."""
     first = 0
     while first < len(fleet.pairs):
         last = int(fleet.last_of_node[first])
@@ -337,9 +337,9 @@ def node_ranges(fleet: Fleet) -> Iterator[tuple[str, tuple[int, int]]]:
 def buckets_of(
     dataset: Dataset, fleet: Fleet, rows: RowPositions, *, since: datetime | None = None
 ) -> list[BucketWork]:
-    """Divide a matrix's rows among the buckets of its dataset, in order of their numbers.
+    """Split the rows of a matrix by bucket of its dataset, in order of bucket number.
 
-    Samples before ``since`` (aware) are not going to be read.
+    ``since``: aware; samples in files that end before it are not counted.
     """
     by_bucket: dict[int, dict[str, tuple[int, int]]] = {}
     bucket_of_pair = np.zeros(len(fleet.pairs), dtype=np.int64)
@@ -363,11 +363,11 @@ def buckets_of(
 
 
 def read_samples(plan: FeaturePlan, dataset: Dataset, bucket: int, first: datetime | None) -> Iterator[SampleBlock]:
-    """Read what rows of a bucket look at; ``first`` is the decision time of the first row, None: everything is read."""
+    """Read the samples that a bucket's rows need; ``first``: decision time of the first row, None: all."""
     columns = [*key_columns(plan.unit), *plan.layout.numbers, *plan.layout.masks]
     if first is None:
         return blocks_of(dataset.read_runs(bucket, columns), plan.layout, unit=plan.unit)
     since = first - plan.look_back
-    # whole row groups are read: samples of one that are too old are passed over when blocks are cut, without a copy
+    # whole row groups are read; blocks_of skips their older samples without a copy
     runs = dataset.read_runs(bucket, columns, since=dataset.meta.runs.groups.begin_of(since))
     return blocks_of(runs, plan.layout, unit=plan.unit, since=instant_ms(since))

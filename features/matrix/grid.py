@@ -1,4 +1,4 @@
-"""Decision rows: which units are scored at which times, and the extra training rows off the decision grid."""
+"""Decision rows: the units scored at each time, and the augmented training rows off the decision grid."""
 
 import hashlib
 from datetime import datetime
@@ -14,14 +14,14 @@ from foundation.times import NEVER, Int64Array, duration_ms, instant_ms, instant
 from telemetry.dataset.installations import Installations, Timeline
 
 MIN_COMPANIONS = 4
-"""At least this many units without the onset join an augmented row, so that its time never betrays its label."""
+"""Minimum number of other units that get a row with each augmented one, so that its time does not reveal its label."""
 
 _PAIRS = 65_536
-"""Units and times that are looked up together: the cross product of a year and ten thousand units is never held."""
+"""Units times decision times that are looked up in one batch, to bound memory."""
 
 
 def decision_times(decision: DecisionSection, span: tuple[datetime, datetime]) -> pd.DatetimeIndex:
-    """All decision times of the grid between two instants, both included, as ``datetime64[ms, UTC]``."""
+    """Return the grid's decision times between two instants, both included, as ``datetime64[ms, UTC]``."""
     every, origin = duration_ms(decision.every), instant_ms(decision.origin)
     first, last = instant_ms(span[0]), instant_ms(span[1])
     start = origin - (origin - first) // every * every
@@ -29,18 +29,18 @@ def decision_times(decision: DecisionSection, span: tuple[datetime, datetime]) -
 
 
 def grid_time(decision: DecisionSection, times: Int64Array) -> Int64Array:
-    """Return the last decision time of the grid that is not later than each instant; all in milliseconds."""
+    """Return the last grid time at or before each instant; all in milliseconds."""
     return times - (times - instant_ms(decision.origin)) % duration_ms(decision.every)
 
 
 def decision_rows(times: pd.DatetimeIndex, inventory: pd.DataFrame, down: pd.DataFrame) -> pd.DataFrame:
-    """List the units to score at each time: in service then, and not known then to be down.
+    """Return the units to score at each time: in service and not known to be down.
 
-    ``inventory``: as a dataset holds it. An installation counts from ``installed_at`` (included) to ``removed_at``
-    (excluded), so that a row depends on no removal after its time.
+    ``inventory``: of a dataset. An installation counts from ``installed_at`` (included) to ``removed_at`` (excluded),
+    so a row depends on no later removal.
     ``down``: from :func:`features.labels.incidents.out_of_use`.
     Returns: ``decision_time``, ``node``, ``gpu`` (null for a node), ``unit``, ``augmented`` (False), ``established_at``
-    (the decision time: that is when the row is known to exist); sorted by (decision_time, unit).
+    (equal to the decision time); sorted by (decision_time, unit).
     """
     population = _Population(inventory, down)
     at = milliseconds(times, "decision time")
@@ -58,21 +58,21 @@ def augmented_rows(
     down: pd.DataFrame,
     config: MatrixConfig,
 ) -> pd.DataFrame:
-    """Extra training rows at times off the decision grid, in the horizon before each known onset, with companions.
+    """Return extra training rows off the decision grid, in the horizon before each known onset, with companions.
 
-    For each onset up to ``augmentation`` times are taken, spread evenly over the multiples of ``step`` (from 00:00 UTC)
-    at which the onset lies in (t + gap, t + gap + horizon], leaving out the grid's own times. At each the failing unit
-    gets a row, and so do ``max(MIN_COMPANIONS, negative_ratio)`` other units in service, drawn by a seeded hash of unit
-    and time: as many as a training set keeps for a positive, and so that a model cannot learn that an hour off the grid
-    means a failure. Labels are not looked at; a companion may prove positive or censored.
+    Each onset gets up to ``augmentation`` times, spread evenly over the multiples of ``step`` (from 00:00 UTC) with the
+    onset in (t + gap, t + gap + horizon], except grid times. At each time the failing unit gets a row, and so do
+    ``max(MIN_COMPANIONS, negative_ratio)`` other units in service, drawn by a seeded hash of unit and time: as many as
+    a training set keeps for a positive, so that a model cannot learn that off-grid times mean failure. Labels are not
+    consulted: a companion may turn out positive or censored.
 
-    The rows are derived from *known onsets*, not from incidents, because those never change after they are known: the
-    rows with ``established_at <= R`` depend only on facts known at R. A training set as of R must take only those.
+    Rows derive from *known onsets* rather than incidents, because onsets never change once known: rows with
+    ``established_at <= R`` depend only on facts known at R. A training set as of R must use only those.
 
     ``onsets``, ``down``: from :func:`features.labels.incidents.known_onsets` and
     :func:`features.labels.incidents.out_of_use`.
-    Returns: as :func:`decision_rows` with ``augmented`` True; ``established_at`` is when the first onset that asks for
-    the row was known. No (decision_time, unit) occurs twice.
+    Returns: as :func:`decision_rows` with ``augmented`` True; ``established_at`` is when the first onset behind the row
+    was known. No (decision_time, unit) occurs twice.
     """
     population = _Population(inventory, down)
     decided, unit, known = _extra_times(onsets, population, config)
@@ -105,7 +105,7 @@ def augmented_rows(
 
 
 class _Population:
-    """Who is in service, and not known to be down, at any time."""
+    """Units in service and not known to be down, at any time."""
 
     __slots__ = ("_down", "_down_until", "_timeline", "installations")
 
@@ -120,7 +120,7 @@ class _Population:
         self._down_until = np.append(until[order], -NEVER)
 
     def installation(self, unit: Int64Array, time: Int64Array) -> Int64Array:
-        """Stay in which each unit is in service and not known to be down at each time; -1 if there is none."""
+        """Return the installation in which each unit is in service and not known down; -1: none."""
         installation = self._timeline.last(unit, time)
         here = (installation >= 0) & (np.append(self.installations.removed, -NEVER)[installation] > time)
         up = self._down_until[self._down.last(unit, time)] <= time
@@ -147,7 +147,7 @@ class _Population:
 
 
 def _in_service(population: _Population, times: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the installations of units in service and not known to be down, time by time, and those times."""
+    """Return the installations of units in service and not known to be down, by time, and those times."""
     units = len(population.installations.units)
     decided = np.repeat(times, units)
     installation = population.installation(np.tile(np.arange(units, dtype=np.int64), len(times)), decided)
@@ -158,7 +158,7 @@ def _in_service(population: _Population, times: Int64Array) -> tuple[Int64Array,
 def _extra_times(
     onsets: pd.DataFrame, population: _Population, config: MatrixConfig
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Find the times, units and known-at times of the rows that the onsets ask for."""
+    """Return the times, units and known-at times of the augmented rows of failing units."""
     step_ms = duration_ms(config.step)
     gap, horizon = duration_ms(config.labels.gap), duration_ms(config.labels.horizon)
     first, last = map(instant_ms, config.span)
@@ -179,7 +179,7 @@ def _extra_times(
 
 
 def _spread(available: int, wanted: int) -> Int64Array:
-    """Up to ``wanted`` positions out of ``available``, in the middles of equal parts."""
+    """Return up to ``wanted`` positions out of ``available``, in the middles of equal parts."""
     count = min(available, wanted)
     return ((2 * np.arange(count) + 1) * available) // (2 * max(count, 1))
 

@@ -1,4 +1,4 @@
-"""Live rows: what a matrix would hold at one decision time, from the recent samples alone, through the same code."""
+"""Live rows: the matrix rows of one decision time, computed from recent samples by the same code."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,9 +29,9 @@ _END: Any = object()
 
 
 def live_plan(config: MatrixConfig) -> FeaturePlan:
-    """Make the plan whose columns are those of a matrix.
+    """Plan the columns of an existing matrix.
 
-    Raises ``InputError`` if this version of predrain no longer makes those columns from those settings.
+    Raises ``InputError`` if this version of predrain derives other columns from its settings.
     """
     static = StaticPlan(tuple(column for column in config.columns if column.group == "static"))
     plan = FeaturePlan.of(config, static)
@@ -52,16 +52,16 @@ def live_rows(
     t: datetime,
     config: MatrixConfig,
 ) -> pd.DataFrame:
-    """Compute the rows of one decision time of the grid.
+    """Compute the rows of one decision time on the grid.
 
-    ``samples``: a dataset's buckets one after the other, each as :meth:`Dataset.read_runs` gives it; three of them are
-    in memory at most. At least the samples younger than the plan's ``look_back`` at ``t``; older ones change nothing,
-    nor do those that are not usable yet. None twice.
-    ``events``, ``inventory``: as a dataset holds them, of the whole fleet and all its past (history features reach back
-    without limit).
-    Returns: the key columns of a matrix's rows, then its features as float32 (NaN: unknown), sorted by unit: one row
-    for each unit in service and not known to be down.
-    Raises ``InputError`` if the columns cannot be made by this version.
+    ``samples``: one bucket at a time, each from :meth:`Dataset.read_runs`; at most three are in memory. Must include
+    all samples younger than the plan's ``look_back`` at ``t``; older ones and those not usable yet are ignored. No
+    duplicates.
+    ``events``, ``inventory``: of the whole fleet and its entire past, as in a dataset (the look-back of history
+    features is unlimited).
+    Returns: the key columns of a matrix, then its features as float32 (NaN: unknown), sorted by unit: one row for each
+    unit in service and not known to be down.
+    Raises ``InputError`` if this version cannot compute the columns.
     """
     plan = live_plan(config)
     events = reported(events, config.features.delay)
@@ -73,7 +73,7 @@ def live_rows(
     if plan.reads_samples and len(keys):
         work = [BucketWork(0, dict(node_ranges(fleet)), np.arange(len(fleet.pairs)), np.arange(len(keys)))]
         blocks = (block for runs in prefetch(samples) for block in blocks_of(runs, plan.layout, unit=plan.unit))
-        # buckets are read, and the next block is cut, while rows are computed
+        # overlap reading buckets and cutting blocks with computing rows
         service = fleet.in_service(rows.times)
         store.keep(0, bucket_values(plan, fleet, rows, service, work[0], prefetch(blocks)))
     joiner = PartJoiner(plan, fleet, rows, keys, events, inventory, record, work, store)
@@ -83,9 +83,9 @@ def live_rows(
 
 
 def prefetch(items: Iterable[T]) -> Iterator[T]:
-    """Give the same items, each made by a thread of its own while the one before it is in use.
+    """Yield the same items, computing each in a background thread while its predecessor is in use.
 
-    What makes them should leave Python's lock alone for the most part, as Arrow and compiled kernels do.
+    The producer should mostly release the GIL, as Arrow and compiled kernels do.
     """
     made = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:

@@ -1,13 +1,13 @@
-"""The feature matrix as an artefact: a folder that holds rows, values, and all that its labels need.
+"""The feature matrix on disk: a folder with rows, feature values, and everything needed to label them.
 
 ::
 
     MATRIX/
-      part-TIME.parquet    keys and float32 features of a stretch of decision times
-      events.parquet       the dataset's events and inventory, so that labels as of any time need
-      inventory.parquet    this folder alone
-      sequences.npy        raw windows, where features.sequence asks for them
-      built-from.json      what its samples were, so that a longer dataset extends it
+      part-TIME.parquet    keys and float32 features of a span of decision times
+      events.parquet       the dataset's events and inventory, so that labels as of any
+      inventory.parquet    time need this folder alone
+      sequences.npy        raw windows, if features.sequence is set
+      built-from.json      fingerprint of its samples, so that a longer dataset can extend it
       matrix.json          columns, settings, provenance; written last
 """
 
@@ -37,7 +37,7 @@ _TILE = 4096
 
 
 class FeatureMatrix:
-    """A feature matrix on disk; :func:`~features.matrix.building.build_matrix` makes it, :meth:`open` opens it."""
+    """A feature matrix on disk; see :func:`~features.matrix.building.build_matrix` and :meth:`open`."""
 
     def __init__(self, path: Path, meta: MatrixMeta) -> None:
         self.path = path
@@ -46,53 +46,52 @@ class FeatureMatrix:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a matrix; ``InputError`` if there is none, or it is damaged."""
+        """Open a matrix; ``InputError`` if there is none or it is damaged."""
         path = Path(path)
         recover_folder(path)
         return cls(path, read_meta(path))
 
     @property
     def config(self) -> MatrixConfig:
-        """The settings it was made with."""
+        """Settings that the matrix was built with."""
         return self.meta.config
 
     @property
     def columns(self) -> list[FeatureColumn]:
-        """The feature columns, in the order of :meth:`values`."""
+        """Feature columns, in the order of :meth:`values`."""
         return list(self.config.columns)
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the dataset's content, the settings and the code of this room."""
+        """SHA-256 of dataset content, settings and the code of this package."""
         return self.meta.digest
 
     @property
     def span(self) -> tuple[datetime, datetime]:
-        """First and last instant of anything in the dataset, aware UTC."""
+        """First and last instant in the dataset, aware UTC."""
         return self.config.span
 
     @property
     def step(self) -> timedelta:
-        """The dataset's nominal sample interval."""
+        """Nominal sample interval of the dataset."""
         return self.config.step
 
     @property
     def unit(self) -> Unit:
-        """What a row is about: ``gpu`` or ``node``."""
+        """Subject of a row: ``gpu`` or ``node``."""
         return self.config.unit
 
     @cached_property
     def rows(self) -> pd.DataFrame:
-        """The rows' keys, sorted by (decision_time, augmented, unit).
+        """Row keys, sorted by (decision_time, augmented, unit).
 
-        Columns ``decision_time``, ``node``, ``gpu`` (null where the unit is the node), ``unit`` (names as categories in
-        their order), ``augmented`` (True
-        for training rows off the decision grid) and ``established_at`` (when the row was first known to exist: the
-        decision time on the grid; a training set as of R takes only rows established by R). Where ``labels.acts_on`` is
-        ``unit``, also ``acted_on``, the unit.
+        Columns ``decision_time``, ``node``, ``gpu`` (null where the unit is the node), ``unit`` (names as sorted
+        categories), ``augmented`` (True for training rows off the decision grid) and ``established_at`` (when the row
+        was first known to exist: the decision time on the grid; a training set as of R uses only rows established by
+        R). If ``labels.acts_on`` is ``unit``, also ``acted_on``, the unit.
         """
         parts = [read_file(self.path / part.file, columns=list(ROW_COLUMNS)) for part in self.meta.parts]
-        # each part has codes of its own; as text the names of a large fleet would take a gigabyte
+        # dictionaries differ between parts; as text, the names of a large fleet would take a gigabyte
         frame: pd.DataFrame = pa.concat_tables(parts).unify_dictionaries().to_pandas()
         del parts
         for name in ("node", "gpu", "unit"):
@@ -100,28 +99,28 @@ class FeatureMatrix:
             frame[name] = named.reorder_categories(named.categories.sort_values())
         if self.config.labels.acts_on == "unit":
             frame[ACTED_ON] = frame["unit"]
-        pa.default_memory_pool().release_unused()  # freed pages are many here, and stay with the C library
+        pa.default_memory_pool().release_unused()  # otherwise many freed pages stay with the C library
         return frame
 
     @cached_property
     def events(self) -> pd.DataFrame:
-        """The dataset's events."""
+        """Events of the dataset."""
         events: pd.DataFrame = read_file(self.path / EVENTS_NAME).to_pandas()
         return events
 
     @cached_property
     def inventory(self) -> pd.DataFrame:
-        """The dataset's inventory."""
+        """Inventory of the dataset."""
         inventory: pd.DataFrame = read_file(self.path / INVENTORY_NAME).to_pandas()
         return inventory
 
     def values(
         self, row_indices: npt.NDArray[np.integer] | Sequence[int] | None = None, columns: Sequence[str] | None = None
     ) -> npt.NDArray[np.float32]:
-        """Read values (NaN: unknown), shape (rows, columns); files without a row that is asked for are not read.
+        """Read values (NaN: unknown), shape (rows, columns); files without a requested row are not read.
 
         ``row_indices``: positions in :attr:`rows`, in any order, repeats allowed; default: all.
-        ``columns``: names of the columns, in the order wanted; default: all.
+        ``columns``: column names, in the requested order; default: all.
         Raises ``KeyError`` or ``IndexError`` if a column or row is not in the matrix.
         """
         known = [column.name for column in self.config.columns]
@@ -152,7 +151,7 @@ class FeatureMatrix:
 
     @cached_property
     def sequences(self) -> Sequences | None:
-        """The raw windows, where ``features.sequence`` asked for them when the matrix was built; else None.
+        """Raw windows; None if the matrix was built without ``features.sequence``.
 
         Raises ``InputError`` if their file is missing or damaged.
         """
@@ -172,7 +171,7 @@ class FeatureMatrix:
         return pair, milliseconds(rows["decision_time"], "decision_time")
 
     def windows(self, row_indices: npt.NDArray[np.integer] | Sequence[int] | None = None) -> npt.NDArray[np.float32]:
-        """Read the raw windows of rows, as :meth:`values` does: oldest step first; shape (rows, steps, channels).
+        """Read the raw windows of rows: oldest step first; shape (rows, steps, channels).
 
         Raises ``InputError`` if the matrix has none (``features.sequence`` was off) or they cannot be read.
         """
@@ -187,14 +186,14 @@ class FeatureMatrix:
         return self.sequences.windows(pair[chosen], time[chosen])
 
     def incidents(self, as_of: datetime | None = None) -> pd.DataFrame:
-        """Find the incidents, as they were known at ``as_of`` (None: by everything the dataset knows).
+        """Find the incidents as known at ``as_of`` (None: with everything the dataset knows).
 
-        Those that began in a planned maintenance are left out; :meth:`all_incidents` has them.
+        Excludes those that started in planned maintenance, see :meth:`all_incidents`.
         """
         return counted(self.all_incidents(as_of))
 
     def all_incidents(self, as_of: datetime | None = None) -> pd.DataFrame:
-        """Find the incidents, those that began in a planned maintenance among them."""
+        """Find the incidents, including those that started in planned maintenance."""
         if as_of not in self._incidents:
             found = find_incidents(self.events, self.inventory, self.config.labels, as_of=as_of, data_end=self.span[1])
             self._incidents[as_of] = found
@@ -209,9 +208,9 @@ class FeatureMatrix:
     ) -> pd.DataFrame:
         """Label the rows, aligned with them; see :func:`features.labels.labelling.label_rows`.
 
-        ``as_of``: as known then; None: by everything the dataset knows.
-        ``horizon``: another one than ``labels.horizon``.
-        ``rows``: positions of those to label; None: all.
+        ``as_of``: as known then; None: with everything the dataset knows.
+        ``horizon``: overrides ``labels.horizon``.
+        ``rows``: positions of the rows to label; None: all.
         """
         position, names = self._unit_positions
         return label_rows(

@@ -1,4 +1,4 @@
-"""What a feature matrix says of itself: the content of its matrix.json, and the names of its files and key columns."""
+"""Metadata of a feature matrix: the content of its matrix.json, and the names of its files and key columns."""
 
 import json
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from telemetry.dataset.channels import Channel
 from telemetry.dataset.schema import Unit
 
 MATRIX_SCHEMA_VERSION = 3
-"""Version of the folder's layout."""
+"""Version of the folder layout."""
 
 META_NAME = "matrix.json"
-"""Name of the file that makes a folder a whole matrix."""
+"""Metadata file; written last, so its presence marks a complete matrix."""
 
 EVENTS_NAME, INVENTORY_NAME = "events.parquet", "inventory.parquet"
 """Names of the files with the dataset's events and inventory."""
@@ -29,18 +29,18 @@ ROW_COLUMNS = ("decision_time", "node", "gpu", "unit", "augmented", "established
 """Key columns of the rows."""
 
 ACTED_ON = "acted_on"
-"""Column of rows and predictions with what an action on a row takes out, where that is not its node."""
+"""Column of rows and predictions with the target of an action, if that is not the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixConfig:
-    """What a matrix was made with: enough to compute a live row with the same columns.
+    """Settings that a matrix was built with; enough to compute live rows with the same columns.
 
-    ``augmentation``, ``negative_ratio``: ``training.augmentation`` and ``training.negative_ratio``, which decide the
+    ``augmentation``, ``negative_ratio``: ``training.augmentation`` and ``training.negative_ratio``, which determine the
     augmented rows.
-    ``span``: first and last instant of anything in the dataset, aware UTC.
-    ``columns``: the columns, in order; categorical ones hold their table of codes.
-    ``sources``: where the dataset came from, as its dataset.json says; a simulated fleet says so here.
+    ``span``: first and last instant in the dataset, aware UTC.
+    ``columns``: in order; categorical columns include their categories.
+    ``sources``: origin of the dataset, as in its dataset.json; includes whether the fleet is simulated.
     """
 
     decision: DecisionSection
@@ -62,8 +62,8 @@ class MatrixConfig:
 class MatrixPart:
     """A file of rows.
 
-    ``file``: named by the decision time at which its rows begin.
-    ``established``: when the last of them was decided or, if that was later, established; aware.
+    ``file``: name, with the start of its time span.
+    ``established``: latest ``decision_time`` or ``established_at`` of its rows; aware.
     """
 
     file: str
@@ -76,7 +76,7 @@ class MatrixPart:
 class MatrixMeta:
     """The content of matrix.json.
 
-    ``digest``: SHA-256 over what the matrix is a function of: the dataset's content, the settings and this room's code.
+    ``digest``: SHA-256 of everything the matrix depends on: dataset content, settings and the code of this package.
     ``counts``: ``rows``, ``augmented`` and ``features``.
     """
 
@@ -95,9 +95,9 @@ _META = TypeAdapter(MatrixMeta)
 
 
 def read_meta(path: Path) -> MatrixMeta:
-    """Read matrix.json of the matrix at ``path``.
+    """Read the matrix.json of the matrix at ``path``.
 
-    Raises ``InputError`` if there is no matrix, or its matrix.json cannot be used.
+    Raises ``InputError`` if there is no matrix, or its matrix.json is damaged or of another version.
     """
     file = path / META_NAME
     again = "Check the path, or compute the matrix again: `predrain features` or `dvc repro features`."

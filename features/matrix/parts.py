@@ -1,4 +1,4 @@
-"""Parts of a matrix: stretches of decision times, in which all buckets' values meet and are compared with the fleet."""
+"""Parts of a matrix: spans of decision times for which the values of all buckets are joined and compared."""
 
 import errno
 import os
@@ -32,15 +32,15 @@ from telemetry.dataset.files import damage_reported
 from telemetry.dataset.layout import normal_form
 
 PART_ROWS = 32_768
-"""Rows of the decision grid in a part, at most, unless one decision time alone has more."""
+"""Maximum rows of the decision grid in a part, unless a single decision time has more."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartTimes:
-    """How decision times are cut into parts: stretches of absolute time that begin with a time of the grid.
+    """Boundaries of parts: fixed spans of absolute time, each starting at a grid time.
 
-    What is looked up at the last time of the grid so lies in the same part, and rows that come later, or are found out
-    later, leave the borders where they are.
+    A row and the last grid time before it are therefore in the same part, and rows that are added later do not move the
+    boundaries.
 
     ``length``, ``origin``: parts are ``origin + [k * length, (k + 1) * length)``, milliseconds since 1970.
     """
@@ -50,14 +50,14 @@ class PartTimes:
 
     @classmethod
     def of(cls, decision: DecisionSection, units: int) -> "PartTimes":
-        """Choose parts of :data:`PART_ROWS` for a fleet of so many units: a power of two of decision times."""
+        """Choose parts of up to :data:`PART_ROWS` rows: a power of two of decision times."""
         times = 1
         while 2 * times * units <= PART_ROWS:
             times *= 2
         return cls(times * duration_ms(decision.every), instant_ms(decision.origin))
 
     def cut(self, rows: RowPositions) -> "list[PartRows]":
-        """Cut rows, sorted by time, into parts; those without rows are left out."""
+        """Split rows, sorted by time, into parts; omit empty parts."""
         number, begins = np.unique((rows.milliseconds - self.origin) // self.length, return_index=True)
         names = [f"part-{time:%Y%m%dT%H%M%S}.parquet" for time in instants(self.origin + number * self.length)]
         ends = np.append(begins, rows.time.size)[1:].tolist()
@@ -66,7 +66,7 @@ class PartTimes:
 
 @dataclass(frozen=True, slots=True)
 class PartRows:
-    """Rows from ``begin`` up to ``end``, the last one excluded, and the name of the file that they become."""
+    """Rows ``begin`` (included) to ``end`` (excluded), and the file they are written to."""
 
     file: str
     begin: int
@@ -79,10 +79,10 @@ class PartRows:
 
 
 class PartJoiner:
-    """Joins what the buckets gave, and adds what needs the whole fleet at a time. Several threads may use one.
+    """Joins the values of all buckets and adds the comparisons with the whole fleet. Thread-safe.
 
-    ``rows``: of the matrix, sorted by time; ``keys`` are the same.
-    ``work``: every bucket; none where no column is made of samples.
+    ``rows``, ``keys``: rows of the matrix, sorted by time.
+    ``work``: all buckets; empty if no column depends on samples.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class PartJoiner:
         self._work, self._store, self._history = work, store, None
         if "history" in plan.features.groups:
             self._history = EventHistory.of(record, plan.features, inventory, unit=plan.unit)
-        self._kept = threading.local()  # arrays this large cost more to get from the system than to fill
+        self._kept = threading.local()  # allocating arrays this large costs more than filling them
         self._own = own_columns(plan)
         self._model, self._models = model_codes(fleet, inventory)
         self._static = plan.static.of_fleet(fleet, inventory, events) if plan.static else None
         self._kinds = FleetKinds.of(fleet, inventory, events) if plan.onset else None
 
     def columns(self, part: PartRows) -> Float32Array:
-        """Give the values of a part, shape (columns, rows); the same thread's next call writes over them."""
+        """Return the values of a part, shape (columns, rows); the thread's next call overwrites them."""
         plan, rows = self._plan, self._rows.take(np.arange(part.begin, part.end))
         if not part.rows:
             return np.empty((len(plan.columns), 0), dtype=np.float32)
@@ -167,7 +167,7 @@ BUILD_AGAIN = "The matrix is damaged: remove its folder and build it again with 
 
 
 def write_part(path: Path, table: pa.Table) -> MatrixPart:
-    """Write rows, sorted, as one Parquet file whose bytes are a function of the rows alone; the whole file appears."""
+    """Write sorted rows atomically as one Parquet file whose bytes depend on the rows alone."""
     names = [name for name in table.column_names if name not in ROW_COLUMNS]
     temporary = path.with_name(f"{secrets.token_hex(8)}.partial")
     with pq.ParquetWriter(
@@ -176,7 +176,7 @@ def write_part(path: Path, table: pa.Table) -> MatrixPart:
         compression="zstd",
         compression_level=1,
         use_dictionary=["node", "gpu", "unit"],
-        # floats compress by a quarter better when their bytes are split into streams, at no cost in time
+        # byte-stream split compresses floats a quarter better at no cost in time
         column_encoding={**dict.fromkeys(names, "BYTE_STREAM_SPLIT"), "decision_time": "DELTA_BINARY_PACKED"},
         write_statistics=False,
     ) as writer:
@@ -188,21 +188,21 @@ def write_part(path: Path, table: pa.Table) -> MatrixPart:
 
 
 def read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read one of a matrix's files, a part or a table.
+    """Read a Parquet file of a matrix.
 
     Raises ``InputError`` if it is damaged.
     """
     with damage_reported(path, BUILD_AGAIN):
-        if path.is_dir():  # Arrow would read the files in it
+        if path.is_dir():  # Arrow would read the folder's files
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         return pq.read_table(path, columns=None if columns is None else list(columns))
 
 
 @dataclass(frozen=True, slots=True)
 class ExistingParts:
-    """The parts of the matrix that is extended.
+    """Parts of the existing matrix that is extended.
 
-    ``since``: rows decided and established before this instant (ms) hold.
+    ``since``: rows decided and established before this instant (ms) are reused.
     """
 
     folder: Path
@@ -210,7 +210,7 @@ class ExistingParts:
     since: int
 
     def with_stale(self, computed: list[PartRows]) -> list[PartRows]:
-        """Add to the parts of computed rows those existing ones that have rows that do not hold; in order."""
+        """Add existing parts that have stale rows but no computed ones; sorted by file."""
         named = {part.file for part in computed}
         stale = [
             PartRows(part.file, 0, 0)
@@ -220,7 +220,7 @@ class ExistingParts:
         return sorted([*computed, *stale], key=lambda part: part.file)
 
     def join(self, file: str, computed: pa.Table) -> pa.Table:
-        """Put computed rows among those of an existing part that hold; rows in both are the same."""
+        """Merge computed rows with the reusable rows of an existing part; rows in both are identical."""
         if file not in self.parts:
             return computed
         existing = read_file(self.folder / file).replace_schema_metadata(None)
@@ -229,7 +229,7 @@ class ExistingParts:
         existing = existing.filter(pa.array(reusable))
         begin = computed.column("decision_time").cast(pa.int64()).to_numpy()[:1]
         if not begin.size or not reusable.any() or times[0][reusable].max() < begin[0]:
-            return pa.concat_tables([existing, computed]).unify_dictionaries()  # what is computed comes after all else
+            return pa.concat_tables([existing, computed]).unify_dictionaries()  # computed rows come last
         twice = _row_index(computed).isin(_row_index(existing))
         both = pa.concat_tables([existing, computed.filter(pa.array(~twice))]).unify_dictionaries()
         keys = both.select(["decision_time", "augmented"]).append_column("unit", both.column("unit").cast(pa.string()))
@@ -237,7 +237,7 @@ class ExistingParts:
         return both.take(order)
 
     def take_over(self, file: str, folder: Path) -> None:
-        """Give a folder an existing part as it is: the same file, or a copy where the file system has no links."""
+        """Hard-link an existing part into a folder; copy it if the file system has no hard links."""
         try:
             os.link(self.folder / file, folder / file)
         except OSError:

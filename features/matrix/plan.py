@@ -1,4 +1,4 @@
-"""The plan of a matrix: which columns it has, and the plans of its groups that fill them."""
+"""The plan of a matrix: its columns, and the plans of the feature groups that compute them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ from telemetry.dataset.schema import Unit
 
 @dataclass(frozen=True, slots=True)
 class FeaturePlan:
-    """Every column of a matrix and the plans of its groups; a group that is off or has no columns is None.
+    """All columns of a matrix and the plans of its groups; None for a group that is off or has no columns.
 
     ``columns``: all columns, group by group in the order of :data:`features.config.GROUPS`.
-    ``at``: where each group's columns begin.
+    ``at``: first column of each group.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -45,9 +45,9 @@ class FeaturePlan:
 
     @classmethod
     def of(cls, config: MatrixConfig, static: StaticPlan | None) -> Self:
-        """Make a plan; without channels only ``history`` and ``static`` have columns.
+        """Plan the columns; without channels only ``history`` and ``static`` have any.
 
-        Raises ``InputError`` if ``features.channels`` names a channel that is not there.
+        Raises ``InputError`` if ``features.channels`` names an unknown channel.
         """
         features, unit, step, decision = config.features, config.unit, config.step, config.decision
         channels = chosen_channels(features.channels, config.channels)
@@ -92,26 +92,26 @@ class FeaturePlan:
 
     @property
     def reads_samples(self) -> bool:
-        """Whether any column is made of samples."""
+        """Whether any column depends on samples."""
         plans = (self.telemetry, self.peers, self.onset, self.gaps, self.workload)
         return any(plan is not None and plan.columns for plan in plans)
 
     @property
     def look_back(self) -> timedelta:
-        """How old a sample can be, counted from the decision time, and still matter to a row."""
+        """Maximum age, from the decision time, of a sample that can affect a row."""
         return _look_back(self.features, with_onset=self.onset is not None) + self.features.delay
 
 
 def _look_back(features: FeatureSection, *, with_onset: bool) -> timedelta:
-    """Return the largest age that any group looks at."""
+    """Return the longest look-back of any group."""
     doubles = 2 * max(features.windows[-1], features.peer_window)
     return max(doubles, *(past for _, past in features.onset)) if with_onset else doubles
 
 
 def chosen_channels(names: Sequence[str] | Literal["auto"], channels: Mapping[str, Channel]) -> Mapping[str, Channel]:
-    """Take the named channels of a dataset, each with its roll-up columns; ``auto``: all of them.
+    """Select channels of a dataset with their roll-up columns; ``auto``: all.
 
-    Raises ``InputError`` if a named channel is not there.
+    Raises ``InputError`` if a named channel does not exist.
     """
     if names == "auto":
         return channels

@@ -1,9 +1,9 @@
-"""Raw windows: the last day of a few channels, step by step, for learners that read a window as a sequence.
+"""Raw windows: the recent steps of a few channels, for sequence models.
 
-Kept as one array of (unit, step, channel) next to a matrix's rows, so that overlapping windows cost nothing. The steps
-end where a decision's newest usable sample can lie (decision times less the reporting delay): a window at t is made of
-whole steps that ended by t - delay, and holds nothing that was not known at t. At a time off the decision grid the
-newest whole step may have ended up to one step earlier.
+Stored next to a matrix's rows as one array of (pair, step, channel), so that overlapping windows cost nothing. Steps
+end at the newest usable sample time of decisions (decision time less reporting delay): a window at t consists of whole
+steps that ended by t - delay and holds nothing that was unknown at t. Off the decision grid, the newest whole step may
+end up to one step earlier.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,19 +30,19 @@ from telemetry.dataset.store import Dataset
 from telemetry.importing.samples.rollup import reset_aware_rise
 
 PAPER_CHANNELS = ("gpu_temp_c", "power_w", "gpu_util_pct", "mem_util_pct")
-"""The dynamic attributes of Liu et al., arXiv 2201.11853, Table 1, under our names: what ``auto`` takes of them."""
+"""Channels of ``auto``: dynamic attributes of Liu et al., arXiv 2201.11853, Table 1, under our names."""
 
 ARRAY_NAME = "sequences.npy"
-"""Name of the array inside a matrix's folder: float32, shape (pairs, steps, channels), NaN where unknown."""
+"""Array file in the matrix folder: float32, shape (pairs, steps, channels), NaN where unknown."""
 
 Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class SequencePlan:
-    """What a raw window is made of.
+    """Composition of a raw window.
 
-    ``channels``: gauges (averaged over a step) and counters (their reset-aware rise within it), in the order asked for.
+    ``channels``: gauges (mean per step) and counters (reset-aware increase per step), in the configured order.
     """
 
     channels: tuple[Channel, ...]
@@ -54,7 +54,7 @@ class SequencePlan:
     def of(cls, config: MatrixConfig) -> Self:
         """Plan the windows of a dataset.
 
-        Raises ``InputError`` if a channel is not there or is neither gauge nor counter, or ``auto`` finds none.
+        Raises ``InputError`` if a channel does not exist or is neither gauge nor counter, or ``auto`` matches none.
         """
         section, channels = config.features.sequence, config.channels
         where = "parameter features.sequence.channels"
@@ -83,7 +83,7 @@ class SequencePlan:
 
     @property
     def steps(self) -> int:
-        """Steps of a window."""
+        """Steps per window."""
         return int(self.window / self.step)
 
     @property
@@ -93,9 +93,9 @@ class SequencePlan:
 
     @property
     def columns(self) -> tuple[FeatureColumn, ...]:
-        """What the numbers of a flattened window are, in order: oldest step first, in it channel by channel.
+        """Columns of a flattened window: oldest step first, channel by channel within a step.
 
-        A column's ``window`` is how long before the newest usable sample its step began.
+        A column's ``window`` is the time from the start of its step to the newest usable sample.
         """
         return tuple(
             FeatureColumn.of(
@@ -112,7 +112,7 @@ class SequencePlan:
 
 @dataclass(frozen=True, slots=True)
 class StepAxis:
-    """The steps of an array: step j covers the samples after ``first_ms + (j - 1) * step_ms`` up to its end.
+    """Steps of an array: step j covers the samples after ``first_ms + (j - 1) * step_ms`` up to its end.
 
     ``first_ms``: end of step 0, in milliseconds since the epoch.
     """
@@ -123,24 +123,24 @@ class StepAxis:
 
     @classmethod
     def over(cls, plan: SequencePlan, decision: DecisionSection, begin_ms: int, end_ms: int) -> Self:
-        """Lay whole steps over a span so that they end at decision times on the grid, less the delay."""
+        """Divide a span into whole steps that end at grid times less the delay."""
         anchor = instant_ms(decision.origin) - plan.delay_ms
         first = begin_ms + (anchor - begin_ms) % plan.step_ms
         return cls(first, plan.step_ms, max((end_ms - first) // plan.step_ms + 1, 0))
 
     def newest(self, border_ms: IntArray) -> IntArray:
-        """Give the newest step that had ended by each border; below 0 or past the last where there is none."""
+        """Return the newest step that ended by each border; may be negative or beyond the last step."""
         return (border_ms - self.first_ms) // self.step_ms
 
     def step_of(self, time_ms: IntArray) -> IntArray:
-        """Give the step that covers each sample time."""
+        """Return the step that covers each sample time."""
         return -((self.first_ms - time_ms) // self.step_ms)
 
 
 def _fill_steps(
     plan: SequencePlan, layout: ChannelLayout, block: SampleBlock, fleet: Fleet, axis: StepAxis, out: Float32Array
 ) -> None:
-    """Fill the steps of a block's pairs; samples of a pair that the fleet does not know are passed over."""
+    """Fill the steps of a block's pairs; skip pairs that are not in the fleet."""
     counters = [channel.name for channel in layout.counters]
     rise_of = {counters[owner]: rise for rise, owner in layout.rises.items()}
     column = {name: i for i, name in enumerate(layout.numbers)}
@@ -165,7 +165,7 @@ def _fill_steps(
 
 
 def layout_of(plan: SequencePlan, channels: Mapping[str, Channel]) -> ChannelLayout:
-    """Lay out a plan's channels, with the rises of its counters where a roll-up has them."""
+    """Return the layout of a plan's channels, including the roll-up increases of its counters."""
     chosen = {channel.name: channel for channel in plan.channels}
     for channel in plan.channels:
         rise = f"{channel.name}_rise"
@@ -175,9 +175,9 @@ def layout_of(plan: SequencePlan, channels: Mapping[str, Channel]) -> ChannelLay
 
 
 def write_sequences(dataset: Dataset, fleet: Fleet, config: MatrixConfig, folder: Path) -> None:
-    """Write the raw windows of a dataset into a matrix's folder while it is being built.
+    """Write the raw windows of a dataset into the folder of a matrix under construction.
 
-    One bucket of samples is in memory at a time; the array itself is a file mapped into memory.
+    One bucket of samples is in memory at a time; the array is memory-mapped.
     """
     plan = SequencePlan.of(config)
     axis = StepAxis.over(plan, config.decision, *map(instant_ms, config.span))
@@ -193,7 +193,7 @@ def write_sequences(dataset: Dataset, fleet: Fleet, config: MatrixConfig, folder
 
 
 class Sequences:
-    """The raw windows of a matrix, mapped into memory; make them with :func:`open_sequences`.
+    """Memory-mapped raw windows of a matrix; see :func:`open_sequences`.
 
     ``array``: shape (pairs, steps, channels).
     """
@@ -205,15 +205,15 @@ class Sequences:
         self._fleet = fleet
 
     def pairs(self, node: Sequence[str], unit: Sequence[str]) -> IntArray:
-        """Give the number of each (node, unit); -1 for one that the inventory does not know."""
+        """Return the number of each (node, unit); -1 if it is not in the inventory."""
         return self._fleet.numbers(node, unit)
 
     def windows(self, pair: IntArray, time_ms: IntArray) -> Float32Array:
         """Read windows.
 
-        ``pair``: from :meth:`pairs`; -1: everything is unknown; shape (n,).
-        ``time_ms``: decision times in milliseconds since the epoch, on the grid or off it; shape (n,).
-        Returns: oldest step first; NaN where nothing is known; shape (n, steps, channels).
+        ``pair``: from :meth:`pairs`; -1: all values unknown; shape (n,).
+        ``time_ms``: decision times in milliseconds since the epoch, on or off the grid; shape (n,).
+        Returns: oldest step first; NaN where unknown; shape (n, steps, channels).
         """
         steps = self.plan.steps
         newest = self.axis.newest(time_ms - self.plan.delay_ms)
@@ -227,7 +227,7 @@ class Sequences:
 
 
 def open_sequences(folder: Path, config: MatrixConfig, inventory: pd.DataFrame) -> Sequences:
-    """Open the raw windows in a matrix's folder.
+    """Open the raw windows in a matrix folder.
 
     Raises ``InputError`` if the file is missing or damaged.
     """
@@ -247,9 +247,9 @@ def open_sequences(folder: Path, config: MatrixConfig, inventory: pd.DataFrame) 
 def live_windows(
     table: pa.Table, rows: pd.DataFrame, inventory: pd.DataFrame, t: datetime, config: MatrixConfig
 ) -> Float32Array:
-    """Compute the windows of one decision time from recent samples, as a matrix would hold them.
+    """Compute the windows of one decision time from recent samples, identical to those of a matrix.
 
-    ``table``: at least the samples of the last ``plan.window + plan.step + delay``; counters need one before that.
+    ``table``: at least the samples of the last ``plan.window + plan.step + delay``; counters need one more before that.
     Returns shape (rows, steps, channels).
     """
     plan, fleet = SequencePlan.of(config), Fleet.of(inventory)
@@ -265,7 +265,7 @@ def live_windows(
 
 
 def _rises(values: FloatArray, stored: FloatArray | None) -> FloatArray:
-    """Return each sample's rise since the last known value, or its own where a roll-up has it."""
+    """Return each sample's increase since the last known value, or the roll-up's stored increase if known."""
     rise = reset_aware_rise(values, ~np.isnan(values), np.zeros(len(values), dtype=np.int32))
     out = np.where(rise.valid, rise.values, np.nan)
     return out if stored is None else np.where(np.isnan(stored), out, stored)

@@ -1,7 +1,7 @@
-"""Samples in, window statistics out: the compiled kernels that training matrices and live rows share.
+"""Window statistics of samples: compiled kernels shared by training matrices and live rows.
 
-:mod:`~features.windows.blocks` lays samples out as arrays, :mod:`~features.windows.pane_index` sums stretches of time
-once. :mod:`~features.windows.gauges` and :mod:`~features.windows.counters` (resets included, enums and bitmasks too)
-hold the kernels, :mod:`~features.windows.window_plan` says which channel gets which. A reset is read in the same way in
-:mod:`telemetry.importing.samples.rollup`: change both.
+:mod:`~features.windows.blocks` lays samples out as arrays, :mod:`~features.windows.pane_index` indexes pre-aggregated
+spans of time. :mod:`~features.windows.gauges` and :mod:`~features.windows.counters` (also for enums and bitmasks) hold
+the kernels, :mod:`~features.windows.window_plan` assigns statistics to channels. Counter resets are handled in the same
+way in :mod:`telemetry.importing.samples.rollup`: change both.
 """

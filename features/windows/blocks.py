@@ -1,4 +1,4 @@
-"""Blocks of samples: a few nodes' samples as the arrays that the kernels read, copied from Arrow's chunks."""
+"""Blocks of samples: arrays for the kernels with the samples of a few nodes, copied from Arrow chunks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ IntArray = npt.NDArray[np.int64]
 ByteArray = npt.NDArray[np.uint8]
 
 Pair = tuple[str, str]
-"""A node and a unit in it (the node itself where a dataset has no GPUs): whose samples a row may use."""
+"""A node and a unit on it (the node itself in a dataset without GPUs), whose samples a row may use."""
 
 BLOCK_SAMPLES = 100_000
-"""Samples in a block unless one node alone has more: some 20 MB of values at 24 channels, which a cache can hold."""
+"""Maximum samples per block, unless a single node has more: some 20 MB of values at 24 channels, which fit a cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpans:
-    """Rows as the kernels see them.
+    """Rows as seen by the kernels.
 
-    ``begins``, ``ends``: range of the unit's samples in the block; empty where it has none; shape (r,).
+    ``begins``, ``ends``: range of the unit's samples in the block, possibly empty; shape (r,).
     ``borders``: newest usable sample time of the row (decision time minus reporting delay), milliseconds since 1970;
     shape (r,).
-    ``cut``: whether ``begins`` may lie behind older samples of the unit; these play no part then.
+    ``cut``: whether ``begins`` may exclude older samples of the unit.
     """
 
     begins: IntArray
@@ -41,12 +41,11 @@ class RowSpans:
 
 @dataclass(frozen=True, slots=True)
 class SampleBlock:
-    """Samples of some nodes, ascending in time within each pair of node and unit.
+    """Samples of some nodes, ascending in time within each (node, unit) pair.
 
     ``times``: milliseconds since 1970; shape (n,).
-    ``values``: one series after the other, as Arrow's columns are; NaN where a value is missing; shape
-    (len(layout.numbers), n).
-    ``flags``: Bitmasks, 0 where unknown; shape (len(layout.masks), n).
+    ``values``: series-major, like Arrow columns; NaN where a value is missing; shape (len(layout.numbers), n).
+    ``flags``: bitmasks, 0 where unknown; shape (len(layout.masks), n).
     ``spans``: range of each pair's samples.
     """
 
@@ -69,7 +68,7 @@ class SampleBlock:
         )
 
     def ranges(self, pairs: Sequence[Pair]) -> tuple[IntArray, IntArray]:
-        """Return where the samples of each pair begin and end; an empty range for a pair without samples."""
+        """Return the sample range of each pair; empty for a pair without samples."""
         spans = np.array([self.spans.get(pair, (0, 0)) for pair in pairs], dtype=np.int64).reshape(-1, 2)
         return np.ascontiguousarray(spans[:, 0]), np.ascontiguousarray(spans[:, 1])
 
@@ -82,14 +81,14 @@ def blocks_of(
     since: int | None = None,
     block_samples: int = BLOCK_SAMPLES,
 ) -> Iterator[SampleBlock]:
-    """Cut samples into blocks; all units of a node are in the same block.
+    """Split samples into blocks; all units of a node are in the same block.
 
-    A GPU that has moved has samples under two nodes; they are two pairs, and a row uses those of its present node.
+    A GPU that moved has samples under two nodes: these are two pairs, and a row uses those of its current node.
 
-    ``samples``: with ``timestamp``, ``node``, ``gpu`` (unless the unit is the node) and channels; any order. Tables
-    that follow each other in time, each sorted by pair and time (:meth:`Dataset.read_runs`), are not copied first.
-    A channel of the layout that a table lacks is unknown in all of its rows.
-    ``since``: samples before this instant (milliseconds since 1970) are left out.
+    ``samples``: ``timestamp``, ``node``, ``gpu`` (unless the unit is the node) and channels; any order. Consecutive
+    tables in time, each sorted by pair and time (:meth:`Dataset.read_runs`), are not copied first. Channels missing
+    from a table are unknown in all of its rows.
+    ``since``: samples before this instant (milliseconds since 1970) are skipped.
     Yields: in order of node name.
     """
     chunks = _chunks_of([samples] if isinstance(samples, pa.Table) else samples, layout, unit)
@@ -112,7 +111,7 @@ def blocks_of(
 
 
 def key_columns(unit: str) -> tuple[str, ...]:
-    """Name the key columns of samples that blocks are cut by."""
+    """Return the key columns by which samples are split into blocks."""
     return ("timestamp", "node") if unit == "node" else ("timestamp", "node", "gpu")
 
 
@@ -138,11 +137,11 @@ def _block(
 
 
 _MAX_CHUNKS = 64
-# Of one table: cut into more chunks than this, it is made one first, for each costs calls for each block and column.
+# Per table: with more chunks, combine them first, because each one costs calls per block and column.
 
 
 class _RowRange(NamedTuple):
-    """Rows of one pair that follow each other in a chunk: ``rows`` of them from ``begin`` on."""
+    """Contiguous rows of one pair in a chunk."""
 
     chunk: int
     begin: int
@@ -150,7 +149,7 @@ class _RowRange(NamedTuple):
 
 
 class _Column(NamedTuple):
-    """A column's values and their validity bits, from bit ``offset`` on; no bits where all are valid."""
+    """Values of a column and their validity bits, starting at bit ``offset``; no bits if all are valid."""
 
     held: npt.NDArray[Any]
     bits: ByteArray
@@ -163,7 +162,7 @@ class _Chunk:
 
     ``times``: milliseconds since 1970.
     ``pairs``: in order of the rows.
-    ``begins``: where the rows of each pair begin, and where the last ones end; shape (len(pairs) + 1,).
+    ``begins``: first row of each pair, then the end of the last one; shape (len(pairs) + 1,).
     """
 
     number: int
@@ -174,7 +173,7 @@ class _Chunk:
     begins: IntArray
 
     def since(self, time: int | None = None) -> list[tuple[Pair, _RowRange]]:
-        """Return the rows of each pair, without samples before an instant (ms), if one is given."""
+        """Return the row range of each pair, without samples before ``time`` (ms) if given."""
         begins, ends = self.begins[:-1], self.begins[1:]
         if time is not None:
             begins = _first_since(self.times, self.begins, time)
@@ -196,7 +195,7 @@ class _Chunk:
     ) -> None:
         """Copy ranges of rows into a block's arrays.
 
-        ``rows``: where each range begins here, where it begins in the block, and how many rows it has; shape (n, 3).
+        ``rows``: start of each range here, its start in the block, and its number of rows; shape (n, 3).
         """
         _copy(self.times, rows, times)
         for name, series in zip(layout.numbers, values, strict=True):
@@ -215,9 +214,9 @@ class _Chunk:
 
 
 def _chunks_of(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> list[_Chunk]:
-    """Lay tables out as chunks in which the samples of each pair ascend in time, from chunk to chunk as well.
+    """Convert tables to chunks with ascending times per pair, within and across chunks.
 
-    ``tables``: see :func:`blocks_of`. Tables that are not in such an order are sorted into one.
+    ``tables``: see :func:`blocks_of`; sorted first if necessary.
     """
     tables = [table for table in tables if table.num_rows]
     chunks = _in_order(tables, layout, unit)
@@ -257,7 +256,7 @@ def _in_order(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> l
 
 
 def _divided(part: pa.Table, times: IntArray, unit: str) -> tuple[list[Pair], IntArray] | None:
-    """Return the pairs and where the rows of each begin, or None if a pair's are apart or its times fall."""
+    """Return the pairs and the first row of each; None if a pair's rows are not contiguous and ascending."""
     node, nodes = _indices(part.column("node"))
     code, units = (node, nodes) if unit == "node" else _indices(part.column("gpu"))
     begins, ascend = _begins(node, code, times)
@@ -267,15 +266,15 @@ def _divided(part: pa.Table, times: IntArray, unit: str) -> tuple[list[Pair], In
 
 
 def epoch_ms(column: pa.ChunkedArray) -> IntArray:
-    """Return a timestamp column as milliseconds since 1970."""
+    """Convert a timestamp column to milliseconds since 1970."""
     if pa.types.is_timestamp(column.type) and column.type.unit != "ms":
         column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
-    # A copy, because Arrow's memory is read-only, and the kernels would be compiled once more for read-only arrays.
+    # A copy: Arrow's memory is read-only, and numba would compile the kernels again for read-only arrays.
     return np.array(column.cast(pa.int64()).to_numpy(), dtype=np.int64)
 
 
 def _indices(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[str]]:
-    """Return a column of names as positions in a list of them."""
+    """Dictionary-encode a column of names: indices and distinct names."""
     if not pa.types.is_dictionary(column.type):
         column = pc.dictionary_encode(column)
     unified = column.unify_dictionaries()
@@ -303,15 +302,15 @@ def _column(column: pa.ChunkedArray) -> _Column:
     chunk = column.chunk(0)
     validity, content = chunk.buffers()
     values = np.frombuffer(content, dtype=chunk.type.to_pandas_dtype())[chunk.offset : chunk.offset + len(chunk)]
-    # Arrow's readers leave bits for a column that lacks nothing, too. An empty array is read-only, as Arrow's memory
-    # is, so that one kernel is compiled for both.
+    # Arrow's readers keep validity bits even without nulls. An array over empty bytes is read-only like Arrow's memory,
+    # so one compiled kernel serves both.
     bits = np.frombuffer(validity if chunk.null_count else b"", dtype=np.uint8)
     return _Column(values, bits, chunk.offset)
 
 
 @njit(cache=True, nogil=True)
 def _begins(nodes: npt.NDArray[np.int32], units: npt.NDArray[np.int32], times: IntArray) -> tuple[IntArray, bool]:
-    """Find where the rows of each pair begin, with the end of the last, and whether times never fall in between."""
+    """Return the first row of each pair, then the end of the last; and whether times ascend within pairs."""
     begins = np.empty(times.size + 1, dtype=np.int64)
     count, ascend = 0, True
     for i in range(times.size):
@@ -326,7 +325,7 @@ def _begins(nodes: npt.NDArray[np.int32], units: npt.NDArray[np.int32], times: I
 
 @njit(cache=True, nogil=True)
 def _first_since(times: IntArray, begins: IntArray, time: int) -> IntArray:
-    """Find the first sample of each pair that is not before an instant; where its rows end, if there is none."""
+    """Return each pair's first sample at or after a time; the end of its rows if there is none."""
     firsts = np.empty(begins.size - 1, dtype=np.int64)
     for k in range(firsts.size):
         firsts[k] = begins[k] + np.searchsorted(times[begins[k] : begins[k + 1]], time)
@@ -349,7 +348,7 @@ def _fill(out: npt.NDArray[Any], rows: IntArray, value: Any) -> None:
 
 @njit(cache=True, nogil=True)
 def _widen(source: npt.NDArray[np.floating], bits: ByteArray, offset: int, rows: IntArray, out: FloatArray) -> None:
-    """Copy ranges, widened to doubles; NaN where a value is missing or not finite."""
+    """Copy ranges as float64; NaN where a value is missing or not finite."""
     for k in range(rows.shape[0]):
         begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
         given, taken = source[begin : begin + count], out[at : at + count]
@@ -357,13 +356,13 @@ def _widen(source: npt.NDArray[np.floating], bits: ByteArray, offset: int, rows:
             value = np.float64(given[i])
             # 0 unless it is not finite; np.isfinite would prevent vectorization
             taken[i] = value if value - value == 0 else np.nan
-        if bits.size > 0:  # behind the values, because a loop that asked for bits would do one value at a time
+        if bits.size > 0:  # in a second pass, because checking bits in the loop would prevent vectorization
             _forget(bits, offset + begin, taken)
 
 
 @njit(cache=True, nogil=True)
 def _forget(bits: ByteArray, begin: int, taken: FloatArray) -> None:
-    """Put NaN where the bits from ``begin`` on say that a value is missing."""
+    """Set values to NaN where their validity bits, starting at ``begin``, are unset."""
     number, end = begin, begin + taken.size
     while number < end:
         if number & 7 == 0 and number + 8 <= end and bits[number >> 3] == 255:
@@ -383,7 +382,7 @@ def _masks(
     out: npt.NDArray[np.uint64],
     there: npt.NDArray[np.bool_],
 ) -> None:
-    """Copy ranges of bitmasks; 0 where one is missing."""
+    """Copy ranges of bitmasks; 0 where missing."""
     for k in range(rows.shape[0]):
         begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
         if bits.size == 0:

@@ -1,9 +1,9 @@
-"""Window statistics of counters, enums and bitmasks: steps from sample to sample, and shares of set bits.
+"""Window statistics of counters, enums and bitmasks: steps between samples, and shares of set bits.
 
-The step between two consecutive known values belongs to the newer one's time, so a window's rise includes the step from
-the last value before the window if that value lies in the look-back. A fall is a reset: the new value counts as the
-rise. Where a sample has its own rise within the step (``X_rise``, from a roll-up), that is taken instead. A rise is NaN
-if no step ended in the window; changes are NaN if no value is known in it.
+The step between two consecutive known values is dated by the newer one, so a window's rise includes the step from the
+last value before the window if that value lies in the look-back. A decrease is a reset: the new value counts as the
+rise. If a sample has its own rise within the step (``X_rise``, from a roll-up), that is used instead. A rise is NaN if
+no step ended in the window; changes are NaN if the window has no known value.
 """
 
 import numpy as np
@@ -16,13 +16,13 @@ from features.windows.pane_index import PaneIndex, Visits, level_offset
 COUNTER_STATISTICS = ("last", "rise", "rise_delta")
 ENUM_STATISTICS = ("last", "changes")
 
-# What a counter's node holds: the newest and the oldest known value (NaN: none); whether the oldest one's own rise is
-# unknown, so that the step to it from an older value is still to be counted; amount and number of the steps at samples
-# without a value that are newer than the newest value (they count only where no newer value waits for its step); amount
-# and number of the steps from the newest value on.
+# Fields of a counter node: newest and oldest known value (NaN: none); whether the oldest one's own rise is unknown, so
+# that the step into it from an older value is pending; amount and number of steps at samples without a value that are
+# newer than the newest value (ignored if a newer value's step is pending); amount and number of steps from the newest
+# value back.
 _NEWEST, _OLDEST, _PENDING, _HEAD, _HEAD_STEPS, _AMOUNT, _STEPS, _FIELDS = range(8)
 
-# What an enum's node holds: newest and oldest known value (NaN: none), known values, changes among them.
+# Fields of an enum node: newest and oldest known value (NaN: none), known values, changes among them.
 _ENUM_NEWEST, _ENUM_OLDEST, _ENUM_KNOWN, _ENUM_CHANGES, _ENUM_FIELDS = range(5)
 
 
@@ -33,7 +33,7 @@ def _rise(newer: float, older: float) -> float:
 
 @njit(cache=True, nogil=True)
 def _sum_counter(series: FloatArray, rises: FloatArray, first: int, last: int, into: FloatArray) -> None:
-    """Sum up the samples ``first`` to ``last - 1``, the newest first; ``rises`` is empty where there are none."""
+    """Aggregate the samples ``first`` to ``last - 1``, newest first; ``rises`` may be empty."""
     newest = np.nan
     oldest = np.nan
     pending = False
@@ -81,7 +81,7 @@ def _take_node(nodes: FloatArray, node: int, into: FloatArray) -> None:
 def _join_counters(newer: FloatArray, older: FloatArray, into: FloatArray) -> None:
     has_newer = not np.isnan(newer[_NEWEST])
     has_older = not np.isnan(older[_NEWEST])
-    for field in range(_FIELDS):  # a slice is taken for one that may overlap, which costs ten times as much
+    for field in range(_FIELDS):  # numba assumes that slices may overlap, which is ten times slower
         into[field] = newer[field]
     if not has_newer:
         into[_HEAD] += older[_HEAD]
@@ -102,11 +102,11 @@ def _join_counters(newer: FloatArray, older: FloatArray, into: FloatArray) -> No
 
 @njit(cache=True, nogil=True)
 def counter_nodes(values: FloatArray, counter_at: int, rise_at: IntArray, index: PaneIndex, levels: int) -> FloatArray:
-    """Sum up the panes of counters, and join them level by level.
+    """Aggregate the panes of counters, and merge them level by level.
 
     ``values``: NaN where a value is missing; shape (series, n).
-    ``counter_at``: row of ``values`` with the first counter.
-    ``rise_at``: row of ``values`` with each counter's rise within a sample's step; -1: it has none; shape (counters,).
+    ``counter_at``: row of the first counter in ``values``.
+    ``rise_at``: row of each counter's rise within a sample's step; -1: none; shape (counters,).
     Returns shape (counters, nodes, fields).
     """
     nodes = np.empty((rise_at.size, index.nodes, _FIELDS))
@@ -142,7 +142,7 @@ def counter_windows(
     """Fill the statistics of counters; parameters as for :func:`counter_nodes` and ``gauge_windows``.
 
     ``table``: as there, for ``COUNTER_STATISTICS``. The last value of a counter has no age limit within the look-back:
-    only levels that persist are asked for.
+    only persistent levels are requested.
     """
     rows, edges = visits.stops.shape
     amount = np.empty(edges)
@@ -157,7 +157,7 @@ def counter_windows(
         rises = values[rise_at[c]] if rise_at[c] >= 0 else values[0, :0]
         for row in range(rows):
             newest = np.nan
-            waiting = np.nan  # the value whose step from an older one is still to be counted, in its own stretch
+            waiting = np.nan  # value whose step from an older one is pending, in its interval
             waiting_edge = 0
             pending = False
             visit = visits.begin[row]
@@ -245,7 +245,7 @@ def _sum_enum(series: FloatArray, first: int, last: int, into: FloatArray) -> No
 
 @njit(cache=True, nogil=True)
 def enum_nodes(values: FloatArray, enum_at: int, n_enums: int, index: PaneIndex, levels: int) -> FloatArray:
-    """Sum up the panes of enums as :func:`counter_nodes` does those of counters; shape (enums, nodes, fields)."""
+    """Aggregate the panes of enums as :func:`counter_nodes` does for counters; shape (enums, nodes, fields)."""
     nodes = np.empty((n_enums, index.nodes, _ENUM_FIELDS))
     for c in range(n_enums):
         for run in range(index.run_first.size):
@@ -350,9 +350,9 @@ def _count(flags: BitArray, known: BoolArray, mask: int, first: int, last: int) 
 def flag_nodes(
     flags: BitArray, known: BoolArray, bits_flag: IntArray, bits_mask: BitArray, index: PaneIndex, levels: int
 ) -> FloatArray:
-    """Count the samples in the panes with any bit of each set, and join them level by level.
+    """Count the samples of each pane with any bit of each set, and merge panes level by level.
 
-    ``flags``, ``known``: bitmasks, and where they were reported; shape (masks, n).
+    ``flags``, ``known``: bitmasks, and whether they were reported; shape (masks, n).
     ``bits_flag``, ``bits_mask``: row of ``flags`` and bits of each set; shape (sets,).
     ``levels``: levels to fill, at most the index's.
     Returns shape (sets, nodes, 2).
@@ -388,9 +388,9 @@ def flag_windows(
     table: IntArray,
     out: npt.NDArray[np.float32],
 ) -> None:
-    """Fill the share of a window's samples in which any bit of a set is set.
+    """Fill the share of a window's samples with any bit of a set.
 
-    Parameters as for :func:`flag_nodes` and :func:`features.windows.gauges.gauge_windows`; ``table`` has the shape
+    Parameters as for :func:`flag_nodes` and :func:`features.windows.gauges.gauge_windows`; ``table`` has shape
     (windows, sets).
     """
     rows, edges = visits.stops.shape

@@ -1,11 +1,11 @@
 """Window statistics of gauges, from panes and single samples.
 
-Statistics are taken in float64 and narrowed at the very end. Sums are of differences from the newest value of a pane,
-and then of a row's look-back: that value is itself a member of the window, so the standard deviation has no
-cancellation to fear, whatever the level.
+Statistics are computed in float64 and narrowed at the end. Sums are of differences from the newest value, first of a
+pane and then of a row's look-back: that value is itself in the window, so the standard deviation does not suffer from
+cancellation at any level.
 
-Nodes hold all gauges of a field side by side: a row's visits are gone through once, and each node is joined for all
-gauges in one loop without branches. Selects replace branches for unknown values.
+Nodes store each field of all gauges contiguously: a row's visits are traversed once, and each node is merged for all
+gauges in one branch-free loop. Selects replace branches for unknown values.
 """
 
 import numpy as np
@@ -21,9 +21,9 @@ _LAST, _MEAN, _STD, _MIN, _MAX, _SLOPE, _DELTA = range(7)
 _PER_HOUR = 1.0 / 3_600_000.0
 
 _TOGETHER = 16
-"""Panes whose nodes are filled gauge by gauge before the next ones: few enough for the nearest cache."""
+"""Panes per batch whose nodes are filled gauge by gauge: few enough to stay in the L1 cache."""
 
-# What a node holds: known values, sum and sum of squares of (value - newest value), sum and sum of squares of hours
+# Fields of a node: known values, sum and sum of squares of (value - newest value), sum and sum of squares of hours
 # before the newest value's time, sum of their products, lowest and highest value, newest value, its time (ms).
 _COUNT, _TOTAL, _SQUARE, _HOURS, _HOURS_SQUARE, _PRODUCT, _LOW, _HIGH, _NEWEST, _TIME, _FIELDS = range(11)
 
@@ -39,7 +39,7 @@ def _empty(into: FloatArray) -> None:
 def _add_samples(
     times: IntArray, values: FloatArray, c: int, low_at: int, high_at: int, first: int, last: int, into: FloatArray
 ) -> None:
-    """Add samples to one gauge, the newest first. Rows are given by number: slices cost more than few samples."""
+    """Add samples to one gauge, newest first. Rows are passed by index: slicing costs more than few samples."""
     count = into[_COUNT]
     total = into[_TOTAL]
     square = into[_SQUARE]
@@ -50,7 +50,7 @@ def _add_samples(
     high = into[_HIGH]
     newest = into[_NEWEST]
     time = into[_TIME]
-    if count == 0.0:  # before the loop, which is faster for not asking
+    if count == 0.0:  # hoisted out of the loop for speed
         for i in range(last - 1, first - 1, -1):
             if not np.isnan(values[c, i]):
                 newest = values[c, i]
@@ -87,7 +87,7 @@ def _add_samples(
 
 @njit(cache=True, nogil=True)
 def _add_means(values: FloatArray, c: int, first: int, last: int, into: FloatArray) -> None:
-    """Add samples of which only the mean is wanted to one gauge."""
+    """Add samples to one gauge if only its mean is wanted."""
     count = into[_COUNT]
     total = into[_TOTAL]
     newest = into[_NEWEST]
@@ -105,12 +105,12 @@ def _add_means(values: FloatArray, c: int, first: int, last: int, into: FloatArr
 
 @njit(cache=True, nogil=True)
 def _add_node(node: FloatArray, into: FloatArray) -> None:
-    """Add a node that is older than everything added before, for all gauges."""
+    """Add a node older than everything added so far, for all gauges."""
     for c in range(into.shape[1]):
         count = node[_COUNT, c]
         total = node[_TOTAL, c]
         hours = node[_HOURS, c]
-        begins = into[_COUNT, c] == 0.0  # newest and time of a node without known values are 0, as where nothing is yet
+        begins = into[_COUNT, c] == 0.0  # an empty node's newest and time are 0, the initial values
         newest = node[_NEWEST, c] if begins else into[_NEWEST, c]
         time = node[_TIME, c] if begins else into[_TIME, c]
         moved = node[_NEWEST, c] - newest if count > 0.0 else 0.0
@@ -129,7 +129,7 @@ def _add_node(node: FloatArray, into: FloatArray) -> None:
 
 @njit(cache=True, nogil=True)
 def _add_node_mean(node: FloatArray, into: FloatArray) -> None:
-    """Add a node of which only the mean is wanted, for all gauges."""
+    """Add a node for all gauges if only the mean is wanted."""
     for c in range(into.shape[1]):
         count = node[_COUNT, c]
         newest = node[_NEWEST, c] if into[_COUNT, c] == 0.0 else into[_NEWEST, c]
@@ -143,12 +143,11 @@ def _add_node_mean(node: FloatArray, into: FloatArray) -> None:
 def gauge_nodes(
     times: IntArray, values: FloatArray, low_at: IntArray, high_at: IntArray, index: PaneIndex, levels: int
 ) -> FloatArray:
-    """Sum up the panes of gauges, and join them level by level.
+    """Aggregate the panes of gauges, and merge them level by level.
 
     ``times``: sample times in milliseconds; shape (n,).
     ``values``: gauges first; NaN where a value is missing; shape (series, n).
-    ``low_at``, ``high_at``: row of ``values`` with each gauge's lowest (highest) value within a sample's step; -1: it
-    has none; shape (gauges,).
+    ``low_at``, ``high_at``: row of each gauge's minimum (maximum) within a sample's step; -1: none; shape (gauges,).
     Returns shape (nodes, fields, gauges).
     """
     nodes = np.empty((index.nodes, _FIELDS, low_at.size))
@@ -191,8 +190,8 @@ def gauge_windows(
     """Fill the statistics of gauges.
 
     ``nodes``: from :func:`gauge_nodes` for the same ``values``, with the levels that the visits use.
-    ``window_edge``: for each window the edges of the visits at its own age and at its double; -1 where the double is
-    not wanted; shape (windows, 2).
+    ``window_edge``: edges of the visits at each window's age and at its double; -1: double not wanted; shape (windows,
+    2).
     ``table``: column of ``out`` for each of ``GAUGE_STATISTICS``, window and gauge; -1: not wanted; shape (7, windows,
     gauges).
     ``out``: NaN where a statistic is unknown; shape (rows, columns).
@@ -241,7 +240,7 @@ def _add_stretch(
     sums: FloatArray,
     one: FloatArray,
 ) -> None:
-    """Add samples outside of tree nodes, for all gauges; ``one`` is room for a gauge's sums."""
+    """Add samples outside of tree nodes, for all gauges; ``one`` is scratch space."""
     for c in range(low_at.size):
         for field in range(_FIELDS):
             one[field] = sums[field, c]
@@ -255,7 +254,7 @@ def _add_stretch(
 
 @njit(cache=True, nogil=True)
 def _reaches(window_edge: IntArray, table: IntArray) -> tuple[int, int]:
-    """Return the last edge of any window, and the last one up to which the mean of the window before is wanted."""
+    """Return the last edge of any window, and the last edge up to which means are needed."""
     last_full = 0
     last_mean = 0
     for w in range(window_edge.shape[0]):
@@ -267,7 +266,7 @@ def _reaches(window_edge: IntArray, table: IntArray) -> tuple[int, int]:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _statistics(sums: FloatArray, found: FloatArray) -> None:
-    """Work out what needs one window alone, for all gauges."""
+    """Compute the statistics of one window, for all gauges."""
     for c in range(sums.shape[1]):
         n = sums[_COUNT, c]
         newest = sums[_NEWEST, c]
@@ -277,7 +276,7 @@ def _statistics(sums: FloatArray, found: FloatArray) -> None:
         found[_MEAN, c] = newest + mean
         spread = max(sums[_SQUARE, c] - total * mean, 0.0)
         found[_STD, c] = np.sqrt(spread / (n - 1.0)) if n > 1.0 else np.nan
-        low = sums[_LOW, c]  # from roll-ups also where the value itself is missing
+        low = sums[_LOW, c]  # roll-ups have it even if the value itself is missing
         found[_MIN, c] = low if low < np.inf else np.nan
         high = sums[_HIGH, c]
         found[_MAX, c] = high if high > -np.inf else np.nan
@@ -288,7 +287,7 @@ def _statistics(sums: FloatArray, found: FloatArray) -> None:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _delta(sums: FloatArray, own_count: FloatArray, own_total: FloatArray, found: FloatArray) -> None:
-    """Work out the mean of a window less that of the window before, for all gauges."""
+    """Compute the mean of a window minus that of the preceding window, for all gauges."""
     for c in range(sums.shape[1]):
         n = own_count[c]
         before = sums[_COUNT, c] - n

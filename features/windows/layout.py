@@ -1,4 +1,4 @@
-"""How the channels of a dataset lie in the arrays that the kernels read."""
+"""Layout of a dataset's channels in the arrays that the kernels read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from telemetry.dataset.channels import ROLLUP_SUFFIXES, Channel
 
 @dataclass(frozen=True, slots=True)
 class ChannelLayout:
-    """The channels of a dataset, by kind, with their roll-up columns taken out of the list.
+    """Channels of a dataset by kind, without their roll-up columns.
 
-    A roll-up column (``X_min``, ``X_max`` of a gauge, ``X_rise`` of a counter) is not a channel of its own here: it
-    refines the statistics of ``X``. In the value array of a block the gauges come first, then the lows, highs,
-    counters, rises and enums; flags have their own array because a bitmask does not fit a float.
+    A roll-up column (``X_min``, ``X_max`` of a gauge, ``X_rise`` of a counter) is not a separate channel: it refines
+    the statistics of ``X``. The value array of a block holds gauges, lows, highs, counters, rises and enums, in this
+    order; flags have their own array because a bitmask does not fit into a float.
 
-    ``gauges``, ``counters``, ``flags``, ``enums``: channels of each kind, in the order of the dataset's list.
-    ``lows``, ``highs``, ``rises``: each roll-up column with the position of its gauge or counter.
+    ``gauges``, ``counters``, ``flags``, ``enums``: channels of each kind, in dataset order.
+    ``lows``, ``highs``, ``rises``: position of its gauge or counter, by roll-up column.
     """
 
     gauges: tuple[Channel, ...]
@@ -34,7 +34,7 @@ class ChannelLayout:
 
     @classmethod
     def of(cls, channels: Mapping[str, Channel]) -> Self:
-        """Sort the channels of a dataset (roll-ups among them) into a layout."""
+        """Build a layout from the channels of a dataset, including roll-ups."""
         base: dict[str, list[Channel]] = {"gauge": [], "counter": [], "flags": [], "enum": []}
         owners = {name: _rolled_up(name, channels) for name in channels}
         for name, channel in channels.items():
@@ -67,27 +67,27 @@ class ChannelLayout:
 
     @property
     def low_at(self) -> npt.NDArray[np.int64]:
-        """For each gauge the row of the value array with its lows; -1: it has none."""
+        """Row of the value array with each gauge's lows; -1: none."""
         return _positions(self.lows, self.offset("lows"), len(self.gauges))
 
     @property
     def high_at(self) -> npt.NDArray[np.int64]:
-        """For each gauge the row of the value array with its highs; -1: it has none."""
+        """Row of the value array with each gauge's highs; -1: none."""
         return _positions(self.highs, self.offset("highs"), len(self.gauges))
 
     @property
     def rise_at(self) -> npt.NDArray[np.int64]:
-        """For each counter the row of the value array with its rises; -1: it has none."""
+        """Row of the value array with each counter's rises; -1: none."""
         return _positions(self.rises, self.offset("rises"), len(self.counters))
 
     def offset(self, part: str) -> int:
-        """Return where ``lows``, ``highs``, ``counters``, ``rises``, ``enums`` or ``end`` begin in the value array."""
+        """Return the first row of ``lows``, ``highs``, ``counters``, ``rises``, ``enums`` or ``end``."""
         groups = ("gauges", "lows", "highs", "counters", "rises", "enums", "end")
         return sum(len(getattr(self, group)) for group in groups[: groups.index(part)])
 
 
 def unknown_channel(name: str, channels: Mapping[str, Channel], where: str) -> InputError:
-    """Say that a dataset lacks a channel that a parameter names."""
+    """Build the error for a parameter that names a channel missing from the dataset."""
     hint = nearest_hint(name, channels, f"It has: {', '.join(sorted(channels)) or 'none'}.")
     return InputError(f"the dataset has no channel '{name}'", where, hint)
 

@@ -1,9 +1,9 @@
-"""Panes: stretches of absolute time whose samples are summed up once, so that long windows need not read them again.
+"""Panes: spans of absolute time whose samples are aggregated once, so that long windows need not read them again.
 
-A pane is ``(phase + k * length, phase + (k + 1) * length]``. Panes are joined two by two into nodes, level by level; a
-window is then made of few nodes and, at its ends, of single samples. Which nodes make a window depends on time alone,
-never on where a dataset begins, so a live row that is given only the samples of its look-back sums in the same order as
-a training row and is bit-identical with it.
+A pane is ``(phase + k * length, phase + (k + 1) * length]``. Panes are merged pairwise into nodes, level by level; a
+window then consists of a few nodes, plus single samples at its ends. Which nodes form a window depends on time alone,
+never on the start of the dataset, so a live row computed from its look-back alone sums in the same order as a training
+row and is bit-identical to it.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,15 @@ from numba import njit
 from features.windows.blocks import FloatArray, IntArray, RowSpans, SampleBlock
 
 MIN_STEPS = 6
-"""A pane is at least so many steps of the dataset long: shorter ones cost more than the samples they represent."""
+"""Minimum length of a pane in steps of the dataset: shorter panes cost more than the samples they replace."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaneSpec:
-    """How time is cut.
+    """Division of time into panes.
 
-    ``phase``: where panes end: at ``phase`` plus multiples of the length, milliseconds since 1970.
-    ``look_back``: largest age that any window asks for, milliseconds. Samples further apart than this never meet in a
-    window.
+    ``phase``: panes end at ``phase`` plus multiples of the length, milliseconds since 1970.
+    ``look_back``: longest age that any window covers, milliseconds. Samples further apart never share a window.
     """
 
     length: int
@@ -34,7 +33,7 @@ class PaneSpec:
 
     @classmethod
     def of(cls, *, every: int, origin: int, delay: int, step: int, look_back: int) -> Self:
-        """Choose panes for a decision grid: rows of the grid begin and, where windows allow, end at their borders.
+        """Align panes to a decision grid: windows of grid rows end at pane borders and, if possible, start there.
 
         ``every``, ``origin``: ``decision.every`` and ``decision.origin``, milliseconds.
         ``delay``, ``step``: ``features.delay`` and the dataset's step, milliseconds.
@@ -44,27 +43,27 @@ class PaneSpec:
 
     @property
     def levels(self) -> int:
-        """Levels of nodes that the longest window can use; 0 where no window holds a pane."""
+        """Levels of nodes that the longest window can use; 0 if no window holds a pane."""
         return levels_of(self.look_back, self.length)
 
 
 def levels_of(look_back: int, length: int) -> int:
-    """Return how many levels of nodes fit into a window of ``look_back``; 0 where it is shorter than a pane."""
+    """Return how many levels of nodes fit into a window of ``look_back``; 0 if it is shorter than a pane."""
     return (look_back // length).bit_length()
 
 
 class PaneIndex(NamedTuple):
-    """Positions of the samples of each pane in a block, and of its nodes in tables of nodes.
+    """Positions of each pane's samples in a block, and of its nodes in node tables.
 
-    Samples of a unit form a run until they are further apart than the look-back; each run has its own panes, so that a
-    silence of years costs nothing.
+    A run is a sequence of a unit's samples without a gap longer than the look-back; each run has its own panes, so that
+    a silence of years costs nothing.
 
-    ``length``, ``phase``: as :class:`PaneSpec` has them.
+    ``length``, ``phase``: as in :class:`PaneSpec`.
     ``run_first``: first sample of each run, ascending; shape (runs,).
     ``run_pane``: number k of each run's first pane, a multiple of ``2 ** (levels - 1)``; shape (runs,).
     ``run_panes``: panes of each run, a multiple of the same; shape (runs,).
     ``run_node``: first node of each run; shape (runs,).
-    ``run_start``: where each run's entries in ``starts`` begin; it has one more than panes; shape (runs,).
+    ``run_start``: first entry of each run in ``starts``, which has one more entry than panes; shape (runs,).
     ``starts``: first sample of each pane.
     """
 
@@ -84,8 +83,7 @@ def index_panes(times: IntArray, begins: IntArray, ends: IntArray, spec: PaneSpe
     """Index the panes of a block.
 
     ``times``: sample times in milliseconds, ascending within each unit; shape (n,).
-    ``begins``, ``ends``: samples of each unit, ascending and apart from each other; units without samples may be among
-    them; shape (units,).
+    ``begins``, ``ends``: sample range of each unit, ascending and disjoint, possibly empty; shape (units,).
     """
     levels = spec.levels
     if levels == 0:
@@ -138,7 +136,7 @@ def _find_starts(
 
 @njit(cache=True, nogil=True)
 def level_offset(panes: int, level: int) -> int:
-    """Return where a level's nodes begin among a run's, given its number of panes."""
+    """Return the offset of a level among a run's nodes, given its number of panes."""
     return 2 * (panes - (panes >> level))
 
 
@@ -157,15 +155,15 @@ def newest_usable(times: IntArray, begin: int, end: int, border: int) -> int:
 
 
 class Visits(NamedTuple):
-    """What the windows of some rows are made of: nodes and ranges of single samples, from the newest to the oldest.
+    """Composition of each row's windows: nodes and ranges of single samples, from newest to oldest.
 
-    A sample at time s has the age ``border - s``; it is usable if that is zero or more, and lies in the stretch ``e``
-    if ``edges[e - 1] <= age < edges[e]`` (from zero for the first).
+    A sample at time s has the age ``border - s``; it is usable if that is zero or more, and belongs to the age interval
+    ``e`` if ``edges[e - 1] <= age < edges[e]`` (from zero for the first).
 
     ``node``: node of each visit, or -1 for a range of samples; shape (visits,).
-    ``first``, ``last``: the samples of each visit, a node's too: first and one past the last; shape (visits,).
+    ``first``, ``last``: samples of each visit, also of a node: first, and one past the last; shape (visits,).
     ``begin``: first visit of each row; shape (rows,).
-    ``stops``: one past the last visit of each row's stretches; shape (rows, edges).
+    ``stops``: one past the last visit of each row's age intervals; shape (rows, edges).
     """
 
     node: IntArray
@@ -179,12 +177,12 @@ class Visits(NamedTuple):
 def visit_windows(
     times: IntArray, begins: IntArray, ends: IntArray, borders: IntArray, edges: IntArray, index: PaneIndex, levels: int
 ) -> Visits:
-    """List what rows' windows are made of.
+    """List the nodes and sample ranges that make up the windows of rows.
 
     ``begins``, ``ends``: samples of each row's unit; shape (rows,).
     ``borders``: newest usable time of each row: decision time minus reporting delay, milliseconds; shape (rows,).
-    ``edges``: Ages, ascending, milliseconds.
-    ``levels``: levels of nodes to use, at most the index's; 0: samples alone.
+    ``edges``: ages, ascending, milliseconds.
+    ``levels``: levels of nodes to use, at most the index's; 0: samples only.
     """
     rows = borders.size
     begin = np.empty(rows, dtype=np.int64)
@@ -217,7 +215,7 @@ def visit_windows(
                 if newest <= low:
                     high = low
                     break
-                k = (newest - index.phase - 1) // index.length + 1  # of the pane after that of the newest sample left
+                k = (newest - index.phase - 1) // index.length + 1  # pane after the newest remaining sample
                 pane_end = index.phase + k * index.length
                 if levels > 0 and pane_end <= high and pane_end - index.length >= low:
                     level = _level(k, levels, (pane_end - low) // index.length)
@@ -242,7 +240,7 @@ def visit_windows(
 
 @njit(cache=True, nogil=True)
 def _level(k: int, levels: int, room: int) -> int:
-    """Return the highest level whose node ends before pane ``k`` and is no more than ``room`` panes long."""
+    """Return the highest level whose node ends before pane ``k`` and spans at most ``room`` panes."""
     level = 0
     while level + 1 < levels and k & ((2 << level) - 1) == 0 and (2 << level) <= room:
         level += 1
@@ -257,7 +255,7 @@ def _grown(array: IntArray, room: int) -> IntArray:
 
 
 class Panes:
-    """The panes of one block of samples; the groups share their nodes."""
+    """Panes of one block of samples; feature groups share their nodes."""
 
     def __init__(self, block: SampleBlock, spec: PaneSpec) -> None:
         self.block = block
@@ -266,14 +264,14 @@ class Panes:
         self._kept: dict[str, FloatArray] = {}
 
     def visits(self, rows: RowSpans, edges: IntArray) -> tuple[Visits, int]:
-        """List what the windows of rows are made of, and how many levels of nodes that takes; 0: samples alone."""
+        """List the visits of rows, and the number of node levels they use; 0: samples only."""
         index = self.index
         levels = min(levels_of(int(edges[-1]), index.length), index.levels) if edges.size and not rows.cut else 0
         visits = visit_windows(self.block.times, rows.begins, rows.ends, rows.borders, edges, index, levels)
         return visits, levels
 
     def nodes(self, kind: str, levels: int, make: Callable[[], FloatArray]) -> FloatArray:
-        """Give the nodes of a kind of channel, made once; none if no level is used."""
+        """Return the nodes of a kind of channel, computed once; empty if no level is used."""
         if levels == 0:
             return np.empty((0, 0, 0))
         if kind not in self._kept:

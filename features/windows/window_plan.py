@@ -1,4 +1,4 @@
-"""The plan of window statistics: which ones a channel gets, by its kind, and the tables that tell the kernels so."""
+"""Plan of window statistics: the statistics of each kind of channel, and the tables that drive the kernels."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ from telemetry.dataset.channels import CATALOGUE, Channel
 FLAG_BITS: dict[str, tuple[tuple[str, int], ...]] = {
     "clocks_event_reasons": (("hw_slowdown", 0x8), ("sw_thermal", 0x20), ("hw_thermal", 0x40), ("power_brake", 0x80))
 }
-"""Bits of a known bitmask that are worth a column of their own (nvml.h, nvmlClocksEventReasons): clocks lowered by the
-hardware, by software and by hardware for temperature, and by the power brake. The other bits are set in healthy use:
-idle (0x1), application clocks (0x2) and the power cap (0x4) say nothing of a fault."""
+"""Bits of known bitmasks with columns of their own (nvml.h, nvmlClocksEventReasons): clocks reduced by hardware
+slowdown, by software or hardware thermal slowdown, or by the power brake. Other bits are normal in healthy operation:
+idle (0x1), application clocks (0x2) and the power cap (0x4) do not indicate a fault."""
 
 PERSISTENT_COUNTERS = frozenset(
     {
@@ -42,7 +42,7 @@ PERSISTENT_COUNTERS = frozenset(
         "row_remap_uncorrectable_total",
     }
 )
-"""Counters of the catalogue whose level itself means something: they are kept on the board and never reset."""
+"""Catalogue counters whose level is meaningful: stored on the board and never reset."""
 
 _ALL_BITS = 0xFFFFFFFFFFFFFFFF
 _Wanted = tuple[str, Sequence[int]]
@@ -50,16 +50,14 @@ _Wanted = tuple[str, Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """The window statistics of a layout: their columns, and how the kernel fills them.
+    """Window statistics of a layout: their columns and the kernel tables.
 
-    ``edges``: every window and, where anything older than a window matters to it, its double, in milliseconds,
-    ascending.
-    ``window_edge``: positions of each window and its double in ``edges``; -1 where there are no doubles; shape
-    (windows, 2).
-    ``gauge_table``, ``counter_table``, ``enum_table``: column of each statistic; -1 where it is not wanted; shape
-    (statistics, windows, channels).
-    ``flag_table``: column of each set's share; shape (windows, sets).
-    ``bits_flag``, ``bits_mask``: flags column and bits of each named set of bits; shape (sets,).
+    ``edges``: every window and, if the window before it is needed, its double, in milliseconds, ascending.
+    ``window_edge``: positions of each window and its double in ``edges``; -1 without doubles; shape (windows, 2).
+    ``gauge_table``, ``counter_table``, ``enum_table``: column of each statistic; -1: not wanted; shape (statistics,
+    windows, channels).
+    ``flag_table``: column of each bit set's share; shape (windows, sets).
+    ``bits_flag``, ``bits_mask``: flags channel and bits of each named bit set; shape (sets,).
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -77,23 +75,23 @@ class WindowPlan:
     def telemetry(cls, layout: ChannelLayout, windows: Sequence[timedelta]) -> "WindowPlan":
         """Plan the ``telemetry`` group.
 
-        The smallest window sees few samples, so only what few samples can carry is taken over it; spread, extremes and
-        trends are taken over the larger ones ("larger": all but the smallest, or the only one).
+        The smallest window has few samples and gets only robust statistics; spread, extremes and trends are computed
+        over the larger ones ("larger": all but the smallest, or the only one).
 
         ========  =====================================================================================
-        gauge     last (no older than the smallest window), mean (each window); std, min, max, slope an
-                  hour, delta against the window before (larger windows)
-        gauge     of unit ``bool``: last, and max (larger windows): the rest says nothing more
-        counter   reset-aware rise (each window); rise_delta against the rise of the window before (larger
-                  windows; the step into the oldest sample of the window before the largest one is left out, for
-                  nothing older is looked at); last, the level, where it persists on the board or the catalogue
-                  does not know
+        gauge     last (no older than the smallest window), mean (each window); std, min, max, slope per
+                  hour, delta from the preceding window (larger windows)
+        gauge     of unit ``bool``: last, and max (larger windows)
+        counter   reset-aware rise (each window); rise_delta from the rise of the preceding window (larger
+                  windows; for the largest window it omits the step into the preceding window's oldest
+                  sample, as nothing older is read); last, the level, if stored on the board or unknown
+                  to the catalogue
         flags     share of samples with the bit set (larger windows), for the bits of ``FLAG_BITS``; any bit
-                  for bitmasks that the catalogue does not know
+                  for bitmasks unknown to the catalogue
         enum      last (no older than the smallest window), number of changes (larger windows)
         ========  =====================================================================================
 
-        ``layout``: Channels; one with only nulls in the data still has its columns.
+        ``layout``: channels; those without data still have columns.
         """
         every = range(len(windows))
         larger = range(1, len(windows)) if len(windows) > 1 else range(1)
@@ -189,9 +187,9 @@ class WindowPlan:
     def fill(self, panes: Panes, rows: RowSpans, out: npt.NDArray[np.float32], offset: int = 0) -> None:
         """Write the statistics of ``rows`` into ``out[:, offset:]``.
 
-        ``rows``: for each row its unit's samples and its border in time.
+        ``rows``: sample range and time border of each row.
         ``out``: filled in place; shape (rows, columns).
-        ``offset``: column of ``out`` at which this plan's columns begin.
+        ``offset``: first column of this plan in ``out``.
         """
         block, layout, doubles, index = panes.block, self.layout, self.window_edge, panes.index
         visits, levels = panes.visits(rows, self.edges)

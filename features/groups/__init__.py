@@ -1,4 +1,4 @@
-"""The feature groups, one module each: which columns a group adds and how they are computed at a decision time.
+"""Feature groups, one module each: the columns a group adds and how they are computed at a decision time.
 
-Add a group by writing a module here and registering it in :mod:`features.matrix.plan`.
+To add a group, write a module here and register it in :mod:`features.matrix.plan`.
 """

@@ -1,10 +1,9 @@
-"""Failure domains: what failed among the units that share a place, a make, a batch or an age, per unit-day in service.
+"""Failure domains: event rates of units that share a location, model, batch or age, per unit-day in service.
 
-A domain is the value of an inventory column (``rack``, ``nvlink_domain``), of several that are nested (``[cabinet,
-cage]``), or a range of the number at the end of one (``serial/1000``). ``fleet`` is everyone, so that an epidemic
-shows; ``age`` are the units that have been in service about as long. Counts are divided by exposure: a large rack is
-not a bad rack. On Titan's GPUs cage, cabinet and serial batch are worth a fifth of average precision beyond GPU and
-node.
+A domain is the value of an inventory column (``rack``, ``nvlink_domain``), of nested columns (``[cabinet, cage]``), or
+a range of a column's trailing number (``serial/1000``). ``fleet`` includes all units, to detect epidemics; ``age``
+groups units by time in service. Counts are divided by exposure: a large rack is not a bad rack. On Titan's GPUs, cage,
+cabinet and serial batch add a fifth of average precision beyond GPU and node.
 """
 
 import re
@@ -27,29 +26,29 @@ HALF_LIFE = timedelta(days=30)
 """Half-life of the recency-weighted rate of a domain."""
 
 AGE_STEP = timedelta(days=91)
-"""Units whose time in service lies in the same step of this length are of one age."""
+"""Width of an age group."""
 
 WHATS = ("incident", "xid_hardware")
-"""What is counted of a domain."""
+"""Event types that are counted per domain."""
 
 _PER = 1000.0 * 86_400_000.0  # rates are per 1,000 unit-days
-_SMOOTHING = 1.0  # incidents of the fleet's rate added to both sides of a comparison with it
+_SMOOTHING = 1.0  # pseudo-incidents at the fleet's rate that shrink ``relative`` to 1
 _RANGE = re.compile(r"(?P<column>.+)/(?P<width>[1-9]\d*)")
 _NUMBER = re.compile(r"(\d+)\s*\Z")
 _SPECIAL = ("fleet", "age")
 
 
 def domain_name(scope: DomainScope) -> str:
-    """Name a domain as column names do: ``rack``, ``cabinet_cage``, ``serial_1000``."""
+    """Return the name of a domain in column names: ``rack``, ``cabinet_cage``, ``serial_1000``."""
     return "_".join(scope) if isinstance(scope, tuple) else scope.replace("/", "_")
 
 
 def domain_columns(scope: DomainScope, windows: Sequence[timedelta]) -> list[FeatureColumn]:
     """List the columns of a domain.
 
-    Returns: of incidents and hardware XIDs ``rate`` per 1,000 unit-days in each window; of incidents also ``relative``
-    (that rate over the fleet's, drawn to 1 where few are expected; not of the fleet), ``recency_rate`` (recent ones
-    count more) and hours ``since`` the last.
+    Returns: ``rate`` of incidents and hardware XIDs per 1,000 unit-days in each window; for incidents also ``relative``
+    (ratio to the fleet's rate, shrunk to 1 if few are expected; not of the fleet), ``recency_rate`` (recency-weighted)
+    and hours ``since`` the last.
     """
     name = domain_name(scope)
     columns = [FeatureColumn.of("history", what, "rate", window=w, scope=name) for what in WHATS for w in windows]
@@ -61,9 +60,9 @@ def domain_columns(scope: DomainScope, windows: Sequence[timedelta]) -> list[Fea
 
 
 def check_scopes(scopes: Sequence[DomainScope], inventory: pd.DataFrame) -> None:
-    """Refuse scopes that an inventory cannot give.
+    """Validate scopes against the inventory.
 
-    Raises ``InputError`` if a column is not there.
+    Raises ``InputError`` if a column does not exist or cannot be shared.
     """
     for scope in scopes:
         if scope in _SPECIAL:
@@ -82,31 +81,31 @@ def check_scopes(scopes: Sequence[DomainScope], inventory: pd.DataFrame) -> None
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """Time in service of the units of each domain, as the beginnings and ends of their installations."""
+    """Time in service of the units of each domain, as starts and ends of installations."""
 
     begins: "_Moments"
     ends: "_Moments"
 
     @classmethod
     def of(cls, entity: Int64Array, begin: Int64Array, end: Int64Array, entities: int) -> "Exposure":
-        """Sort installations; one with a negative entity belongs to no domain."""
+        """Sort installations; a negative entity belongs to no domain."""
         there = (entity >= 0) & (end > begin)
         entity, begin, end = entity[there], begin[there], end[there]
         left = end < NEVER
         return cls(_Moments.of(entity, begin, entities), _Moments.of(entity[left], end[left], entities))
 
     def until(self, entity: Int64Array, time: Int64Array) -> Int64Array:
-        """Unit-milliseconds of each entity from 1970 to each time."""
+        """Return the unit-milliseconds of each entity from 1970 to each time."""
         return self.begins.elapsed(entity, time) - self.ends.elapsed(entity, time)
 
     def faded(self, entity: Int64Array, time: Int64Array) -> NDArray[np.float64]:
-        """Unit-milliseconds of each entity up to each time, where those of :data:`HALF_LIFE` ago count half."""
+        """Return each entity's unit-milliseconds up to each time, with weights that halve every :data:`HALF_LIFE`."""
         return (self.begins.aged(entity, time) - self.ends.aged(entity, time)) * duration_ms(HALF_LIFE) / np.log(2)
 
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """Instants by entity with running sums, so that each question is one search."""
+    """Instants by entity with running sums, so that each query is one search."""
 
     timeline: Timeline
     first: Int64Array
@@ -117,7 +116,7 @@ class _Moments:
     @classmethod
     def of(cls, entity: Int64Array, time: Int64Array, entities: int) -> "_Moments":
         order = np.lexsort((time, entity))
-        entity, time = entity[order], np.maximum(time[order], 0)  # what has always been there counts from 1970
+        entity, time = entity[order], np.maximum(time[order], 0)  # installations without a start count from 1970
         first = np.searchsorted(entity, np.arange(entities)).astype(np.int64)
         dated = pd.Series(np.where(time > 0, time, NEVER)).groupby(entity).min()
         reference = dated.reindex(range(entities), fill_value=NEVER).to_numpy(np.int64)
@@ -128,12 +127,12 @@ class _Moments:
         )
 
     def elapsed(self, entity: Int64Array, time: Int64Array) -> Int64Array:
-        """Sum over the instants at or before each time of how long ago they were."""
+        """Return the summed ages of all instants at or before each time."""
         upto, first = self.timeline.upto(entity, time), self.first[entity]
         return (upto - first) * time - (self.total[upto] - self.total[first])
 
     def aged(self, entity: Int64Array, time: Int64Array) -> NDArray[np.float64]:
-        """Sum over the instants at or before each time of 1 less 0.5 to the power of half-lives since."""
+        """Return the sum of 1 - 0.5 ** (age in half-lives) over all instants at or before each time."""
         upto, first = self.timeline.upto(entity, time), self.first[entity]
         since = (time - np.minimum(self.reference[entity], time)) / duration_ms(HALF_LIFE)
         weight = np.append(self.weight, 0.0)[np.where(upto > first, upto - 1, -1)]
@@ -142,9 +141,9 @@ class _Moments:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """One kind of domain of a fleet: its events and exposure, to be asked for any rows.
+    """One kind of domain of a fleet: events and exposure, to compute the rates of any rows.
 
-    ``of_installation``: entity of each installation (-1: none); None where age decides.
+    ``of_installation``: entity of each installation (-1: none); None for ``age``.
     """
 
     scope: DomainScope
@@ -166,10 +165,10 @@ class Domain:
         kinds: NDArray[np.uint32],
         count: Int64Array,
     ) -> "Domain":
-        """Sort what is known of a fleet.
+        """Sort the known events of a fleet.
 
-        ``installation``: the stay in which each event happened (-1: none); with its time, from when until when it
-        counts, kinds and number.
+        ``installation``: installation in which each event happened (-1: none); the other arrays hold its time, when it
+        became known, until when it counts, types and number of events.
         """
         if scope == "age":
             of_installation, of_event = None, _ages(installations, installations.unit[installation], time)
@@ -194,16 +193,16 @@ class Domain:
         return np.where(entity < self.events.entities, entity, -1)
 
     def rates(self, entity: Int64Array, time: Int64Array, windows: Int64Array, bits: Int64Array) -> "Rates":
-        """Count and weigh at pairs of an entity (0 or more) and a time.
+        """Compute counts, exposure and recency at pairs of an entity (0 or more) and a time.
 
-        ``windows``: Milliseconds.
-        ``bits``: of :data:`WHATS` among the kinds.
+        ``windows``: milliseconds.
+        ``bits``: bits of :data:`WHATS` in the event types.
         """
         n = len(windows)
         history = np.empty((len(entity), len(bits) * n + 3), dtype=np.float32)
         of = self.events.at(entity, time)
         order = np.lexsort((time, of)).astype(np.int64)
-        distinct = np.append(windows, windows[-1])  # of XIDs, which are not needed here
+        distinct = np.append(windows, windows[-1])  # window of distinct XIDs, unused here
         half_life = float(duration_ms(HALF_LIFE))
         sweep_history(order, of, time, self.events.events, distinct, bits, bits[:1], bits[:1], half_life, 0, history)
         now = self.exposure.until(entity, time)
@@ -218,12 +217,12 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What is known of entities at times, n of them.
+    """Known event rates of n pairs of entity and time.
 
     ``counts``: shape (n, whats, windows).
     ``exposure``: unit-milliseconds in each window; shape (n, windows).
     ``since``: hours since the last incident; NaN: never; shape (n,).
-    ``recency``: recency-weighted incidents a unit-millisecond; shape (n,).
+    ``recency``: recency-weighted incidents per unit-millisecond; shape (n,).
     """
 
     counts: NDArray[np.float64]
@@ -232,7 +231,7 @@ class Rates:
     recency: NDArray[np.float64]
 
     def columns(self, fleet: "Rates | None") -> NDArray[np.float64]:
-        """Give the values of :func:`domain_columns`; ``fleet``: the whole fleet's at the same times."""
+        """Return the values of :func:`domain_columns`; ``fleet``: rates of the whole fleet at the same times."""
         lived = self.exposure > 0
         safe = np.where(lived, self.exposure, 1.0)
         rate = np.where(lived[:, None, :], self.counts / safe[:, None, :], np.nan) * _PER
@@ -253,7 +252,7 @@ def domain_values(
     features: FeatureSection,
     bits: Int64Array,
 ) -> NDArray[np.float32]:
-    """Give the values of all domains of rows by the installation that each row is in (-1: none) and its time.
+    """Return the values of all domains for rows, by each row's installation (-1: none) and time.
 
     Rows of one domain at one time share their values, so each is computed once.
     """
@@ -275,7 +274,7 @@ def domain_values(
 
 
 def _entities(scope: DomainScope, installations: Installations, inventory: pd.DataFrame) -> tuple[Int64Array, int]:
-    """Give the number of the domain of each installation; -1 where a column of it is not filled."""
+    """Return the domain number of each installation; -1 if one of its columns is null."""
     if scope == "fleet":
         return np.zeros(len(installations.unit), dtype=np.int64), 1
     code = np.zeros(len(installations.unit), dtype=np.int64)
@@ -288,7 +287,7 @@ def _entities(scope: DomainScope, installations: Installations, inventory: pd.Da
 
 
 def _values(column: str, inventory: pd.DataFrame) -> NDArray[np.object_]:
-    """Give a column as text, or the range that the number at the end of its values lies in."""
+    """Return a column as text, or the range that contains the trailing number of each value."""
     range_match = _RANGE.fullmatch(column)
     if range_match is None:
         return np.asarray([None if value is None else str(value) for value in text(inventory[column])], dtype=object)
@@ -302,24 +301,23 @@ def _values(column: str, inventory: pd.DataFrame) -> NDArray[np.object_]:
 
 
 def _first_installed(installations: Installations) -> Int64Array:
-    """When each unit was first installed (ms); -NEVER where that is not known."""
+    """Return when each unit was first installed (ms); -NEVER if unknown."""
     first = np.full(len(installations.units), NEVER, dtype=np.int64)
     np.minimum.at(first, installations.unit, installations.installed)
     return first
 
 
 def _ages(installations: Installations, unit: Int64Array, time: Int64Array) -> Int64Array:
-    """Give the number of the age of units at times; -1 where it is not known."""
+    """Return the age group of units at times; -1 if unknown."""
     first = _first_installed(installations)[unit]
     dated = (first > -NEVER) & (first <= time)
     return np.where(dated, (time - np.where(dated, first, 0)) // duration_ms(AGE_STEP), -1)
 
 
 def _stays_by_age(installations: Installations) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Cut installations where their unit comes of another age: the age, begin and end of each piece.
+    """Split installations where their unit enters another age group: age group, start and end of each piece.
 
-    An installation that lasts is cut as long as any time can be asked for; what has not started adds nothing to a time
-    before it.
+    Open installations are split for ten years beyond the latest date; pieces that have not started contribute nothing.
     """
     step = duration_ms(AGE_STEP)
     first = _first_installed(installations)[installations.unit]

@@ -1,7 +1,7 @@
-"""Feature group ``gaps``: what is missing from the telemetry, which is itself a sign.
+"""Feature group ``gaps``: missing telemetry, which is itself a sign of failure.
 
-A GPU that is about to fall off the bus often stops answering first; a hung exporter repeats its last values; a driver
-in trouble stops reporting single channels.
+A GPU that is about to fall off the bus often stops responding first; a hung exporter repeats its last values; a faulty
+driver stops reporting single channels.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ _HOUR_MS = 3_600_000.0
 
 
 _TOGETHER = 2048
-"""Samples of which all channels are looked at before the next ones."""
+"""Samples per batch, in which all channels are examined."""
 
 
 class SampleFacts(NamedTuple):
-    """Of each sample its time, whether it repeats the one before it, and which channels it knows, a bit each."""
+    """Time of each sample, whether it repeats the previous one, and a bit per channel that it reports."""
 
     times: IntArray
     alike: BoolArray
@@ -37,7 +37,7 @@ class SampleFacts(NamedTuple):
 
 
 class GapNodes(NamedTuple):
-    """Of each node the longest stretch between two samples, repeated samples, and channels known, a bit each."""
+    """Per node: longest interval between two samples, repeated samples, and a bit per reported channel."""
 
     longest: IntArray
     repeats: IntArray
@@ -49,20 +49,20 @@ class GapPlan:
     """The columns of the group.
 
     ========================  ==================================================================================
-    samples, missing          share of the samples expected by the dataset's step that did not come (each window);
-                              from a source slower than the step it is a constant near one
+    samples, missing          share of the samples expected by the dataset's step that are missing (each window);
+                              nearly constant, close to one, if the source is slower than the step
     samples, longest_gap      longest time without a sample in the largest window, hours
-    samples, age              hours from the newest sample to the decision; the look-back where there is none
-    samples, repeated         share of samples in which no gauge moved against the sample before (larger windows)
+    samples, age              hours from the newest sample to the decision; without samples, the look-back
+    samples, repeated         share of samples in which no gauge changed from the previous one (larger windows)
     channels, vanished        channels that reported in the look-back but not in the smallest window
     node_units, fresh         share of the node's units in service with a sample in the smallest window
     ========================  ==================================================================================
 
-    After a planned maintenance all of them look back to its end, as for a unit that came into service then; a unit that
-    was in one in the smallest window is left out of ``fresh``.
+    After planned maintenance, all of them look back to its end, as for a unit that entered service then; ``fresh``
+    excludes units that were in maintenance during the smallest window.
 
-    ``windows``: windows in milliseconds, ascending.
-    ``with_node``: whether units share nodes, and ``fresh`` is a column.
+    ``windows``: in milliseconds, ascending.
+    ``with_node``: whether units share nodes, so that ``fresh`` is a column.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -103,8 +103,8 @@ class GapPlan:
     ) -> None:
         """Write every column but ``fresh`` into ``out[:, offset:]``.
 
-        ``rows``: for each row its unit's samples and its border.
-        ``since``: when the unit came into service (ms): samples are expected from then on; shape (rows,).
+        ``rows``: sample range and border of each row.
+        ``since``: when the unit entered service (ms), from when on samples are expected; shape (rows,).
         ``out``: shape (rows, columns).
         """
         block, index = panes.block, panes.index
@@ -161,7 +161,7 @@ def fresh_share(
 
     ``begins``, ``ends``: samples of each pair; shape (pairs,).
     ``service``: which pairs are in service at which decision time; shape (times, pairs).
-    ``row_time``, ``row_first``, ``row_last``: each row's position among the times, and its node's range of pairs.
+    ``row_time``, ``row_first``, ``row_last``: each row's position among the times, and its node's pair range.
     """
     for row in range(borders.size):
         present = 0
@@ -185,7 +185,7 @@ def _note_samples(
     moved: BoolArray,
     known: npt.NDArray[np.uint64],
 ) -> None:
-    """Go through the channels for some samples at a time, so that what is noted of these stays in the nearest cache."""
+    """Process all channels for a batch of samples at a time, so that results stay in the L1 cache."""
     for begin in range(0, alike.size, _TOGETHER):
         end = min(begin + _TOGETHER, alike.size)
         before = max(begin - 1, 0)
@@ -200,7 +200,7 @@ def _note_samples(
 
 @njit(cache=True, nogil=True)
 def _compare(series: FloatArray, alike: BoolArray, moved: BoolArray) -> None:
-    """Note where a gauge is as it was in the sample before, and where it moved, came or went."""
+    """Record where a gauge equals its previous sample, and where it changed, appeared or disappeared."""
     for i in range(1, series.size):
         a = series[i]
         b = series[i - 1]
@@ -223,7 +223,7 @@ def _note(known: BoolArray, bit: int, words: npt.NDArray[np.uint64]) -> None:
 
 @njit(cache=True, nogil=True)
 def _gap_nodes(facts: SampleFacts, index: PaneIndex, levels: int) -> GapNodes:
-    """Sum up the panes, and join them level by level; a node without samples has a longest stretch of 0."""
+    """Aggregate the panes, and merge them level by level; the longest interval of an empty node is 0."""
     times, known = facts.times, facts.known
     count = index.nodes if levels > 0 else 0
     longest = np.zeros(count, dtype=np.int64)
@@ -292,7 +292,7 @@ def _gap_windows(
             out[row, offset + w] = min(max(missing, 0.0), 1.0) if expected > 0 else np.nan
         inside = visits.stops[row, largest]
         longest, reached = _longest_gap(facts, nodes, visits, visits.begin[row], inside, border)
-        # the stretch from the oldest sample in the window back to its beginning is a gap like any other
+        # the time from the start of the window to its oldest sample is a gap, too
         longest = max(longest, min(windows[n_windows - 1], max(in_service, 0)) - reached)
         column = offset + n_windows
         out[row, column] = longest / _HOUR_MS
@@ -304,7 +304,7 @@ def _gap_windows(
             pairs = samples[window_edge[w]]
             hits = repeats[window_edge[w]]
             if end > begin and visits.stops[row, window_edge[w]] == end:
-                pairs -= 1.0  # what the oldest sample would repeat lies beyond the look-back
+                pairs -= 1.0  # the oldest sample's predecessor lies beyond the look-back
                 hits -= facts.alike[visits.first[end - 1]]
             out[row, column] = hits / pairs if pairs > 0.0 and has_gauges else np.nan
             column += 1
@@ -324,7 +324,7 @@ def _gap_windows(
 def _count(
     facts: SampleFacts, nodes: GapNodes, visits: Visits, row: int, samples: FloatArray, repeats: FloatArray
 ) -> None:
-    """Count a row's samples up to each edge, and those like the one before."""
+    """Count a row's samples, and those that repeat the previous one, up to each edge."""
     count = 0.0
     same = 0.0
     visit = visits.begin[row]
@@ -345,7 +345,7 @@ def _count(
 def _longest_gap(
     facts: SampleFacts, nodes: GapNodes, visits: Visits, begin: int, end: int, border: int
 ) -> tuple[int, int]:
-    """Return the longest stretch without a sample from a border back, and the age at which it stopped looking."""
+    """Return the longest time without a sample before a border, and the age of the oldest sample visited."""
     times = facts.times
     longest = 0
     reached = 0
@@ -366,7 +366,7 @@ def _longest_gap(
 def _known_words(
     facts: SampleFacts, nodes: GapNodes, visits: Visits, begin: int, end: int, into: npt.NDArray[np.uint64]
 ) -> None:
-    """Write which channels the samples of some visits know."""
+    """Write which channels the samples of some visits report."""
     into[:] = 0
     for i in range(begin, end):
         for word in range(into.size):

@@ -1,8 +1,8 @@
-"""The ``history`` group: what is known to have happened to a unit, to the slot it sits in and to its node.
+"""Feature group ``history``: known past events of a unit, its slot and its node.
 
-Prior errors, repairs and failures carry most of what can be known about the next failure (on Summit, ROC-AUC 0.84 for
-GPUs that already had a double-bit error against 0.53 for the rest). A slot's memory survives the replacement of its
-device; a node's covers all its GPUs and the events that name the node alone.
+Prior errors, repairs and failures carry most of the predictive information (on Summit, ROC-AUC 0.84 for GPUs that
+already had a double-bit error against 0.53 for the rest). The history of a slot survives the replacement of its device;
+that of a node covers all its GPUs and node-level events.
 """
 
 from dataclasses import dataclass
@@ -25,17 +25,17 @@ from telemetry.dataset.installations import Installations
 from telemetry.dataset.schema import Unit
 
 PRECURSOR_XIDS = frozenset({63, 92, 94, 156})
-"""Errors that the hardware masked: a remapped row, many corrected errors, a contained one, a retired resource."""
+"""Errors masked by hardware: row remapping, many corrected errors, error containment, a retired resource."""
 
 APP_XIDS = frozenset({13, 31, 43, 45, 68, 69, 137})
-"""Errors that programs cause, and the clean-up after others."""
+"""Errors caused by applications, and clean-up after other errors."""
 
 RECENCY_HALF_LIFE = timedelta(days=7)
-"""Half-life of the recency-weighted sums; in the InfiniteHBD trace faults of the last 7 to 30 days predict the next
-best, and those of half a year ago not at all."""
+"""Half-life of the recency-weighted sums; in the InfiniteHBD trace, faults of the last 7 to 30 days are the best
+predictors of the next one, and faults half a year ago have no predictive value."""
 
 DISTINCT_WINDOW = timedelta(days=30)
-"""Window in which distinct XIDs are counted; Meta's lemon detection counts them over 28 days."""
+"""Window in which distinct XIDs are counted; Meta's lemon detection uses 28 days."""
 
 WHATS = (
     "xid_memory",
@@ -52,17 +52,17 @@ WHATS = (
     "driver",
     "diagnostic_failed",
 )
-"""What is counted. ``xid_watch`` is every XID in no other group, ``xid_hardware`` all but those of programs,
-``failure`` every ``failure`` event (whole nodes included), ``incident`` the known onsets, ``repair`` also replacements
+"""Event types that are counted. ``xid_watch``: XIDs in no other group; ``xid_hardware``: all but application XIDs;
+``failure``: all ``failure`` events, also of whole nodes; ``incident``: known onsets; ``repair``: includes replacements
 and resets."""
 
 _BIT = {what: bit for bit, what in enumerate(WHATS)}
 _OF_A_GPU = tuple(what for what in WHATS if what not in ("xid_hardware", "failure", "driver"))
 _COUNTED: dict[Scope, tuple[str, ...]] = {
     "gpu": _OF_A_GPU,
-    # The device's own columns hold the rest; a slot adds what its earlier devices met.
+    # The device's own columns cover the rest; a slot adds the history of its earlier devices.
     "slot": ("xid_hardware", "incident", "repair"),
-    # Drivers are changed, and nodes lost, as a whole.
+    # Drivers change, and nodes fail, as a whole.
     "node": (*_OF_A_GPU, "failure", "driver"),
 }
 _TIMED = ("incident", "xid_hardware", "repair")
@@ -73,11 +73,11 @@ def history_columns(features: FeatureSection, *, unit: Unit = "gpu") -> list[Fea
     """List the columns of the group, in the order in which :class:`EventHistory` fills them.
 
     ``features``: ``history_scopes`` and ``history_windows``.
-    ``unit``: the fleet's unit. For nodes ``gpu`` and ``slot`` are left out, they would repeat ``node``.
-    Returns: for each of ``gpu``, ``slot`` and ``node``: ``count`` of each kind in each window, hours ``since`` the last
-    incident, hardware XID and repair (NaN: never), ``recency`` (sum over all known events of 0.5 to the power of age
-    over :data:`RECENCY_HALF_LIFE`), and the number of ``distinct`` XIDs in :data:`DISTINCT_WINDOW`; then the columns of
-    the failure domains, see :func:`features.groups.domains.domain_columns`.
+    ``unit``: unit of the fleet; if it is the node, ``gpu`` and ``slot`` are omitted as they would repeat ``node``.
+    Returns: for each of ``gpu``, ``slot`` and ``node``: ``count`` of each event type in each window, hours ``since``
+    the last incident, hardware XID and repair (NaN: never), ``recency`` (sum over all known events of 0.5 to the power
+    of age over :data:`RECENCY_HALF_LIFE`), and the number of ``distinct`` XIDs in :data:`DISTINCT_WINDOW`; then the
+    columns of the failure domains, see :func:`features.groups.domains.domain_columns`.
     """
     columns: list[FeatureColumn] = []
     for scope in _scopes(features, unit):
@@ -94,10 +94,10 @@ def history_columns(features: FeatureSection, *, unit: Unit = "gpu") -> list[Fea
 
 @dataclass(frozen=True, slots=True)
 class EventHistory:
-    """Events sorted once, to be asked for the history of any rows, a whole matrix or the live ones.
+    """Events sorted once, to compute the history of any rows, of a matrix or live.
 
-    What was seen in a planned maintenance does not count from when that is known; repairs, replacements and changes of
-    the driver do. Nor does the ticket of a failure that counts already.
+    Observations during planned maintenance stop counting once it is known, except repairs, replacements and driver
+    changes. Tickets of failures that already count are ignored.
 
     ``_scopes``: the events of each scope by entity: units, slots (numbered by ``_slot_of_installation``), ``_nodes``.
     """
@@ -116,7 +116,7 @@ class EventHistory:
     def of(
         cls, record: IncidentEvidence, features: FeatureSection, inventory: pd.DataFrame, *, unit: Unit = "gpu"
     ) -> "EventHistory":
-        """Sort what is known of a dataset; ``inventory`` is that of the record."""
+        """Sort the known events of a dataset; ``inventory``: the one that the record was built from."""
         installations, facts, labels = record.installations, record.facts, record.labels
         onsets = known_onsets(record)
         onset_unit = installations.codes(text(onsets["unit"]))
@@ -126,9 +126,9 @@ class EventHistory:
         known = np.r_[facts.known, milliseconds(onsets["known_at"], "known_at")]
         kinds = np.r_[_kinds(facts, labels), np.full(len(onsets), 1 << _BIT["incident"], dtype=np.uint32)]
         planned = record.maintenance.shown(np.r_[record.maintenance.concerned(facts), onset_unit], time, known)
-        done = np.isin(facts.type, ("repair", "replacement", "driver"))  # true, however planned
+        done = np.isin(facts.type, ("repair", "replacement", "driver"))  # real work, even if planned
         planned[: len(done)][done] = NEVER
-        # the ticket of a failure that counts already, and an onset that only such a ticket made
+        # tickets of failures that already count, and onsets opened by such tickets only
         repeated = np.r_[record.repeats, milliseconds(onsets["until"], "until")]
         ceases = np.minimum(planned, repeated)
         kinds[ceases <= known] = 0
@@ -136,7 +136,7 @@ class EventHistory:
         distinct = np.unique(facts.xid[facts.xid >= 0])
         xid = np.r_[facts.xid, np.full(len(onsets), -1, dtype=np.int64)]
         code = np.where(xid >= 0, np.searchsorted(distinct, xid), -1)
-        # A unit sits where the last installation started by then says; no later installation or removal is looked at.
+        # A unit is where its last installation by then put it; later installations and removals are ignored.
         installation = installations.timeline().last(unit_code, time)
         slot_of_installation, slots = pd.factorize(_slots(installations))
         slot_of_installation = np.append(slot_of_installation, -1).astype(np.int64)
@@ -181,7 +181,7 @@ class EventHistory:
         return cls(columns, features, scopes, slot_of_installation, nodes, domains, fleet, installations, windows)
 
     def values(self, rows: pd.DataFrame) -> NDArray[np.float32]:
-        """Give the group's values of rows with ``decision_time``, ``node`` and ``unit``, in any order.
+        """Return the group's values of rows with ``decision_time``, ``node`` and ``unit``, in any order.
 
         A row at t depends only on events with ``known_at <= t`` and installations with ``installed_at <= t``.
         """
@@ -229,7 +229,7 @@ def _scopes(features: FeatureSection, unit: Unit) -> tuple[Scope, ...]:
 
 
 def _kinds(facts: EventArrays, labels: LabelSection) -> NDArray[np.uint32]:
-    """Bit set of what each fact is."""
+    """Return the event types of each fact as a bit set."""
     kinds = np.zeros(len(facts.time), dtype=np.uint32)
 
     def mark(what: str, chosen: NDArray[np.bool_]) -> None:
@@ -253,8 +253,8 @@ def _kinds(facts: EventArrays, labels: LabelSection) -> NDArray[np.uint32]:
 
 
 def _slots(installations: Installations) -> NDArray[np.object_]:
-    """Name of the position of each installation; None where the inventory gives no slot."""
-    # Node names hold no line feed, so that no two positions share a name.
+    """Return the position (node and slot) of each installation; None if the inventory has no slot."""
+    # Node names contain no line feed, so names are unique.
     named = [
         None if slot is None else f"{node}\n{slot}"
         for node, slot in zip(installations.node, installations.slot, strict=True)
@@ -265,7 +265,7 @@ def _slots(installations: Installations) -> NDArray[np.object_]:
 
 
 def _lookup(names: pd.Series, index: pd.Index) -> Int64Array:
-    # Rows repeat few names: each is looked up once.
+    # Rows repeat few names: look each up once.
     code, distinct = pd.factorize(names)
     positions = index.get_indexer(pd.Index(np.asarray(distinct, dtype=object), dtype=object))
     return np.append(positions, -1)[code].astype(np.int64)

@@ -1,4 +1,4 @@
-"""The compiled sweep behind the history features: known events of an entity, counted at each of its rows."""
+"""Compiled sweep of the history features: counts an entity's known events at each of its rows."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,13 +18,13 @@ _NONE = -(2**62)
 
 
 class EntityEvents(NamedTuple):
-    """The events of each entity of a scope, sorted by (entity, known); shapes (events,).
+    """Events of each entity of a scope, sorted by (entity, known); shapes (events,).
 
-    ``starts``: where each entity's events begin; shape (entities + 1,).
-    ``known``, ``time``: when each event was known and when it happened (ms).
-    ``kinds``: bit set of what the event is.
-    ``code``: number of its XID among ``codes`` distinct ones; -1: no XID.
-    ``size``: events that it represents.
+    ``starts``: first event of each entity; shape (entities + 1,).
+    ``known``, ``time``: when each event became known and when it happened (ms).
+    ``kinds``: event types as a bit set.
+    ``code``: index of its XID among ``codes`` distinct ones; -1: no XID.
+    ``size``: number of events that it represents.
     ``by_time``: events sorted by (entity, time).
     """
 
@@ -50,7 +50,7 @@ class EntityEvents(NamedTuple):
         code: IntArray,
         codes: int = 0,
     ) -> "EntityEvents":
-        """Sort the events of so many entities; ``entity`` is that of each event, 0 or more."""
+        """Sort events; ``entity``: entity of each event, from 0 to ``entities`` - 1."""
         order = np.lexsort((kinds, time, known, entity))
         entity, time = entity[order], time[order]
         return cls(
@@ -67,12 +67,12 @@ class EntityEvents(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EventVersions:
-    """The events of entities, some of which count for a while only.
+    """Events of entities, some of which count only until a known time.
 
-    Where an event ceases to count, its entity continues as another one that never had it: a version of it.
+    Where an event ceases to count, its entity continues as a new version that never had the event.
 
-    ``entities``: how many there are, and first versions of them; a first version has its entity's number.
-    ``changes``: (entity, when) of all further versions, which follow in this order.
+    ``entities``: number of entities; the first version of an entity has the entity's number.
+    ``changes``: (entity, when) of all further versions, numbered in this order.
     """
 
     events: EntityEvents
@@ -93,7 +93,7 @@ class EventVersions:
         code: IntArray | None = None,
         codes: int = 0,
     ) -> "EventVersions":
-        """Sort the events of so many entities; ``until``: from when each does not count (ms); it is known before."""
+        """Sort events; ``until``: when each ceases to count (ms), after it became known."""
         code = np.full(len(entity), -1, dtype=np.int64) if code is None else code
         ceases = until < NEVER
 
@@ -106,7 +106,7 @@ class EventVersions:
         owner, since = np.unique(np.stack([entity[ceases], until[ceases]], axis=1), axis=0).T.copy()
         if not len(owner):
             return cls(events(entity, entities, slice(None)), entities, None)
-        # A version has all events of its entity but those that have ceased to count by then.
+        # A version has all events of its entity except those that ceased to count by then.
         order = np.argsort(entity, kind="stable")
         first, last = (np.searchsorted(entity[order], owner, side=side) for side in ("left", "right"))
         version = np.repeat(np.arange(len(owner)), last - first)
@@ -117,7 +117,7 @@ class EventVersions:
         return cls(whole, entities, Timeline(owner, since, entities))
 
     def at(self, entity: IntArray, time: IntArray) -> IntArray:
-        """Give the version of each entity (-1: none) at each time."""
+        """Return the version of each entity (-1: none) at each time."""
         if self.changes is None:
             return entity
         change = self.changes.last(entity, time)
@@ -133,7 +133,7 @@ def _has(kinds: np.uint32, bit: int) -> bool:
 def _count(
     event: int, span: int, by: int, events: EntityEvents, counted: IntArray, counts: IntArray, per_code: IntArray
 ) -> None:
-    """Take an event into a window or out of it (negative ``by``); the last window counts XIDs by their number."""
+    """Add an event to a window, or remove it (negative ``by``); the last window counts by XID."""
     if span == counts.shape[1]:
         if events.code[event] >= 0:
             per_code[events.code[event]] += by
@@ -154,7 +154,7 @@ def _learn(
     weight: Float64Array,
     half_life: float,
 ) -> None:
-    """Take a newly known event into the times of the last and into the weighted sums, relative to the first event."""
+    """Add a newly known event to the last times and to the weighted sums, relative to the first event."""
     kinds, time = events.kinds[event], events.time[event]
     for b in range(len(timed)):
         if _has(kinds, timed[b]):
@@ -207,19 +207,18 @@ def sweep_history(
 ) -> None:
     """Fill the history columns of one scope.
 
-    At a row of time t an event counts once it is known (``known <= t``), in a window w as long as ``time > t - w``.
+    At a row of time t an event counts if it is known (``known <= t``), in a window w if ``time > t - w``.
 
     ``row_order``: rows sorted by (entity, time); shape (n,).
-    ``row_entity``, ``row_time``: entity of each row (-1: none, nothing ever happened to it) and its time (ms).
+    ``row_entity``, ``row_time``: entity of each row (-1: none, no events) and its time (ms).
     ``windows``: windows of the counts (ms), then that of the distinct XIDs; shape (w + 1,).
-    ``counted``, ``timed``, ``weighed``: bits that get a count in each window, hours since the last, and a
-    recency-weighted sum.
-    ``first_column``: column of ``out`` at which the scope begins: counts (by bit, then window), hours, weights,
-    distinct XIDs.
+    ``counted``, ``timed``, ``weighed``: bits that get a count per window, hours since the last, and a recency-weighted
+    sum.
+    ``first_column``: first column of the scope in ``out``: counts (by bit, then window), hours, weights, distinct XIDs.
 
-    An event is added to each window at the first row after it is known and taken out at the first row past the
-    window, so the work is events times windows plus rows times columns. A value does not depend on which other rows
-    are asked for: counts are integers, and the weighted sum is kept relative to the entity's first known event.
+    An event enters each window at the first row after it is known and leaves at the first row past the window, so the
+    cost is events times windows plus rows times columns. A value does not depend on the other rows: counts are
+    integers, and the weighted sum is relative to the entity's first known event.
     """
     spans = len(windows)
     counts = np.zeros((len(counted), spans - 1), dtype=np.int64)

@@ -1,12 +1,12 @@
-"""Feature group ``onset``: which errors have just started to rise, beyond the fleet's and beyond the unit's own past.
+"""Feature group ``onset``: errors that have just started to increase, relative to the fleet and the unit's own past.
 
-Many healthy units count errors all their life, and a driver can multiply a counter on every unit that runs it. So each
-counter's rise over a window is compared with two things: the 95th percentile of the units of the same model and
-driver at that decision time, and what the unit's own past would make one expect. A *surge* is the smaller of the two
-log ratios; the largest surge of all counters lets a model learn from a failure of one kind what precedes another.
+Many healthy units log errors all their life, and a driver can multiply a counter on every unit that runs it. Each
+counter's rise over a window is therefore compared with the 95th percentile of units of the same model and driver at
+that decision time, and with the rise expected from the unit's own past. A *surge* is the smaller of the two log ratios;
+the largest surge of all counters lets a model generalize from one kind of failure to another.
 
-The fleet is looked at on the decision grid only: a row off the grid (an augmented one) is compared with the last grid
-time before it.
+Fleet percentiles exist on the decision grid only: an off-grid (augmented) row is compared with the last grid time
+before it.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ from features.windows.window_plan import WindowPlan
 Float32Array = npt.NDArray[np.float32]
 
 QUANTILE = 0.95
-"""Share of the units of the same kind whose rise an excess is counted from. On development fleets the 50th and the
-99th percentile were less predictive: half of the units always exceed the one, and few failing ones the other."""
+"""Quantile of the rises of comparable units above which an excess is measured. On development fleets the 50th and the
+99th percentile were less predictive: half of all units always exceed the former, and few failing ones the latter."""
 
 MIN_UNITS = 20
-"""Units that a percentile needs; with fewer of one model and driver those of the model are taken, then the fleet."""
+"""Minimum units for a percentile; with fewer of the same model and driver, use the model, then the fleet."""
 
 ALL = "errors"
-"""Channel name of the columns that join all counters."""
+"""Channel name of the columns that aggregate all counters."""
 
 _JOINED = ("surge_max", "surge_sum", "excess_max", "excess_sum")
 _TILE = 65_536
@@ -62,9 +62,9 @@ class FleetKinds:
         return cls(model_of_pair, models, plan.of_fleet(fleet, inventory, events), len(plan.columns[0].categories))
 
     def levels(self, pair: IntArray, time: IntArray) -> IntArray:
-        """Give the kinds of rows as numbers: by model and driver, by model, and for the whole fleet; shape (3, rows).
+        """Return comparison groups of rows: by model and driver, by model, and the whole fleet; shape (3, rows).
 
-        ``pair``, ``time``: of each row; the time in ms: a driver is the one known at that time.
+        ``pair``, ``time``: of each row, time in ms; the driver is the one known at that time.
         """
         model = self.model_of_pair[pair]
         driver = np.zeros(pair.size, dtype=np.int64)
@@ -81,24 +81,24 @@ class OnsetPlan:
     """The columns of the group.
 
     ====================  ========================================================================================
-    X, surge              log of how many times more X rose over the window than (a) the 95th percentile of the
-                          units of its model and driver and (b) its own past would make one expect: the smaller
+    X, surge              smaller log ratio of the rise of X over the window to (a) the 95th percentile of units of
+                          its model and driver and (b) the rise expected from its own past
     errors, surge_max     largest surge of any X
     errors, surge_sum     sum of the positive surges
     errors, excess_max    largest log ratio (a) of any X
     errors, excess_sum    sum of the positive ones
     ====================  ========================================================================================
 
-    X is a counter of errors (energy, time and traffic are left out) or a known bit of a bitmask, counted in samples.
-    Log ratios are taken of rises plus one. NaN where the counter, the fleet or the past is unknown. Nothing older than
-    the longest past counts, not even as the value that its first sample rose from; nor does anything before the end of
-    a planned maintenance: NaN for a window that it lies in, and a shorter past.
+    X is an error counter (energy, time and traffic are excluded) or a known bit of a bitmask, counted in samples. Log
+    ratios are of rises plus one. NaN if the counter, the fleet or the past is unknown. Nothing older than the longest
+    past counts, not even as the base value of its first sample, nor anything before the end of a planned maintenance:
+    windows that contain it are NaN, and pasts are shortened.
 
     ``amounts``: rises and shares over every window and past.
     ``now``, ``past``: columns of ``amounts``: the window and its past; shape (surges,).
     ``hours_now``, ``hours_past``: shape (surges,).
-    ``steps_now``, ``steps_past``: what makes an amount a count: 1 for a counter, samples in the window for a share;
-    shape (surges,).
+    ``steps_now``, ``steps_past``: factor that turns an amount into a count: 1 for a counter, samples in the window for
+    a share; shape (surges,).
     ``window_of``: number of each surge's window; shape (surges,).
     """
 
@@ -117,9 +117,9 @@ class OnsetPlan:
     def of(
         cls, layout: ChannelLayout, pairs: Sequence[tuple[timedelta, timedelta]], *, step: timedelta
     ) -> "OnsetPlan | None":
-        """Plan the group; None where the dataset has no counter of errors.
+        """Plan the group; None if the dataset has no error counter.
 
-        ``pairs``: ``features.onset``: windows, ascending, and the longer past each is compared with.
+        ``pairs``: ``features.onset``: windows, ascending, each with its longer baseline window.
         """
         spans = sorted({span for pair in pairs for span in pair})
         errors = {channel.name for channel in layout.counters if channel.unit not in _NOT_ERRORS}
@@ -165,8 +165,8 @@ class OnsetPlan:
     ) -> None:
         """Write the group's columns into ``out[:, offset:]``, for all rows of some decision times.
 
-        ``time``, ``before``: decision time of each row, and the last one of the grid that is not later (ms).
-        ``seen``: hours that the samples of each row reach back, where a maintenance ended; else infinite.
+        ``time``, ``before``: decision time of each row, and the last grid time at or before it (ms).
+        ``seen``: hours of samples available to each row since a maintenance ended; infinite without one.
         """
         grid = np.flatnonzero(~augmented)
         times, percentiles = self._reference(amounts[grid], levels[:, grid], time[grid], seen[grid])
@@ -194,7 +194,7 @@ class OnsetPlan:
     def _reference(
         self, amounts: Float32Array, levels: IntArray, time: IntArray, seen: FloatArray
     ) -> tuple[IntArray, FloatArray]:
-        """Take the percentiles of log rises at each distinct time, by kind; NaN where too few units had a value."""
+        """Return percentiles of log rises at each distinct time, by comparison group; NaN with too few units."""
         times, code = np.unique(time, return_inverse=True)
         kinds = int(levels.max(initial=-1)) + 1
         values = np.full((times.size, kinds, self.now.size), np.nan)
@@ -214,7 +214,7 @@ class OnsetPlan:
         return logs
 
     def _expected(self, amounts: Float32Array, seen: FloatArray) -> FloatArray:
-        """Log of one plus what the window would have had at the rate of the past before it."""
+        """Return the log of one plus the rise expected at the rate of the preceding past."""
         now = amounts[:, self.now].astype(np.float64) * self.steps_now
         earlier = np.maximum(amounts[:, self.past].astype(np.float64) * self.steps_past - now, 0.0)
         expected = np.log1p(earlier / (self.hours_past - self.hours_now) * self.hours_now)
@@ -235,7 +235,7 @@ def _join(values: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 @njit(cache=True, nogil=True)
 def _percentiles(logs: FloatArray, kind: IntArray, quantile: float, least: int, out: FloatArray) -> None:
-    """Write the percentile of each kind and column into ``out``, shape (kinds, columns), as linear interpolation."""
+    """Write the percentile (linear interpolation) of each group and column into ``out``, shape (kinds, columns)."""
     rows, columns = logs.shape
     order = np.argsort(kind)
     buffer = np.empty(rows, dtype=np.float64)

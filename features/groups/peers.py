@@ -1,13 +1,13 @@
-"""Feature group ``peers``: how a unit differs from the others of its node and of its model.
+"""Feature group ``peers``: deviation of a unit from the others of its node and of its model.
 
-Two passes. The first takes one value for each (decision time, unit, channel): a gauge's mean, or a counter's rise, over
-``features.peer_window``. The second compares: with the node's other units at the same time, whose values lie in the
-same block, and with the median of all units of the model, which needs every block's first pass. A live row does the
-same with one decision time, or is given the medians.
+Two passes. The first computes one value per (decision time, unit, channel): a gauge's mean, or a counter's rise, over
+``features.peer_window``. The second compares it with the node's other units at the same time, whose values are in the
+same block, and with the median of all units of the model, which needs the first pass of every block. Live rows use the
+same code.
 
-The fleet is looked at on the decision grid only: a row off the grid (an augmented one) has the comparison with the
-fleet of the last grid time before it, so that what the fleet costs does not grow with the number of incidents. Its own
-newest value is not compared with an older median: the fleet's load changes through the day.
+Fleet medians exist on the decision grid only: an off-grid (augmented) row takes the fleet comparison of the last grid
+time before it, so that the cost does not grow with the number of incidents. Its newest value is not compared with an
+older median, because the fleet's load changes through the day.
 """
 
 from dataclasses import dataclass
@@ -34,14 +34,14 @@ class PeerPlan:
     """The columns of the group.
 
     ======================  ====================================================================================
-    X, node_deviation       value minus the median of the node's other units (units that share nodes only)
+    X, node_deviation       value minus the median of the node's other units (GPUs only)
     X, node_rank            share of the node's other units with a lower value, ties counting half (gauges only)
     X, fleet_deviation      value minus the median of all units of the same model in service, at the last grid time
     ======================  ====================================================================================
 
-    NaN where the unit or every peer has no value; a node of one unit has no node columns' values.
+    NaN if the unit or every peer has no value, and on single-unit nodes for the node columns.
 
-    ``deviation``, ``rank``, ``fleet``: column of each statistic; -1 where it is not one.
+    ``deviation``, ``rank``, ``fleet``: column of each statistic; -1: none.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -84,15 +84,15 @@ class PeerPlan:
     def first_pass(
         self, panes: Panes, begins: IntArray, ends: IntArray, borders: IntArray, service: npt.NDArray[np.bool_]
     ) -> Float32Array:
-        """Take the values to compare; shape (times, pairs, values).
+        """Compute the values to compare; shape (times, pairs, values).
 
         ``begins``, ``ends``: samples of each pair; shape (pairs,).
         ``borders``: border of each decision time; shape (times,).
-        ``service``: a pair out of service at a time has no value then; shape (times, pairs).
+        ``service``: pairs out of service at a time have no value; shape (times, pairs).
         """
         time, pair = np.nonzero(service)
         taken = np.full((time.size, len(self.first.columns)), np.nan, dtype=np.float32)
-        by_pair = np.lexsort((time, pair))  # one unit's samples after the other, which keeps them in the cache
+        by_pair = np.lexsort((time, pair))  # unit by unit, to keep samples in the cache
         time, pair = time[by_pair], pair[by_pair]
         self.first.fill(panes, RowSpans(begins[pair], ends[pair], borders[time]), taken)
         values = np.full((borders.size, begins.size, len(self.first.columns)), np.nan, dtype=np.float32)
@@ -102,9 +102,9 @@ class PeerPlan:
     def fill_own(
         self, values: Float32Array, at: IntArray, row_pair: IntArray, out: Float32Array, offset: int = 0
     ) -> None:
-        """Write each row's own value at its last grid time, which :meth:`fill_fleet` compares.
+        """Write each row's own value at its last grid time, for :meth:`fill_fleet` to compare.
 
-        ``at``, ``row_pair``: positions of each row in ``values``, of grid times alone.
+        ``at``, ``row_pair``: positions of each row in ``values``, which holds grid times only.
         """
         for value, column in enumerate(self.fleet.tolist()):
             out[:, offset + column] = values[at, row_pair, value]
@@ -112,10 +112,10 @@ class PeerPlan:
     def fill_fleet(
         self, medians: FloatArray, at: IntArray, row_model: IntArray, out: Float32Array, offset: int = 0
     ) -> None:
-        """Write the comparison with the fleet into ``out[:, offset:]``, where :meth:`fill_own` left the rows' values.
+        """Subtract the fleet medians in ``out[:, offset:]`` from the values that :meth:`fill_own` wrote.
 
         ``at``, ``row_model``: positions in ``medians`` (from :func:`fleet_medians`) of each row's last grid time and
-        of its model; -1: it has no reference.
+        model; -1: no reference.
         """
         known = row_model >= 0
         for value, column in enumerate(self.fleet.tolist()):
@@ -124,10 +124,9 @@ class PeerPlan:
 
 
 def model_codes(fleet: Fleet, inventory: pd.DataFrame) -> tuple[IntArray, int]:
-    """Give each pair's model as a number, and how many models there are.
+    """Return each pair's model code, and the number of models.
 
-    A pair's model is that of its first installation, which no later one changes; it is empty where the inventory does
-    not say.
+    A pair's model is that of its first installation, which no later one changes; unknown models share the empty name.
     """
     models = inventory["model"] if "model" in inventory.columns else pd.Series([None] * len(inventory))
     named = np.array(["" if pd.isna(model) else str(model) for model in models], dtype=object)
@@ -137,7 +136,7 @@ def model_codes(fleet: Fleet, inventory: pd.DataFrame) -> tuple[IntArray, int]:
 
 
 def fleet_medians(values: Float32Array, model: IntArray, n_models: int) -> FloatArray:
-    """Take the median over the units of each model at each time.
+    """Return the median over the units of each model at each time.
 
     ``values``: first pass; NaN where a unit has no value or is not in service; shape (values, grid times, pairs).
     ``model``: model of each pair, 0 to n_models - 1; shape (pairs,).
@@ -190,7 +189,7 @@ def compare_with_node(
     """Write the comparison with the node into ``out[:, offset:]``.
 
     ``row_time``, ``row_pair``: positions of each row in ``values`` (from :meth:`PeerPlan.first_pass`).
-    ``row_first``, ``row_last``: range of the pairs of each row's node.
+    ``row_first``, ``row_last``: pair range of each row's node.
     """
     widest = 1
     for row in range(row_time.size):
@@ -207,7 +206,7 @@ def compare_with_node(
             for pair in range(row_first[row], row_last[row]):
                 value = values[time, pair, j]
                 if pair != row_pair[row] and not np.isnan(value):
-                    at = n  # kept in order: a node has few units
+                    at = n  # insertion sort: a node has few units
                     while at > 0 and others[at - 1] > value:
                         others[at] = others[at - 1]
                         at -= 1

@@ -1,8 +1,7 @@
-"""Feature group ``static``: what the inventory says of a unit, as it was known at the decision.
+"""Feature group ``static``: inventory data of a unit, as known at the decision time.
 
-Codes of a categorical column number its values in the order in which they were first known (by name among those known
-at the same time), so a value that appears later never changes an earlier code. ``removed_at`` is never a feature: it is
-future knowledge until it happens.
+Codes of a categorical column number its values in the order in which they became known (ties: by name), so a value that
+appears later never changes an earlier code. ``removed_at`` is never a feature: it is future knowledge until it happens.
 """
 
 import re
@@ -26,7 +25,7 @@ from telemetry.dataset.installations import Timeline
 _DAY_MS = 86_400_000.0
 _AUTO = ("model", "driver", "age", "slot", "rack")
 _STAY = ("age", "in_place", "moves")
-"""What a unit's installations tell; the rest are columns of the inventory."""
+"""Features derived from a unit's installations; all others are inventory columns."""
 
 _IDENTITIES = frozenset({"gpu", "serial", "node", "installed_at", "removed_at", *_STAY})
 _ORDINAL = re.compile(r"(\d+)\s*\Z")
@@ -37,14 +36,14 @@ class StaticPlan:
     """The columns of the group.
 
     =========  =======================================================================================
-    code       a text column (model, driver, rack, ...) as the number of its category
-    days       ``age``: days since the unit was first installed anywhere; ``in_place``: since it was installed where
-               it is; another time column: days since it
+    code       category code of a text column (model, driver, rack, ...)
+    days       ``age``: days since the unit was first installed anywhere; ``in_place``: days since its
+               current installation; a time column: days since that time
     ordinal    ``slot``: the number at the end of the slot's name
-    value      a numeric column as it is; ``moves``: how often the unit had been installed before
+    value      a numeric column; ``moves``: number of earlier installations of the unit
     =========  =======================================================================================
 
-    ``columns``: a ``code`` column holds its categories.
+    ``columns``: ``code`` columns include their categories.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -55,8 +54,8 @@ class StaticPlan:
     ) -> "StaticPlan":
         """Plan the group.
 
-        ``wanted``: columns of the inventory, ``age``, ``in_place`` or ``moves``; ``auto`` takes model, driver, age,
-        slot and rack where filled, ``all`` these three and every filled column that does not name the unit itself.
+        ``wanted``: inventory columns, ``age``, ``in_place`` or ``moves``; ``auto``: model, driver, age, slot and rack
+        if filled; ``all``: these three and every filled column that does not identify the unit.
         Raises ``InputError`` if a named column does not exist or cannot be a feature.
         """
         if wanted == "auto":
@@ -70,7 +69,7 @@ class StaticPlan:
         return cls(tuple(_column(inventory, events, name) for name in names))
 
     def of_fleet(self, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame) -> "StaticFacts":
-        """Read what there is to know of a fleet, made of ``inventory``; a category that the plan lacks is unknown."""
+        """Read the values of a fleet built from ``inventory``; categories missing from the plan are unknown."""
         facts: list[tuple[npt.NDArray[np.float64] | IntArray, DriverChanges | None]] = []
         for column in self.columns:
             name = str(column.channel)
@@ -96,17 +95,17 @@ class StaticPlan:
 
 @dataclass(frozen=True, slots=True)
 class StaticFacts:
-    """The columns of a plan for one fleet; from :meth:`StaticPlan.of_fleet`.
+    """Values of a plan's columns for one fleet; see :meth:`StaticPlan.of_fleet`.
 
-    ``facts``: of each column the value of each installation of the fleet (for a column of days, integers: from when
-    they count, in ms), and later changes; a row's time decides what of it was known then.
+    ``facts``: per column the value of each installation (for a column of days, the start in ms as an integer) and later
+    changes; values use only what is known at a row's time.
     """
 
     fleet: Fleet
     facts: "tuple[tuple[npt.NDArray[np.float64] | IntArray, DriverChanges | None], ...]"
 
     def values(self, pair: IntArray, time: IntArray) -> npt.NDArray[np.float32]:
-        """Take the values of rows by pair (-1: unknown) and decision time (ms); shape (rows, columns)."""
+        """Return the values of rows by pair (-1: unknown) and decision time (ms); shape (rows, columns)."""
         out = np.full((pair.size, len(self.facts)), np.nan, dtype=np.float32)
         installation = self.fleet.stay_at(pair, time)
         known = installation >= 0
@@ -126,7 +125,7 @@ def _filled(inventory: pd.DataFrame, name: str) -> bool:
 
 
 def _describes(inventory: pd.DataFrame, name: str) -> bool:
-    """Whether a column describes units and does not name each: two installations share a text on average."""
+    """Return whether a column describes units without identifying them: on average two rows share a text."""
     if name in _IDENTITIES or not _filled(inventory, name):
         return False
     if pd.api.types.is_numeric_dtype(inventory[name].dtype) or isinstance(inventory[name].dtype, pd.DatetimeTZDtype):
@@ -188,7 +187,7 @@ def _ordinal(slot: str | None) -> float:
 
 
 def _of_installations(fleet: Fleet, name: str) -> npt.NDArray[np.float64] | IntArray:
-    """Return what an installation tells of its unit; a later installation cannot change it."""
+    """Return a value per installation that no later installation changes."""
     if name == "in_place":
         return fleet.installed
     unit = pd.Series([fleet.pairs[pair][1] for pair in fleet.stay_pair.tolist()], dtype=object)
@@ -199,7 +198,7 @@ def _of_installations(fleet: Fleet, name: str) -> npt.NDArray[np.float64] | IntA
 
 
 def _driver_events(events: pd.DataFrame) -> list[tuple[str, str | None, str, int, int]]:
-    """List driver changes as (node, gpu or None, version, timestamp, known at); the version is the code or detail."""
+    """Return driver changes as (node, gpu or None, version, timestamp, known); version: code or detail."""
     chosen = events[events["type"] == "driver"]
     version = [code or detail for code, detail in zip(text(chosen["code"]), text(chosen["detail"]), strict=True)]
     rows = zip(
@@ -215,9 +214,9 @@ def _driver_events(events: pd.DataFrame) -> list[tuple[str, str | None, str, int
 
 @dataclass(frozen=True, slots=True)
 class DriverChanges:
-    """Changes of drivers by pair and by when they were known.
+    """Driver changes by pair and known-at time.
 
-    ``when``, ``code``: timestamp (ms) and code of the latest change, by timestamp, that was known with it.
+    ``when``, ``code``: timestamp (ms) and code of the latest change known by then.
     """
 
     known: Timeline
@@ -226,7 +225,7 @@ class DriverChanges:
 
     @classmethod
     def of(cls, fleet: Fleet, events: pd.DataFrame, codes: Mapping[str | None, int]) -> "DriverChanges | None":
-        """Read events; None where none changes a driver."""
+        """Read driver changes from events; None if there are none."""
         changes = _driver_events(events)
         touched = [
             [number for number in _pairs_of(fleet, node) if gpu is None or fleet.pairs[number][1] in (gpu, node)]
@@ -240,7 +239,7 @@ class DriverChanges:
         code = np.array([codes.get(version, np.nan) for _, _, version, _, _ in changes], dtype=np.float64)[event]
         order = np.lexsort((when, known, pair))
         pair, when, code = pair[order], when[order], code[order]
-        # of the changes known with each, the position of the latest: by timestamp, and then by when it was known
+        # position of the latest change known with each one: by timestamp, then by known-at time
         newest = pd.Series(when).groupby(pair, sort=False).cummax().to_numpy()
         latest = np.maximum.accumulate(np.where(when == newest, np.arange(pair.size), 0))
         return cls(Timeline(pair, known[order], len(fleet.pairs)), when[latest], code[latest])
@@ -248,11 +247,11 @@ class DriverChanges:
     def lay(
         self, out: npt.NDArray[np.float32], fleet: Fleet, pair: IntArray, time: IntArray, installation: IntArray
     ) -> None:
-        """Overwrite the driver at installation by the newest change known at each row's time."""
+        """Overwrite the driver at installation with the newest change known at each row's time."""
         last = self.known.last(pair, time)
         rows = np.flatnonzero((last >= 0) & (installation >= 0))
         change = last[rows]
-        # a change before the installation is in the inventory's driver
+        # the inventory's driver includes changes before the installation
         newer = self.when[change] >= fleet.installed[installation[rows]]
         out[rows[newer]] = self.code[change[newer]]
 

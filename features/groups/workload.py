@@ -1,4 +1,4 @@
-"""Feature group ``workload``: utilisation and changes of power, which wear a unit and explain its readings."""
+"""Feature group ``workload``: utilization and power changes, which wear a unit and explain its readings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,28 +17,27 @@ from features.windows.pane_index import PaneIndex, Panes, Visits, level_offset
 from foundation.times import duration_ms
 
 IDLE_BELOW_PCT = 5.0
-"""Utilisation below which a sample counts as idle (assumption: display and monitoring stay under it)."""
+"""Utilization below which a sample counts as idle (assumption: display and monitoring stay below it)."""
 
 BUSY_FROM_PCT = 80.0
-"""Utilisation from which a sample counts as busy (assumption: training jobs sit above it)."""
+"""Utilization from which a sample counts as busy (assumption: training jobs exceed it)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPlan:
-    """The columns of the group; none where a dataset has neither utilisation nor power.
+    """The columns of the group; none if a dataset has neither utilization nor power.
 
     ==========================  ==============================================================================
     gpu_util_pct, idle_share    share of samples below 5 % (larger windows)
-    gpu_util_pct, busy_share    share of samples from 80 % on: the duty cycle (larger windows)
-    gpu_util_pct, transitions   changes between idle and not idle from one sample to the next (larger windows)
+    gpu_util_pct, busy_share    duty cycle: share of samples at or above 80 % (larger windows)
+    gpu_util_pct, transitions   changes between idle and not idle from sample to sample (larger windows)
     power_w, swing              highest minus lowest power in the smallest window, W
     power_w, swing_ratio        that swing as a share of the largest window's (NaN if that is 0)
-    power_w, step_change        mean change of power from one sample to the next (larger windows), W
+    power_w, step_change        mean absolute change of power from sample to sample (larger windows), W
     ==========================  ==============================================================================
 
     ``windows``: lengths in milliseconds, ascending.
-    ``utilisation``, ``power``, ``power_low``, ``power_high``: columns of a block's value array; -1 where a dataset has
-    none.
+    ``utilisation``, ``power``, ``power_low``, ``power_high``: rows of a block's value array; -1: not in the dataset.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -107,7 +106,7 @@ class WorkloadPlan:
         out: npt.NDArray[np.float32],
         offset: int,
     ) -> None:
-        """Take shares as those of two bits, idle and busy, and transitions as changes of an enumeration."""
+        """Compute shares as those of two bits, idle and busy, and transitions as changes of an enum."""
         use, index = panes.block.values[self.utilisation], panes.index
         known, idle = ~np.isnan(use), use < IDLE_BELOW_PCT
         states = idle.astype(np.uint64) | (use >= BUSY_FROM_PCT).astype(np.uint64) << np.uint64(1)
@@ -124,8 +123,8 @@ class WorkloadPlan:
         enum_windows(*enums, nodes, visits, ends, changes, out)
 
 
-# What a node of power holds: lowest and highest value, steps between known values, their absolute sum, newest and
-# oldest known value (NaN: none).
+# Fields of a power node: lowest and highest value, steps between known values, their absolute sum, newest and oldest
+# known value (NaN: none).
 _LOW, _HIGH, _STEPS, _MOVED, _NEWEST, _OLDEST, _POWER_FIELDS = range(7)
 
 

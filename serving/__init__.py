@@ -1,5 +1,5 @@
-"""Serving room: batch scoring and the HTTP service. Imports ``telemetry``, ``features``, ``models`` and ``policy``.
+"""Serving room: batch scoring and the HTTP service. Imports ``models``, ``policy``, ``evaluation`` and the rooms below.
 
-Start with :mod:`serving.scores.batch`, which scores a fleet, and :mod:`serving.service`, which answers from its scores:
-``http/`` has the API, ``pages/`` the pages, ``champion`` the bundle that scores; :mod:`serving.server` is the process.
+Start with :mod:`serving.scores.batch`, which scores a fleet, and :mod:`serving.service`, which serves its scores:
+``http/`` has the API, ``pages/`` the web pages, ``champion`` loads the bundle; :mod:`serving.server` is the process.
 """

@@ -1,7 +1,7 @@
-"""The bundle that scores: of a folder, or the registry's champion copied into one; and loaded in a thread.
+"""Loads the bundle to score with, from a folder or a local copy of the registry's champion.
 
-:class:`ModelHolder` scores rows in the service and swaps bundles in one step, :class:`ModelSource` gives batch scoring
-its model. The service follows the champion in a thread, batch scoring asks at each decision; MLflow is imported then.
+:class:`ModelHolder` holds the service's model and swaps it atomically; :class:`ModelSource` loads the model of batch
+scoring. The service polls the registry in a thread, batch scoring at each decision; only then is MLflow imported.
 """
 
 import atexit
@@ -38,15 +38,15 @@ MANIFEST: Final = "manifest.json"
 
 
 class NotNamedYet(InputError):
-    """The source has started and does not know its bundle yet; this is not an error."""
+    """The source has started but not resolved its bundle yet; not a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedBundle:
-    """The bundle that a source names.
+    """The bundle that a source resolves to.
 
-    ``version``: its version in the registry; None for one that comes from a folder.
-    ``note``: why it may not be the newest; None: as far as is known it is.
+    ``version``: registry version; None for a bundle from a folder.
+    ``note``: why it may be outdated; None: no known reason.
     """
 
     path: Path
@@ -55,32 +55,31 @@ class NamedBundle:
 
 
 class FolderBundle:
-    """Names the bundle to serve: the one in a folder."""
+    """Source of the bundle to serve: a local folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def start(self) -> None:
-        """Start: nothing to do for a folder."""
+        """Start the source; a no-op for a folder."""
 
     def stop(self) -> None:
         """Stop what :meth:`start` started."""
 
     def stamp(self) -> object:
-        """Give what changes when another bundle is named; cheap, for it is asked each second."""
+        """Return a value that changes with the bundle; cheap enough to poll every second."""
         return stamp_of(self.path / MANIFEST)
 
     def named(self) -> NamedBundle:
-        """Name the bundle.
+        """Return the current bundle.
 
-        Raises ``NotNamedYet`` if that is still being found out for the first time.
-        Raises ``InputError`` if there is none.
+        Raises ``NotNamedYet`` until the first bundle is resolved, ``InputError`` if there is none.
         """
         return NamedBundle(self.path)
 
 
 def manifest_digest(bundle: Path) -> str:
-    """Give the digest of a bundle in a folder; empty where it cannot be read: loading it says why."""
+    """Return the SHA-256 of a bundle's manifest; empty if it is unreadable, which loading then reports."""
     try:
         return hashlib.sha256((bundle / MANIFEST).read_bytes()).hexdigest()
     except OSError:
@@ -88,9 +87,9 @@ def manifest_digest(bundle: Path) -> str:
 
 
 class ChampionCopy(FolderBundle):
-    """Names the champion's bundle in a folder: ``bundle/`` with ``version``, its number in the registry.
+    """Local copy of the champion: ``bundle/``, with its registry version in the file ``version``.
 
-    ``error``: why the registry could not be asked, or its champion not be taken; None: it was, or is not asked yet.
+    ``error``: why the last fetch from the registry failed; None: it succeeded, or has not run yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -99,15 +98,15 @@ class ChampionCopy(FolderBundle):
 
     @property
     def bundle(self) -> Path:
-        """The folder of the bundle; it may not exist."""
+        """Folder of the bundle; may not exist."""
         return self.path / "bundle"
 
     def stamp(self) -> object:
-        """Give what changes when another version is champion, or the registry can no longer be asked."""
+        """Return a value that changes with the champion's version and the state of the registry."""
         return stamp_of(self.bundle / MANIFEST), self.version(), self.error
 
     def named(self) -> NamedBundle:
-        """Name the champion's bundle; see :meth:`FolderBundle.named`."""
+        """Return the champion's bundle; see :meth:`FolderBundle.named`."""
         version, error = self.version(), self.error
         if version is None:
             raise (NotNamedYet if error is None else InputError)(
@@ -119,14 +118,14 @@ class ChampionCopy(FolderBundle):
         return NamedBundle(self.bundle, version, note)
 
     def version(self) -> int | None:
-        """Read the current version; None if there is none."""
+        """Read the registry version of the copy; None if there is no copy."""
         try:
             return int((self.bundle / "version").read_text())
         except (OSError, ValueError):
             return None
 
     def take(self, bundle: Path, version: int) -> None:
-        """Replace the current bundle by a copy of another; raises ``InputError`` if the disk is full."""
+        """Replace the bundle with a copy of another one; raises ``InputError`` if the disk is full."""
         with FolderSwap(self.bundle) as swap, disk_errors(self.path):
             shutil.copytree(bundle, swap.path, dirs_exist_ok=True)
             (swap.path / "version").write_text(str(version))
@@ -136,16 +135,16 @@ class ChampionCopy(FolderBundle):
 
 
 def temporary_folder() -> Path:
-    """Make a folder for a copy that goes with this process."""
+    """Create a temporary folder that is deleted when the process exits."""
     folder = Path(tempfile.mkdtemp(prefix="predrain-champion-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def held_folder(state: Path) -> Path:
-    """Give the folder of the champion that stays over restarts, and hold the right to it as long as the process lives.
+    """Lock the state folder until the process exits, and return the champion's folder in it, which outlives restarts.
 
-    Raises ``InputError`` if another process has it, or it may not be written to.
+    Raises ``InputError`` if another process holds the lock, or the folder is not writable.
     """
     with disk_errors(state):
         if state.exists() and not state.is_dir():
@@ -153,24 +152,24 @@ def held_folder(state: Path) -> Path:
         state.mkdir(parents=True, exist_ok=True)
     do = "End it, or give each its own --state."
     lock = take_lock(state / "lock", "another predrain serve keeps its state here", str(state), do).lock
-    atexit.register(lock.release)  # which also keeps the lock from being collected
+    atexit.register(lock.release)  # this reference also keeps the lock from being garbage-collected
     folder = state / "champion"
-    recover_folder(ChampionCopy(folder).bundle)  # of a process that was killed while it replaced the bundle
+    recover_folder(ChampionCopy(folder).bundle)  # a process may have been killed while replacing it
     return folder
 
 
 CHAMPION: Final = "champion"
-"""Names the champion of the registry instead of a folder."""
+"""Model argument that selects the registry's champion instead of a folder."""
 
 
 def copy_champion(copy: ChampionCopy, registry: str, name: str, *, again: bool = False) -> bool:
-    """Copy the champion's bundle where it is another one than the copy's.
+    """Update the copy if the champion has changed, and return whether it was updated.
 
-    ``again``: fetch it in any case: a restart makes good what a disk has done.
-    Raises ``TooEarlyError`` if there is no champion yet, ``InputError`` if the registry cannot be asked, or its bundle
-    is not the one that was registered.
+    ``again``: fetch even if unchanged, so that a restart repairs a corrupted copy.
+    Raises ``TooEarlyError`` if there is no champion yet, ``InputError`` if the registry is unreachable or its bundle is
+    not the registered one.
     """
-    # By default MLflow waits many minutes for a registry that does not answer.
+    # By default MLflow waits many minutes for an unresponsive registry.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     from models.registry.champion import champion_history, fetch_bundle, version_at  # MLflow takes seconds to import
@@ -193,10 +192,10 @@ def copy_champion(copy: ChampionCopy, registry: str, name: str, *, again: bool =
 
 
 class ModelSource:
-    """Loads the bundle for batch scoring; again when another one is named.
+    """Loads the bundle for batch scoring, and reloads it when it changes.
 
-    ``model``: a bundle's folder, or :data:`CHAMPION` of the registered model ``name`` (a folder of that name:
-    ``./champion``).
+    ``model``: a bundle's folder, or :data:`CHAMPION` for the champion of the registered model ``name`` (write a folder
+    of that name as ``./champion``).
     """
 
     def __init__(self, model: str, *, registry: str, name: str) -> None:
@@ -205,11 +204,11 @@ class ModelSource:
         self._loaded: ServedModel | None = None
 
     def current(self) -> "ServedModel":
-        """Give the present model; the one that was given before where the present one cannot be had.
+        """Return the current model, or the previous one if the current one cannot be loaded.
 
-        Raises ``InputError`` if there is none, and none was given before.
+        Raises ``InputError`` if there is no previous one either.
         """
-        from models.bundle.store import load_bundle  # takes seconds to import; the service does not need it
+        from models.bundle.store import load_bundle  # takes seconds to import
         from serving.scores.batch import ServedModel
 
         loaded = self._loaded
@@ -219,7 +218,7 @@ class ModelSource:
             named = self._source.named()
             if loaded is None or loaded.version != named.version or loaded.bundle.digest != manifest_digest(named.path):
                 bundle = load_bundle(named.path)
-                refuse_other_writers(bundle.path, [bundle.path / "manifest.json"])  # which seals all other files
+                refuse_other_writers(bundle.path, [bundle.path / "manifest.json"])  # it holds all other files' digests
                 self._loaded = loaded = ServedModel(bundle, named.version)
         except InputError as error:
             if self._loaded is None:
@@ -231,7 +230,7 @@ class ModelSource:
 class ChampionBundle(ChampionCopy):
     """The champion of a registered model, kept up to date by a thread.
 
-    ``folder``: where its bundle is kept; an existing one is served until the registry has answered.
+    ``folder``: local copy; an existing one is served until the registry responds.
     """
 
     def __init__(self, folder: Path, registry: str, name: str, every_s: float = 30.0) -> None:
@@ -245,17 +244,17 @@ class ChampionBundle(ChampionCopy):
         self._poller.start()
 
     def stop(self) -> None:
-        """End it; a registry that does not answer is not waited for."""
+        """Stop the thread; wait at most 3 s for the registry."""
         self._poller.stop(3)
 
     def _watch(self) -> None:
-        """Ask once; what goes wrong is kept as ``error``, and logged once."""
+        """Poll the registry once; a failure is stored in ``error``, and logged once."""
         error = None
         try:
             if copy_champion(self, self._registry, self._name, again=not self._is_taken):
                 _LOG.info("version %s is champion", self.version())
             self._is_taken = True
-        except Exception as fault:  # the next look may go well: a registry is restarted, a disk freed
+        except Exception as fault:  # may be transient: a registry restart, a full disk
             error = str(fault).partition("\n")[0] or type(fault).__name__
             if error != self.error:
                 _LOG.warning("cannot load the champion: %s", error)
@@ -270,9 +269,9 @@ _NEVER = object()
 class FeatureRows:
     """Rows ready to score.
 
-    ``values``: in the model's order; NaN: missing; shape (n_rows, n_features).
-    ``units``: as given; else the rows' numbers from 0.
-    ``times``: decision times, milliseconds since 1970 (UTC); 0 where none were given; shape (n_rows,).
+    ``values``: features in the model's order; NaN: missing; shape (n_rows, n_features).
+    ``units``: names from the request; default: row numbers from 0.
+    ``times``: decision times in milliseconds since the epoch (UTC); 0 if there are none; shape (n_rows,).
     """
 
     values: "npt.NDArray[np.float32]"
@@ -282,7 +281,7 @@ class FeatureRows:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A bundle that is ready; ``columns``: names of its features, in its order."""
+    """A bundle that is ready to score; ``columns``: its feature names, in order."""
 
     bundle: "Bundle"
     columns: tuple[str, ...]
@@ -295,18 +294,18 @@ class LoadedModel:
         return self.bundle.digest
 
     def about(self) -> dict[str, Any]:
-        """Return what answers say of the model."""
+        """Return the model's fields in responses."""
         return {"digest": self.digest, "profile": self.bundle.profile, "version": self.version}
 
     def score(self, rows: FeatureRows) -> list[dict[str, Any]]:
-        """Give ``unit``, ``risk``, ``score``, ``rank``, ``alert`` of rows, in their order.
+        """Return ``unit``, ``risk``, ``score``, ``rank`` and ``alert`` of each row.
 
-        Ranks and alerts are taken among the rows of one decision time.
+        Ranks and alerts are computed within each decision time.
         """
         from models.rows.ranking import text_hashes
 
         fitted, profile = self.bundle.fitted, self.bundle.profile
-        unit = text_hashes(rows.units)  # the node is unknown, so each unit counts by itself
+        unit = text_hashes(rows.units)  # the node is unknown: each unit is its own node
         scored = fitted.score_arrays(rows.values, rows.times, unit, unit)[profile]
         columns = (rows.units, fitted.risk(profile, scored.score), scored.score, scored.rank, scored.alert)
         return [
@@ -316,12 +315,11 @@ class LoadedModel:
 
 
 class ModelHolder:
-    """Loads the bundle of a source in a thread, and again whenever the source names another one.
+    """Loads the bundle of a source in a thread, and reloads it whenever it changes.
 
-    ``source``: a bundle's folder, or what names one; None: rows are not scored.
-    ``model``: None: not there, not yet or not at all. Take it once a request: what was taken never changes, so a
-    request that began with one model ends with it.
-    ``refused``: why the one that the source names now is not taken, or cannot be known; the one of before continues.
+    ``source``: a bundle's folder, or another source; None: rows are not scored.
+    ``model``: immutable; None: not loaded. Read it once per request, so that the request ends with the same model.
+    ``refused``: why the source's current bundle was rejected or is unknown; the previous model stays in use.
     """
 
     def __init__(self, source: Path | FolderBundle | None, poll_s: float = 1.0) -> None:
@@ -337,22 +335,22 @@ class ModelHolder:
         self._wait = 0
 
     def start(self) -> None:
-        """Start; the first model is loaded immediately, in the thread."""
+        """Start the thread, which loads the first model immediately."""
         if self._source is not None:
             self._source.start()
             self._poller.start()
 
     def stop(self) -> None:
-        """End the thread, and what the source has started."""
+        """Stop the thread and the source."""
         if self._source is not None:
             self._source.stop()
         self._poller.stop()
 
     def look(self) -> bool:
-        """Load the model if the source names another one than at the last look.
+        """Load the bundle if it has changed since the last poll.
 
-        Returns: whether another model is served now. One that cannot be loaded changes nothing but the report
-        of it, and is tried again when it changes or after some looks: a folder may be half written.
+        Returns: whether another model is served now. A bundle that cannot be loaded is only reported, and retried
+        when it changes or after ten polls, because the folder may be half-written.
         """
         assert self._source is not None
         stamp = self._source.stamp()
@@ -377,7 +375,7 @@ class ModelHolder:
         except InputError as error:
             self._refuse(str(error))
             return False
-        except Exception as error:  # reported by /readyz; the thread must live to take the next one
+        except Exception as error:  # reported by /readyz; the thread must survive to load the next one
             _LOG.exception("the model cannot be loaded")
             self._refuse(type(error).__name__)
             return False
@@ -398,12 +396,12 @@ class ModelHolder:
 
 
 def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
-    """Load and verify a bundle, and score one empty row, so that what is imported late is imported now.
+    """Load and verify a bundle, and score an empty row to trigger lazy imports.
 
-    ``version``: its version in a registry; default: what its manifest says.
-    Raises ``InputError`` if it is none, or does not fit this version.
+    ``version``: registry version; default: the manifest's.
+    Raises ``InputError`` if it is not a bundle, or incompatible with this version of predrain.
     """
-    import numpy as np  # imported in the loader's thread, because it is slow
+    import numpy as np  # slow to import, so only in the loader's thread
 
     from foundation.durations import parse_duration
     from models.bundle.store import load_bundle

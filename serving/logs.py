@@ -1,4 +1,4 @@
-"""The log as lines of JSON: messages of the process, and one line a request."""
+"""Logs as JSON lines: messages of the process, and an access log."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ class JsonLines(logging.Formatter):
     """Formats log records as lines of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one message."""
+        """Return a record as one line."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -31,17 +31,17 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Write what the process logs to standard error, as lines of JSON."""
+    """Log to standard error as lines of JSON."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 class AccessLog:
-    """Writes one line a request, in a thread; without headers, queries and bodies, which may hold secrets.
+    """Writes one line per request in a thread, without headers, query strings and bodies, which may hold secrets.
 
-    ``stream``: where to; None: nowhere.
-    ``dropped``: lines left out because the stream did not keep up.
+    ``stream``: None: no access log.
+    ``dropped``: number of lines dropped because the stream did not keep up.
     """
 
     def __init__(self, stream: TextIO | None = sys.stderr, clock: Callable[[], datetime] | None = None) -> None:
@@ -55,7 +55,7 @@ class AccessLog:
             self._thread.start()
 
     def write(self, *, path: str, seconds: float, **facts: object) -> None:
-        """Queue one line; waking the writing thread for it would cost as much as a look-up."""
+        """Queue a line; the writer thread polls, because waking it would cost as much as a lookup."""
         if self._stream is None:
             return
         if len(self._lines) >= _WAITING:
@@ -64,7 +64,7 @@ class AccessLog:
         self._lines.append({"time": self._clock(), "path": path[:_LONGEST], "ms": round(seconds * 1000, 3), **facts})
 
     def close(self) -> None:
-        """Write the queued lines, for two seconds at most."""
+        """Flush the queue, for at most 2 s."""
         if self._stream is not None:
             self._stopped.set()
             self._thread.join(2)
@@ -78,5 +78,5 @@ class AccessLog:
                     line["time"] = line["time"].isoformat(timespec="milliseconds")
                     self._stream.write(json.dumps(line) + "\n")
                 self._stream.flush()
-            except (OSError, ValueError):  # its reader is gone
+            except (OSError, ValueError):  # the reader has gone away
                 self.dropped += 1

@@ -22,22 +22,22 @@ _LOG = logging.getLogger(__name__)
 _HANDSHAKE_S: Final = 10.0
 _LOOK_EVERY_S: Final = 5.0
 SWITCH_INTERVAL_S: Final = 0.0005
-"""Time that a computing thread may hold the interpreter while the event loop waits; Python's default is 5 ms, and a
-look-up waits several times."""
+"""Time that a computing thread may hold the GIL while the event loop waits; a lookup waits several times, and Python's
+default is 5 ms."""
 
 GC_THRESHOLDS: Final = (50_000, 20, 100)
-"""Thresholds of the cyclic garbage collector. A decision makes hundreds of thousands of objects, none of them in a
-cycle. With Python's defaults each full collection stopped all answers for up to 200 ms."""
+"""Thresholds of the cyclic garbage collector. A decision has hundreds of thousands of objects and no reference cycles;
+with Python's defaults each full collection paused all responses for up to 200 ms."""
 
 EXTENDER_HOST: Final = "127.0.0.1"
-"""The extender takes no tokens: only its own machine may reach it."""
+"""The extender has no authentication, so by default only its own machine can reach it."""
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop with a timeout of TLS handshakes, before which a connection is not counted."""
+    """An event loop with a timeout for TLS handshakes; connections are counted only after theirs."""
 
     async def create_server(self, *given: Any, **more: Any) -> asyncio.Server:
-        """Listen."""
+        """Listen, with the handshake timeout for TLS."""
         if more.get("ssl") is not None:
             more.setdefault("ssl_handshake_timeout", _HANDSHAKE_S)
         return await super().create_server(*given, **more)
@@ -54,13 +54,13 @@ def serve(
     started: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Run until SIGTERM or SIGINT; in-flight requests are then answered, new ones are not accepted.
+    """Run until SIGTERM or SIGINT, then finish in-flight requests and accept no new ones.
 
-    ``host``, ``port``: where to listen; port 0 takes a free one.
-    ``extender_port``, ``extender_host``: where the scheduler extender listens; None: nowhere.
-    ``started``: called with both ports when the service listens.
-    ``stop``: ends the service as a signal would, where it runs in a thread that gets none.
-    Raises ``InputError`` if a port cannot be listened on.
+    ``host``, ``port``: listen address; port 0: a free port.
+    ``extender_port``, ``extender_host``: listen address of the scheduler extender; port None: no extender.
+    ``started``: called with both ports once the service listens.
+    ``stop``: replaces the signals if the service runs in a thread.
+    Raises ``InputError`` if it cannot listen on a port.
     """
     settings = service.settings
     servers = 1 if extender_port is None else 2
@@ -79,7 +79,7 @@ def serve(
         async with contextlib.AsyncExitStack() as stack:
             context = None if tls is None else tls.context
             running = [await stack.enter_async_context(listening(service.api, host, port, tls=context))]
-            if extender_port is not None:  # only reachable from this machine, so unencrypted
+            if extender_port is not None:  # by default only reachable from this machine, so no TLS
                 extender = listening(service.extender, extender_host, extender_port, option="--extender-listen")
                 running.append(await stack.enter_async_context(extender))
             ports = [server.port for server in running]
@@ -89,7 +89,7 @@ def serve(
             service.start()
             renewal = None if tls is None else loop.create_task(tls.follow())
             await (leaving.wait() if stop is None else asyncio.to_thread(stop.wait))
-            for server in running:  # both stop accepting now, and leave together
+            for server in running:  # both stop accepting now, and exit together
                 server.should_exit = True
             if renewal is not None:
                 renewal.cancel()
@@ -102,7 +102,7 @@ def serve(
 
 
 def be_responsive() -> None:
-    """Set the switch interval and the thresholds of the garbage collector, for the whole process."""
+    """Set the switch interval and the garbage collector's thresholds of the process."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)
 
@@ -110,10 +110,9 @@ def be_responsive() -> None:
 class Tls:
     """A server's certificate, reloaded within seconds when its files change.
 
-    ``certificate``, ``key``: PEM files: the certificate with those that lead to its authority, and its private key
-    without a password.
-    ``context``: TLS 1.2 at least, with Python's own choice of ciphers.
-    Raises ``InputError`` if they cannot be read, or do not belong together.
+    ``certificate``, ``key``: PEM files with the certificate chain and its unencrypted private key.
+    ``context``: TLS 1.2 or later, with Python's default ciphers.
+    Raises ``InputError`` if the files are unreadable or do not match.
     """
 
     def __init__(self, certificate: Path, key: Path, look_every_s: float = _LOOK_EVERY_S) -> None:
@@ -123,18 +122,18 @@ class Tls:
         self.context = _context(certificate, key)
 
     def look(self) -> bool:
-        """Load a newer certificate; an invalid one is logged, and the previous one stays in use.
+        """Reload the certificate if it has changed; an invalid one is logged, and the previous one stays in use.
 
-        Returns: whether new connections get another certificate. Open ones keep theirs.
+        Returns: whether new connections use another certificate. Open ones keep theirs.
         """
         stamps = self._stamps()
         if stamps == self._seen:
             return False
         try:
-            _context(self._certificate, self._key)  # a pair that does not fit must not reach the one in use
+            _context(self._certificate, self._key)  # a mismatched pair must not reach the context in use
             self.context.load_cert_chain(self._certificate, self._key, _no_password)
         except (InputError, OSError) as error:
-            # Certificate and key are often replaced one after the other: the next change is tried again.
+            # Certificate and key are often replaced one after the other: the next change triggers another attempt.
             _LOG.warning("the new certificate is invalid, the previous one stays in use: %s", error)
             return False
         finally:
@@ -151,7 +150,7 @@ class Tls:
             await asyncio.sleep(self._look_every_s)
             try:
                 self.look()
-            except Exception:  # must continue: without it the certificate would run out
+            except Exception:  # must continue, or the certificate would expire
                 _LOG.exception("the certificate cannot be checked")
 
 

@@ -1,4 +1,4 @@
-"""The service: its two applications, which paths answer without a token, and whether it is ready."""
+"""The service: its two ASGI applications, unauthenticated paths, and readiness."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -30,15 +30,15 @@ _READING_QUEUE = 64
 
 
 class Service:
-    """Serves the scores of a folder, and scores rows with a bundle.
+    """Serves the scores of a folder, and scores feature rows with a bundle.
 
-    ``scores``: what ``predrain score --out`` writes; need not exist yet.
-    ``model``: a bundle's folder, or what names one; default: feature rows are not scored.
-    ``tokens``: None: requests need no token.
-    ``hosts``: names, besides localhost and addresses, under which the service answers if no tokens are configured.
-    ``notice``: gives what every page says above everything else; pages that have it are loaded again by themselves.
-    ``api``, ``extender``: ASGI applications for two ports.
-    Raises ``InputError`` if the token file cannot be used.
+    ``scores``: output of ``predrain score --out``; may not exist yet.
+    ``model``: a bundle's folder, or another source; None: feature rows are not scored.
+    ``tokens``: token file; None: no authentication.
+    ``hosts``: allowed host names besides localhost and IP addresses, if no tokens are configured.
+    ``notice``: returns the banner of every page; pages with a banner reload themselves.
+    ``api``, ``extender``: ASGI applications of the two ports.
+    Raises ``InputError`` if the token file is unusable.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Service:
         )
         retry = self.settings.retry_after_s
         self._reading = ThreadWork("reading", _READING, _READING_QUEUE, retry)
-        # The extender has a thread of its own: a scheduler does not wait behind large predictions.
+        # The extender has its own thread, so that schedulers do not wait behind large predictions.
         self._placing = ThreadWork("placing", 1, _READING_QUEUE, retry)
         self._scoring = ThreadWork("scoring", 1, self.settings.scoring, retry)
         # Pages have their own threads, so that they and predictions do not wait for each other.
@@ -85,7 +85,7 @@ class Service:
         self.extender = self._make_extender(hosts)
 
     def _make_extender(self, hosts: Sequence[str]) -> FastAPI:
-        """Make the application of the extender's port, which only this machine reaches and which asks for no token."""
+        """Create the application of the extender's port, which has no authentication."""
         access = Access(None, lambda _: False, problem_response)
         extender = make_application(access)
         add_extender(
@@ -96,7 +96,7 @@ class Service:
         return extender
 
     def _guard(self, app: FastAPI, access: Access, hosts: Sequence[str] | None) -> None:
-        """Guard each port by itself: bodies of the API must not push out the extender's, which would hold pods back."""
+        """Give each port its own limits: requests to the API must not crowd out the extender's and so delay pods."""
         app.add_middleware(
             RequestGuard, settings=self.settings, access=access, metrics=self.metrics, log=self._log, hosts=hosts
         )
@@ -106,7 +106,7 @@ class Service:
         return self._tokens.grant(request.headers.get("authorization"), basic=is_page(request.scope["path"]))
 
     def _refusal(self, request: Request, refused: RequestRefused) -> Response:
-        # A request with another host or two lengths is not from a browser: it gets no page.
+        # A wrong host or ambiguous framing is no user's mistake in a browser: it gets no page.
         if is_page(request.scope["path"]) and refused.reason not in ("host", "framing"):
             return self._pages.refusal(request, refused)
         return problem_response(request, refused)
@@ -127,13 +127,13 @@ class Service:
         add("/openapi.json", self._openapi, summary="Return the OpenAPI document.", response_model=dict[str, Any])
 
     def start(self) -> None:
-        """Begin to read the scores and to load the model, in threads."""
+        """Start the threads that read the scores and load the model."""
         self.score_cache.poller.start()
         self.decisions.start()
         self.holder.start()
 
     def close(self) -> None:
-        """End the threads, and write what is left of the log."""
+        """Stop the threads and flush the log."""
         self.score_cache.poller.stop()
         self.decisions.stop()
         self.holder.stop()
@@ -142,7 +142,7 @@ class Service:
         self._log.close()
 
     def why_not_ready(self) -> list[str]:
-        """Return what keeps the service from being asked; empty if it is ready."""
+        """Return why the service is not ready; empty if it is."""
         reasons: list[str] = []
         served, now = self.score_cache.served, self._clock()
         if served.fleet is None:

@@ -1,4 +1,4 @@
-"""The FastAPI application of both ports: errors are problems (RFC 9457), and routes require tokens."""
+"""Creates the FastAPI applications of both ports: error responses as problem details (RFC 9457), token checks."""
 
 from typing import Any, Final
 
@@ -18,29 +18,29 @@ from serving.http.schemas import Problem
 
 
 class NameConvertor(Convertor[str]):
-    """A name in a path, whatever it holds: slashes, and line ends, at which Starlette's own paths end."""
+    """Path parameter for any name, including slashes and newlines, at which Starlette's ``path`` stops."""
 
     regex = "(?s:.+)"
 
     def convert(self, value: str) -> str:
-        """Take it as it is."""
+        """Return the value unchanged."""
         return value
 
     def to_string(self, value: str) -> str:
-        """Write it as it is."""
+        """Return the value unchanged."""
         return value
 
 
 register_url_convertor("name", NameConvertor())
 
 TEXT: Final[dict[str, Any]] = {"content": {"text/plain": {"schema": {"type": "string"}}}}
-"""An answer that is plain text, for the OpenAPI document."""
+"""A plain-text response, for the OpenAPI document."""
 
 
 class ReadAccess(SecurityBase):
-    """Refuses a caller whose token does not allow reading.
+    """Rejects callers whose token lacks the scope ``read``.
 
-    The guard looks the token up before, because its limits depend on it (:mod:`serving.http.middleware`).
+    The middleware has already looked up the token, because its limits depend on it (:mod:`serving.http.middleware`).
     """
 
     def __init__(self, scheme_name: str, scheme: str) -> None:
@@ -57,11 +57,11 @@ class ReadAccess(SecurityBase):
 
 TOKEN: Final = Security(ReadAccess("token", "bearer"))
 PASSWORD: Final = Security(ReadAccess("password", "basic"))
-"""As :data:`TOKEN`, for pages: a browser sends the token as a password (RFC 7617)."""
+"""Like :data:`TOKEN`, for pages: browsers send the token as a password (RFC 7617)."""
 
 
 def refusals(media: str, schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    """Describe how requests are refused."""
+    """Describe error responses for the OpenAPI document."""
     content = {"content": {media: {"schema": schema}}}
     return {
         "4XX": {"description": "Request rejected", **content},
@@ -70,7 +70,7 @@ def refusals(media: str, schema: dict[str, Any]) -> dict[int | str, dict[str, An
 
 
 async def _refuse_parameters(request: Request) -> None:
-    """Refuse query parameters of a route that has none; those of the others are checked by their model."""
+    """Reject query parameters on routes that take none; other routes validate theirs with a model."""
     if not request.scope["query_string"] or request.scope["route"].dependant.query_params:
         return
     for name in request.query_params:
@@ -78,7 +78,7 @@ async def _refuse_parameters(request: Request) -> None:
 
 
 def make_application(access: Access) -> FastAPI:
-    """Make an application without routes, whose refusals ``access`` writes; FastAPI's own pages load from elsewhere."""
+    """Create an application without routes; FastAPI's docs pages are disabled because they load files from a CDN."""
     app = FastAPI(
         title="predrain",
         version=VERSION,
@@ -116,13 +116,13 @@ NOTHING_HERE: Final = RequestRefused(404, "not found: /openapi.json lists all pa
 
 
 def problem_response(_: Request, refused: RequestRefused) -> Response:
-    """Write a refusal as a problem body (RFC 9457)."""
+    """Return an error as problem details (RFC 9457)."""
     headers = refused.headers()
     return Response(refused.body(), refused.status, media_type=headers.pop("Content-Type"), headers=headers)
 
 
 def _of_validation(route: APIRoute, error: Any) -> RequestRefused:
-    """Say in words what a parameter should have been."""
+    """Convert a validation error of FastAPI to a readable one."""
     name, kind, context = str(error["loc"][1]), error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         query = route.dependant.query_params[0].field_info.annotation

@@ -1,4 +1,4 @@
-"""Bodies of requests and answers: strict JSON, and what a refusal says of a wrong value."""
+"""Request and response bodies: strict JSON, and error details for invalid values."""
 
 import json
 from codecs import BOM_UTF8
@@ -18,19 +18,19 @@ _SHOWN: Final = 80
 
 
 def read_json(body: bytes, *, containers: int | None = None, values: int | None = None) -> Any:
-    """Read a JSON text.
+    """Parse JSON.
 
-    ``containers``: most arrays and objects: an empty one takes two bytes of text and thirty times as many of memory.
-    ``values``: most commas, about as many as values: a short key takes fifteen times its bytes, and reading many of
-    them holds the interpreter, and so every other answer, for seconds.
-    Raises ``RequestRefused``: 400, if it is not JSON, holds a number beyond a float's range, or is nested too deeply;
-    413 for too many containers or values.
+    ``containers``: maximum number of arrays and objects: an empty one is two bytes of text and 30 times that in memory.
+    ``values``: maximum number of commas, about that of values: a short key takes 15 times its bytes in memory, and
+    parsing many holds the GIL, and so every other response, for seconds.
+    Raises ``RequestRefused``: 400 for invalid JSON, a number outside the range of a float or too deep nesting; 413 for
+    too many containers or values.
     """
     if containers is not None and body.count(b"{") + body.count(b"[") > containers:
         raise RequestRefused(
             413, f"the body holds more than {containers} arrays and objects: send fewer rows", "too_large"
         )
-    # Counting what comes often takes as long as a fifth of the reading; a body of fewer bytes cannot hold so many.
+    # Counting commas takes up to a fifth of the parsing time; a body shorter than the limit cannot exceed it.
     if values is not None and len(body) > values and body.count(b",") > values:
         raise RequestRefused(413, f"the body holds more than {values} values: send fewer rows", "too_large")
     try:
@@ -41,20 +41,20 @@ def read_json(body: bytes, *, containers: int | None = None, values: int | None 
 
 
 def write_json(value: Any) -> bytes:
-    """Write a value as JSON; NaN and infinity, which JSON does not have, as null."""
+    """Serialize a value as JSON, with NaN and infinity as null."""
     try:
         return orjson.dumps(value)
-    except TypeError:  # half a surrogate pair, such as a file name that is not UTF-8 in an error
+    except TypeError:  # a lone surrogate, e.g. of a non-UTF-8 file name in an error
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def as_json(value: Any) -> Response:
-    """Answer with a value, past the framework's own encoder."""
+    """Return a JSON response, bypassing FastAPI's encoder."""
     return Response(write_json(value), media_type=JSON)
 
 
 def shown(value: object) -> str:
-    """Return a value from outside as short text for an error's detail."""
+    """Return the truncated repr of a value from a request, for error details."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
@@ -65,7 +65,7 @@ def media_of(request: Request) -> str:
 
 
 def one_of(content: Any, keys: tuple[str, ...]) -> tuple[str, Any]:
-    """Return the one key of an object with its value; raises ``RequestRefused`` (422) if it has none or several."""
+    """Return the only key of an object and its value; raises ``RequestRefused`` (422) if there is not exactly one."""
     if not isinstance(content, dict):
         raise RequestRefused(422, f"send an object with one of {', '.join(keys)}", "invalid")
     for key in content:
@@ -77,7 +77,7 @@ def one_of(content: Any, keys: tuple[str, ...]) -> tuple[str, Any]:
 
 
 def unknown_name(name: str, known: tuple[str, ...] | list[str], what: str) -> str:
-    """Return the detail of a refusal of a name, with the nearest valid one."""
+    """Return the error detail for an unknown name, with the closest valid one."""
     near = closest(name, known)
     if near:
         return f"{what} {shown(name)} is not known: did you mean {near!r}?"

@@ -1,8 +1,8 @@
 """The Kubernetes scheduler-extender protocol, version 1: filters and prioritizes nodes for pods.
 
 Protocol: ``k8s.io/kube-scheduler/extender/v1`` (``ExtenderArgs``, ``ExtenderFilterResult``, ``HostPriority``,
-``MaxExtenderPriority`` = 10). Its Go types have no JSON names of their own, so keys are read whatever their case.
-Nodes are named, as kube-scheduler does with ``nodeCacheCapable: true``.
+``MaxExtenderPriority`` = 10). Its Go types have no JSON tags, so keys are matched case-insensitively.
+Requests must list node names, as kube-scheduler sends them with ``nodeCacheCapable: true``.
 """
 
 import logging
@@ -30,12 +30,12 @@ _POLL_S: Final = 5.0
 
 
 class ControllerDecisions:
-    """Reads the newest decision in the controller's ledger.
+    """Polls the newest decision in the controller's ledger.
 
-    ``open_ledger``: opens a :class:`scheduler.ledger.reader.LedgerReader`. None: there is no ledger.
-    ``out``: nodes that the decision keeps new work off, each with the end of the prediction behind it. Stage, breaker,
-    budgets, opt-outs and the kill switch have all had their say in it. Empty where the ledger cannot be read: what is
-    not known removes no node.
+    ``open_ledger``: opens a :class:`scheduler.ledger.reader.LedgerReader`; None: there is no ledger.
+    ``out``: nodes that the decision closes to new work, with the expiry of the underlying prediction. Stage, breaker,
+    budgets, opt-outs and the kill switch are already applied. Empty if the ledger is unreadable: an unknown decision
+    removes no node.
     """
 
     def __init__(self, open_ledger: Callable[[], Any] | None, poll_s: float = _POLL_S) -> None:
@@ -46,12 +46,12 @@ class ControllerDecisions:
         self._poller = Poller("ledger", self.look, poll_s)
 
     def start(self) -> None:
-        """Begin to follow the ledger, in a thread."""
+        """Start polling the ledger in a thread."""
         if self._open is not None:
             self._poller.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._poller.stop()
 
     def look(self) -> None:
@@ -60,14 +60,14 @@ class ControllerDecisions:
         try:
             self._reader = self._reader or self._open()  # kept open: opening checks the whole file
             self.out, problem = self._reader.out_of_service(), None
-        except Exception as error:  # the file may be moved away, replaced or damaged at any time
+        except Exception as error:  # the file may be moved, replaced or damaged at any time
             self.out, self._reader, problem = {}, None, f"{type(error).__name__}: {error}"
         if problem != self._problem:
             _LOG.warning("the ledger cannot be read, so the extender filters no nodes: %s", problem or "resolved")
             self._problem = problem
 
 
-_AT_ONCE: Final = 2**18  # bytes of a body that is read within a few milliseconds
+_AT_ONCE: Final = 2**18  # bytes; smaller bodies are parsed within a few milliseconds
 
 MOST_PRIORITY: Final = 10
 """``MaxExtenderPriority``."""
@@ -75,8 +75,8 @@ MOST_PRIORITY: Final = 10
 _BEST: Final = {"clear": 10, "watch": 7, "elevated": 4, "high": 1}
 _SPREAD: Final = {"clear": 2, "watch": 2, "elevated": 2, "high": 1}
 _UNKNOWN: Final = 7
-# Bands do not overlap: clear 8 to 10, watch 5 to 7, elevated 2 to 4, high 0 and 1. A node of which nothing is known
-# ranks with the best nodes of tier watch: it is no better than a clear one, and must not be shunned.
+# The ranges of the tiers do not overlap: clear 8 to 10, watch 5 to 7, elevated 2 to 4, high 0 and 1. A node of unknown
+# risk ranks with the best nodes of tier watch: below a clear one, but not avoided.
 
 
 _GPU: Final = "nvidia.com/gpu"
@@ -86,16 +86,16 @@ _GANGS: Final = (
     "leaderworkerset.sigs.k8s.io/name", "scheduling.k8s.io/group-name", "scheduling.x-k8s.io/pod-group",
     "training.kubeflow.org/job-name", "volcano.sh/job-name",
 )  # fmt: skip
-"""Labels and annotations that tell how many pods a gang has, and that a pod belongs to one."""
+"""Labels and annotations that hold the size of a gang (``_COUNTS``), or mark a pod as part of one (``_GANGS``)."""
 
 
 _Job = tuple[float, bool]
 
 
 def job_of(args: Any) -> _Job:
-    """Return the GPUs of the job that the pod of ``ExtenderArgs`` belongs to, and whether it is preemptible.
+    """Return the number of GPUs of the pod's job, and whether it is preemptible (priority below 0).
 
-    Preemptible: its priority is below 0. Infinite: what cannot be read, no GPU, or a gang whose size is not known.
+    The number is infinite if the job is preemptible, unreadable, without GPUs, or a gang of unknown size.
     """
     pod: Any = {str(key).lower(): value for key, value in args.items()}.get("pod")
     try:
@@ -116,9 +116,9 @@ def _limits(container: Any) -> Any:
 
 
 def candidates(args: Any) -> list[str]:
-    """Read the nodes that ``ExtenderArgs`` names, in the scheduler's order.
+    """Return the node names in ``ExtenderArgs``, in the scheduler's order.
 
-    Raises ``RequestRefused``: 400, if it is not of that form.
+    Raises ``RequestRefused`` (400) if they are missing or malformed.
     """
     if not isinstance(args, dict):
         raise RequestRefused(400, "send ExtenderArgs: an object with Pod and NodeNames", "invalid")
@@ -137,15 +137,15 @@ def kept_nodes(
     out: Mapping[str, datetime] | None = None,
     max_share: float = 1.0,
 ) -> tuple[list[str], dict[str, str]]:
-    """Decide which nodes a pod may go to.
+    """Return the nodes that a pod may be placed on, and the reason for each removed node.
 
-    ``fleet``: None: nothing is known.
-    ``out``: nodes that the controller keeps new work off, and until when; None: there is no controller to follow.
-    ``max_share``: the largest share of the fleet, and of ``names``, that is left out; one node in any case.
-    Returns ``kept``: in the same order; never empty if ``names`` is not. A node is left out only if its tier is
-    ``high`` by scores that have not expired; the riskiest come first.
+    ``fleet``: None: no scores.
+    ``out``: nodes that the controller closes to new work, and until when; None: filter by the scores alone.
+    ``max_share``: maximum share to remove, of the fleet and of ``names``; one node may always be removed.
+    At least one node is kept unless ``names`` is empty. Only nodes of tier ``high`` by unexpired scores are removed,
+    the riskiest first.
     """
-    names = list(dict.fromkeys(names))  # one that is named twice is one node: the last must stay
+    names = list(dict.fromkeys(names))  # deduplicated, so that the last node is always kept
     high = {name: state for name in names if (state := _state(name, fleet, now)) is not None and state.tier == "high"}
     if not high or fleet is None:
         return names, {}
@@ -167,7 +167,7 @@ def _most(share: float, nodes: int) -> int:
 
 
 def priority(state: ScoredNode | None) -> int:
-    """Return a node's priority from 0 to 10: by tier, and inside a tier by risk, never lower for the less risky."""
+    """Return a node's priority from 0 to 10: by tier, then by risk within the tier."""
     if state is None or state.risk is None or state.tier not in _BEST:
         return _UNKNOWN
     return _BEST[state.tier] - round(_SPREAD[state.tier] * state.risk)
@@ -176,8 +176,8 @@ def priority(state: ScoredNode | None) -> int:
 def filter_result(kept: list[str], removed: dict[str, str]) -> dict[str, Any]:
     """Return ``ExtenderFilterResult``.
 
-    Evicting other pods would not make a node safer: newer schedulers (1.21) then look elsewhere for victims, older ones
-    know FailedNodes alone.
+    Preempting other pods would not make a node safer, so schedulers from 1.21 are told to look for victims elsewhere;
+    older ones only know FailedNodes.
     """
     failed = {"FailedNodes": removed, "FailedAndUnresolvableNodes": removed}
     return {"Nodes": None, "NodeNames": kept, **failed, "Error": ""}
@@ -186,7 +186,7 @@ def filter_result(kept: list[str], removed: dict[str, str]) -> dict[str, Any]:
 def priorities(
     names: Sequence[str], fleet: ScoredFleet | None, now: datetime, gpus: float = math.inf, preemptible: bool = False
 ) -> list[dict[str, Any]]:
-    """Return ``HostPriorityList`` for a pod; ``gpus``, ``preemptible``: of its job."""
+    """Return the ``HostPriorityList`` for a pod; ``gpus`` and ``preemptible`` describe its job."""
     states = {name: _state(name, fleet, now) for name in names}
     free = {high: may_use_risk(gpus, high=high, preemptible=preemptible) for high in (False, True)}
     return [
@@ -204,7 +204,7 @@ def add_extender(
     settings: ServiceSettings,
     decisions: ControllerDecisions,
 ) -> None:
-    """Add the extender's two verbs; none asks for a token, because kube-scheduler sends none."""
+    """Add the extender's two verbs, which need no token because kube-scheduler sends none."""
 
     def fleet_at(now: datetime) -> ScoredFleet | None:
         fleet = cache.served.fleet
@@ -223,7 +223,7 @@ def add_extender(
             asked, job = await read(request)
             try:
                 return as_json(answer(asked, job, clock()))
-            except Exception:  # a fault of the service does not keep a pod from running
+            except Exception:  # an internal error must not keep a pod from running
                 metrics.passed_through.inc()
                 _LOG.exception("the extender failed; all %d nodes pass", len(asked))
                 return as_json(open_answer(asked))

@@ -1,4 +1,4 @@
-"""Limits of the service as settings: sizes, time, concurrency; worker threads with a bounded queue; host names."""
+"""Limits of the service (sizes, timeouts, concurrency), thread pools with a bounded queue, and allowed host names."""
 
 import asyncio
 import ipaddress
@@ -17,20 +17,19 @@ MIB = 2**20
 class ServiceSettings:
     """Limits of the service.
 
-    ``decoded_bytes``: most memory of an Arrow table once its dictionaries are decoded.
-    ``held_bytes``: most bytes of bodies in memory at a time; beyond it 503, but one body is always taken.
-    ``concurrent_anonymous`` and so on: most requests at a time of callers without a token that holds, of others, and
-    of pages; beyond it 503.
-    ``scoring``: most requests at a time that wait for the model; one is scored at a time.
-    ``head_timeout_s``: a connection whose request's head is not there by then is closed.
-    ``work_timeout_s``: longest time of an answer after the body was received; then 503.
-    ``stale_after_s``: ``/readyz`` fails when the decision is older than this, and the extender takes nothing from it;
-    None: only when all scores have expired.
-    ``extender_filter``: which nodes the extender removes: ``ledger``: those that the controller's newest decision keeps
-    new work off; ``scores``: those of tier high.
-    ``extender_max_share``: the largest share of the nodes that it removes, of the fleet and of each request; of few
-    nodes, one.
-    ``grace_s``: how long requests under way may take to end after SIGTERM.
+    ``decoded_bytes``: maximum memory of an Arrow table after its dictionaries are decoded.
+    ``held_bytes``: maximum bytes of bodies in memory, otherwise 503; one body is always accepted.
+    ``concurrent_anonymous``, ``concurrent_reads``, ``concurrent_pages``: maximum concurrent requests without a valid
+    token, with one, and for pages; otherwise 503.
+    ``scoring``: maximum number of requests scored or queued; the model scores one at a time.
+    ``head_timeout_s``: timeout for the request head; the connection is then closed.
+    ``work_timeout_s``: timeout for the response once the body has arrived; then 503.
+    ``stale_after_s``: age of a decision above which ``/readyz`` fails and the extender ignores its scores; None: only
+    expiry counts.
+    ``extender_filter``: nodes that the extender removes: ``scores``: nodes of tier high; ``ledger``: of those, the ones
+    that the controller's newest decision closes to new work.
+    ``extender_max_share``: maximum share of nodes to remove, of the fleet and of each request; at least one node.
+    ``grace_s``: grace period for in-flight requests after SIGTERM.
     """
 
     body_bytes: int = 32 * MIB
@@ -58,11 +57,11 @@ _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\[\]:/@\s]+)(?::\d{1,5})?")
 
 
 def is_own_host(header: str | None, names: Iterable[str] = ()) -> bool:
-    """Tell whether a ``Host`` header names this service; none at all comes from no browser.
+    """Return whether a ``Host`` header names this service, as a defence against DNS rebinding.
 
-    A page from anywhere may have its own name resolve to 127.0.0.1 (DNS rebinding) and read what listens there; the
-    name is in the request's ``Host``, which the page cannot change. An address cannot be rebound.
-    ``names``: in addition to ``localhost``, such as that of a proxy before the service, without port.
+    A malicious page can let its own domain resolve to 127.0.0.1 and read local services, but cannot change the ``Host``
+    header. An IP address cannot be rebound, and a request without the header does not come from a browser.
+    ``names``: names besides ``localhost``, without port, e.g. that of a reverse proxy.
     """
     if header is None:
         return True
@@ -78,7 +77,7 @@ def is_own_host(header: str | None, names: Iterable[str] = ()) -> bool:
 
 
 class ThreadWork:
-    """A few threads with a bounded queue."""
+    """Thread pool with a bounded queue."""
 
     def __init__(self, name: str, threads: int, max_jobs: int, retry_after_s: int) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
@@ -87,11 +86,10 @@ class ThreadWork:
         self._jobs: set[Future[Any]] = set()
 
     async def run(self, job: Callable[[], Result]) -> Result:
-        """Do a job in a thread and wait for it.
+        """Run a job in a thread and wait for it.
 
-        Raises ``RequestRefused``: 503, if too many jobs wait.
-
-        A job whose request has ended continues counting until it is done: threads cannot be stopped.
+        An abandoned job counts until it is done, because threads cannot be stopped.
+        Raises ``RequestRefused`` (503) if the queue is full.
         """
         if len(self._jobs) >= self._max_jobs:
             raise RequestRefused(503, "too many waiting requests", "work", retry_after_s=self._retry_after_s)
@@ -101,5 +99,5 @@ class ThreadWork:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Take no further job; drop those that have not started."""
+        """Accept no more jobs, and drop queued ones."""
         self._executor.shutdown(wait=False, cancel_futures=True)

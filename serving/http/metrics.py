@@ -1,4 +1,4 @@
-"""The service's own numbers, as Prometheus reads them."""
+"""Prometheus metrics of the service."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from serving.scores.reading import ScoredFleet
 
 MEDIA: Final = CONTENT_TYPE_PLAIN_0_0_4
 BOUNDS_S: Final[tuple[float, ...]] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds of the latency buckets, seconds: the extender's 200 ms and a look-up's 5 ms lie among them."""
+"""Upper bounds of the latency buckets, in seconds; they cover lookups (5 ms) and the extender (200 ms)."""
 
 disable_created_metrics()
 
@@ -26,7 +26,7 @@ disable_created_metrics()
 class RequestMetrics:
     """Counts and latencies of requests.
 
-    The cardinality is bounded: routes are those of the service, all others count as ``unmatched``.
+    Cardinality is bounded: unknown paths count as route ``unmatched``.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class RequestMetrics:
         Info("predrain_build", "Version of predrain.", registry=self.registry).info({"version": VERSION})
 
     def note(self, route: str, status: int, seconds: float) -> None:
-        """Count a response."""
+        """Record a response."""
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 

@@ -1,4 +1,4 @@
-"""The middleware of each request: authentication by token and scope, concurrency and body limits, the access log."""
+"""Request middleware: authentication by token and scope, concurrency and body limits, access log."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ from serving.logs import AccessLog
 _LOG = logging.getLogger(__name__)
 
 SCOPES: Final = ("read", "write", "admin")
-"""``read`` asks, ``write`` pushes telemetry, ``admin`` may do both and what changes the service itself."""
+"""``read`` is for queries, ``write`` for pushing telemetry; ``admin`` covers every scope."""
 
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE | re.ASCII)
 HOW_TO_WRITE: Final = (
@@ -38,29 +38,26 @@ HOW_TO_WRITE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TokenGrant:
-    """What one token may do.
-
-    ``name``: for the log; never the token.
-    """
+    """Permissions of a token; ``name`` identifies it in the log."""
 
     name: str
     scopes: frozenset[str]
 
     def covers(self, scope: str) -> bool:
-        """Tell whether the token may do what asks for ``scope``."""
+        """Return whether the token has ``scope`` or ``admin``."""
         return scope in self.scopes or "admin" in self.scopes
 
 
 EVERYTHING: Final = TokenGrant("", frozenset({"admin"}))
-"""What everybody may do where no tokens are set up."""
+"""Permissions of every caller if no tokens are configured."""
 
 
 def scoped_token(line: str, number: int, where: str) -> tuple[bytes, TokenGrant]:
-    """Read a line: scopes, ``sha256:`` with the hexadecimal SHA-256 of the token, and a name for the log."""
+    """Parse a line: scopes, ``sha256:`` with the hexadecimal SHA-256 of the token, and a name for the log."""
     written, *rest = line.split()
     scopes = frozenset(written.split(","))
     if not scopes <= set(SCOPES):
-        # The word may be a token that was written without its scope: it is not repeated.
+        # The word may be a token written without a scope, so the error must not contain it.
         raise InputError("a line does not begin with scopes", where, f"Choose from {', '.join(SCOPES)}. {HOW_TO_WRITE}")
     match = _DIGEST.fullmatch(rest[0]) if rest else None
     if match is None:
@@ -69,15 +66,15 @@ def scoped_token(line: str, number: int, where: str) -> tuple[bytes, TokenGrant]
 
 
 class ScopedTokens:
-    """The tokens of one file, see :func:`scoped_token`; raises ``InputError`` if it cannot be used."""
+    """Tokens of a file in the format of :func:`scoped_token`; raises ``InputError`` if the file is unusable."""
 
     def __init__(self, path: Path) -> None:
         self._file = TokenFile(path, scoped_token, HOW_TO_WRITE)
 
     def grant(self, header: str | None, *, basic: bool = False) -> TokenGrant | None:
-        """Return what the token of an ``Authorization`` header may do, None if it is none of the file's.
+        """Return the permissions of the token in an ``Authorization`` header; None if it is not in the file.
 
-        ``basic``: take it as the password of a browser, too (RFC 7617).
+        ``basic``: also accept it as a password from a browser (RFC 7617).
         """
         scheme, _, token = (header or "").partition(" ")
         if basic and scheme.lower() == "basic":
@@ -91,24 +88,24 @@ class ScopedTokens:
 
 
 ALWAYS: Final = frozenset({"/healthz", "/readyz", "/ping", "/metrics"})
-"""Answered however many requests are under way."""
+"""Paths exempt from the concurrency limits."""
 
 UNMATCHED: Final = "unmatched"
-"""Route label of requests to no route."""
+"""Route label of requests that match no route."""
 
 RequestClass = Literal["anonymous", "read", "page"]
 """Kinds of clients: ``anonymous`` has no valid token although one is required, ``page`` is a browser."""
 
 _PIECE: Final = 2**18
-_GONE: Final = 499  # as nginx counts a client that went away
+_GONE: Final = 499  # nginx's status for a client that disconnected
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How an application knows its callers.
+    """Authentication and error rendering of an application.
 
-    ``grant``: what a request's token allows, None where it shows none that holds; None: no token is needed.
-    ``is_page``: tells whether a path is a page's, whose refusals are pages too.
+    ``grant``: returns the permissions of a request's token, None if missing or invalid; itself None: no authentication.
+    ``is_page``: returns whether a path belongs to a page, whose errors are pages too.
     """
 
     grant: Callable[[Request], TokenGrant | None] | None
@@ -118,10 +115,10 @@ class Access:
 
 @dataclass(slots=True)
 class RequestGuard:
-    """ASGI middleware around an application; lives in the event loop.
+    """ASGI middleware around an application; not thread-safe, runs in the event loop.
 
-    ``hosts``: names of the service, see :func:`is_own_host`; default: requests may name any host.
-    ``held``: bytes of bodies and answers in memory.
+    ``hosts``: names of the service, see :func:`is_own_host`; None: any ``Host`` header is accepted.
+    ``held``: bytes of request and response bodies in memory.
     """
 
     app: ASGIApp
@@ -134,18 +131,18 @@ class RequestGuard:
     active: Counter[RequestClass] = field(default_factory=Counter)
 
     def limit(self, taken: RequestClass) -> int:
-        """Return how many requests of a class are answered at a time."""
+        """Return the maximum number of concurrent requests of a class."""
         of = self.settings
         return {"anonymous": of.concurrent_anonymous, "read": of.concurrent_reads, "page": of.concurrent_pages}[taken]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] == "http":  # there is nothing else: no lifespan, no WebSocket
+        """Handle a request."""
+        if scope["type"] == "http":  # neither lifespan nor WebSocket is supported
             await _Exchange(self, scope, receive, send).run()
 
 
 class _Exchange:
-    """One request while it is answered: one deadline at a time, of its body, of its answer, of each piece sent."""
+    """An in-flight request; its one deadline applies to the body, then the response, then each chunk sent."""
 
     def __init__(self, guard: RequestGuard, scope: Scope, receive: Receive, send: Send) -> None:
         self.guard = guard
@@ -154,7 +151,7 @@ class _Exchange:
         self.scope = {**scope, "method": "GET"} if self.method == "HEAD" else scope  # the server sends no body to HEAD
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         self._receive, self._send = receive, send
-        # Of a request with neither header there is no body (RFC 9112, 6.3).
+        # A request with neither header has no body (RFC 9112, 6.3).
         self.body_read = self.headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in self.headers
         self.bytes_in = self.held = 0
         self.status = _GONE
@@ -164,7 +161,7 @@ class _Exchange:
         self.began = asyncio.get_running_loop().time()
 
     async def run(self) -> None:
-        """Answer, count and log."""
+        """Handle the request, record its metrics and log it."""
         guard, began = self.guard, time.perf_counter()
         guard.metrics.active.inc()
         try:
@@ -206,12 +203,12 @@ class _Exchange:
                 guard.active[taken] -= 1
 
     def _refusal(self, error: Exception) -> RequestRefused:
-        """Say what a request is answered that came to nothing; a fault is logged."""
+        """Convert an exception to an error response; log it if it is internal."""
         settings = self.guard.settings
         if isinstance(error, RequestRefused):
             return error
         if isinstance(error, TimeoutError) and self.timer is not None and self.timer.expired():
-            if self.started:  # a client that does not read must not keep its place for ever
+            if self.started:  # a client that does not read must not hold its slot forever
                 self.status = _GONE
             if not self.body_read:
                 return RequestRefused(408, f"the body did not arrive within {settings.body_timeout_s:g} s", "slow")
@@ -230,9 +227,9 @@ class _Exchange:
             self.status = _GONE
 
     def _admit(self) -> RequestClass | None:
-        """Check framing and host, look the token up, and take a place of the caller's class; None: it needs none."""
+        """Check framing, host and token, and take a slot of the caller's class; None: the path is exempt."""
         guard, access, path = self.guard, self.guard.access, self.path
-        # A proxy that goes by the other length would take the body's end for another's request.
+        # A proxy that honours the other header would take the rest of the body for a new request (request smuggling).
         if b"content-length" in self.headers and b"transfer-encoding" in self.headers:
             raise RequestRefused(400, "send Content-Length or Transfer-Encoding, not both", "framing")
         if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
@@ -245,7 +242,7 @@ class _Exchange:
                 )
                 raise RequestRefused(421, detail, "host")
         grant = self.grant = None if access.grant is None else access.grant(Request(self.scope))
-        self.scope["grant"] = EVERYTHING if access.grant is None else grant  # the routes ask for it
+        self.scope["grant"] = EVERYTHING if access.grant is None else grant  # the routes check it
         taken: RequestClass | None = None
         if path not in ALWAYS:
             taken = self._class(grant)
@@ -268,7 +265,7 @@ class _Exchange:
             self.timer.reschedule(deadline)
 
     async def receive(self) -> Message:
-        """Pass a piece of the body on, within its size and time."""
+        """Pass on a chunk of the body, within the size and memory limits."""
         settings = self.guard.settings
         most = settings.body_bytes
         if self.bytes_in == 0 and not self.body_read:
@@ -285,7 +282,7 @@ class _Exchange:
             if not message.get("more_body", False) and not self.body_read:
                 self.body_read = True
                 self._until(self.began + settings.body_timeout_s + settings.work_timeout_s)
-            # One request is always let through.
+            # One request is always admitted.
             if self.guard.held > max(settings.held_bytes, self.held):
                 raise RequestRefused(
                     503, "too many bodies are in memory", "memory", retry_after_s=settings.retry_after_s
@@ -293,20 +290,20 @@ class _Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """Send an answer piece by piece, each within a time.
+        """Send a response in chunks, each with its own deadline.
 
-        uvicorn waits before a piece for the one before it to be read, so that answers do not pile up in memory.
+        uvicorn waits until the previous chunk has been read, so that responses do not pile up in memory.
         """
         pause, loop = self.guard.settings.body_timeout_s, asyncio.get_running_loop()
         if message["type"] == "http.response.start":
             headers = dict(message["headers"])
             if message["status"] < 500:
-                self._hold(int(headers.get(b"content-length", b"0")))  # until it is read
+                self._hold(int(headers.get(b"content-length", b"0")))  # until the request ends
             self.started, self.status = True, message["status"]
             self._until(loop.time() + pause)
             headers.setdefault(b"cache-control", b"no-store")
             headers[b"x-content-type-options"] = b"nosniff"
-            if not self.body_read:  # the rest of it would be taken for the next request's head, or be waited for
+            if not self.body_read:  # its unread rest would be parsed as the next request's head
                 headers[b"connection"] = b"close"
             await self._send({**message, "headers": list(headers.items())})
             return

@@ -1,8 +1,8 @@
 """``/v1``: nodes by risk, one node with its reasons, predictions. MLflow's protocol: ``/ping`` and ``/invocations``.
 
-Of the bodies that MLflow 2 and 3 define, those that name their columns are taken: ``dataframe_split``,
-``dataframe_records``, and ``instances`` and ``inputs`` with records, ``inputs`` with one list a column. Tensors without
-names are refused, for nothing says which feature is which.
+Of MLflow 2 and 3's request bodies, those with column names are accepted: ``dataframe_split``, ``dataframe_records``,
+``instances`` and ``inputs`` as records, and ``inputs`` as one list per column. Tensors are rejected, because their
+features have no names.
 """
 
 import re
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
 
 _KINDS: Final = ("nodes", "gpus", "rows")
-_HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # Slurm refuses a job whose list it cannot read
-_AT_ONCE: Final = 512  # bytes of a body that names so few nodes that a thread would cost more than the answer
+_HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # Slurm rejects a job whose list it cannot parse
+_AT_ONCE: Final = 512  # bytes; for smaller bodies a thread would cost more than the lookup
 _CONTAINERS: Final = 64
 _OWN_COLUMNS: Final = 2  # unit and decision_time
 
 
 @dataclass(frozen=True, slots=True)
 class QueryRoutes:
-    """Answers from the scores, and from the model where rows are given."""
+    """Serves risks from the scores, and from the model for feature rows."""
 
     cache: ScoreCache
     holder: ModelHolder
@@ -87,10 +87,7 @@ class QueryRoutes:
         )
 
     def fleet(self) -> ScoredFleet:
-        """Return the scores to answer from.
-
-        Raises ``RequestRefused``: 503, if there are none.
-        """
+        """Return the current scores; raises ``RequestRefused`` (503) if there are none."""
         served = self.cache.served
         if served.fleet is None:
             detail = f"no scores can be served: {served.trouble}"
@@ -98,7 +95,7 @@ class QueryRoutes:
         return served.fleet
 
     def model(self) -> LoadedModel:
-        """Return the model that scores rows.
+        """Return the model for feature rows.
 
         Raises ``RequestRefused``: 409 if the service has none, 503 if it is not loaded.
         """
@@ -114,9 +111,9 @@ class QueryRoutes:
         read: "Callable[[bytes, LoadedModel], FeatureRows]",
         write: Callable[[LoadedModel, Any], Any],
     ) -> Response:
-        """Read a body's rows in one thread, and score and answer them in another.
+        """Parse the rows of a body in one thread pool, and score them in another.
 
-        ``read``: from the plain body and the model to ``FeatureRows``.
+        ``read``, ``write``: parse the body; build the response from the predictions.
         """
         model = self.model()
         body = await request.body()
@@ -150,7 +147,7 @@ class QueryRoutes:
         return as_json(frame(fleet, now) | window | {"nodes": [node_answer(state) for state in page]})
 
     def _hostlist(self, fleet: ScoredFleet, now: datetime, page: list[ScoredNode]) -> Response:
-        """Return names for ``sbatch --exclude``: never more than half of the nodes, for jobs must still start."""
+        """Return names for ``sbatch --exclude``: at most half of the nodes, because jobs must still start."""
         if not fleet.holds(now) or fleet.stale(now, self.settings.stale_after_s):
             detail = f"the scores of {format_utc(fleet.scores.decided)} are too old to keep jobs off nodes by them"
             raise RequestRefused(503, detail, "scores", retry_after_s=self.settings.retry_after_s)
@@ -182,7 +179,7 @@ class QueryRoutes:
         return await self._scored(model, rows, self._rows_answer)
 
     def _large(self, body: bytes) -> "Response | tuple[LoadedModel, FeatureRows]":
-        """Return an answer, or the model and the rows that it is to score."""
+        """Return the response to a lookup, or the model and the rows to score."""
         kind, value = self._asked(body)
         if kind in ("nodes", "gpus"):
             return self._looked_up(kind, value)
@@ -241,14 +238,14 @@ class QueryRoutes:
             "issued_at": format_utc(self.clock()),
             "horizon_seconds": model.horizon_seconds,
             "model": model.about(),
-            # Only the caller knows how old its rows are, so how long the answer holds.
+            # Only the caller knows how old its rows are, and so when the risk expires.
             "expires_at": None,
             "predictions": predictions,
         }
 
 
 def without_score(fleet: ScoredFleet, node: str) -> str:
-    """Return why there is no answer about a node."""
+    """Return why a node has no score."""
     candidates = fleet.names.candidates(node)
     if len(candidates) > 1:
         return f"node {shown(node)} is ambiguous: it may be {' or '.join(map(shown, candidates[:3]))}"
@@ -256,7 +253,7 @@ def without_score(fleet: ScoredFleet, node: str) -> str:
 
 
 def frame(fleet: ScoredFleet, now: datetime) -> dict[str, Any]:
-    """Return what every answer from the scores carries: decision, times, model, staleness."""
+    """Return the fields of every response from the scores: decision, times, model, staleness."""
     scores = fleet.scores
     return {
         "decision": scores.decision,
@@ -271,7 +268,7 @@ def frame(fleet: ScoredFleet, now: datetime) -> dict[str, Any]:
 
 
 def unit_answer(record: RiskRecord, now: datetime) -> dict[str, Any]:
-    """Return a record as it is answered now: one that has expired gives no risk, only what it was."""
+    """Return a record as of now: an expired one has no risk, only its last known risk and tier."""
     content = record.to_json()
     del content["format"]
     if record.status == "ok" and record.expired(now):
@@ -300,7 +297,7 @@ def node_answer(state: ScoredNode) -> dict[str, Any]:
 
 
 def node_with_units(fleet: ScoredFleet, node: str, now: datetime) -> dict[str, Any]:
-    """Return a node with its units, the riskiest first, when its scores run out and how old its samples are."""
+    """Return a node with its units, the riskiest first, its earliest expiry and the sample age of its stalest unit."""
     records = fleet.scores.nodes[node]
     worst_first = sorted(records, key=lambda record: -1.0 if record.risk is None else record.risk, reverse=True)
     expiries = [record.expires_at for record in records if record.status == "ok"]
@@ -316,7 +313,7 @@ def node_with_units(fleet: ScoredFleet, node: str, now: datetime) -> dict[str, A
 
 
 def _sorted(states: list[ScoredNode], sort: str) -> list[ScoredNode]:
-    """Sort states that come with the riskiest first; unknown ones are last either way."""
+    """Sort states that are given riskiest first; by risk, unknown ones are last in both directions."""
     if sort == "-risk":
         return states
     if sort == "risk":
@@ -327,12 +324,12 @@ def _sorted(states: list[ScoredNode], sort: str) -> list[ScoredNode]:
 
 FORMS: Final = ("dataframe_split", "dataframe_records", "instances", "inputs")
 _SPLIT: Final = ("columns", "data", "index")
-_COLUMN_LISTS: Final = 1024  # in addition to the rows: a list a column
+_COLUMN_LISTS: Final = 1024  # in addition to the rows: one list per column
 _FRAME_COLUMNS: Final = 3  # unit, decision_time and the index
 
 
 def add_invocations(app: FastAPI, queries: QueryRoutes, max_rows: int) -> None:
-    """Add the two routes."""
+    """Add ``/ping`` and ``/invocations``."""
 
     async def ping() -> Response:
         queries.model()

@@ -1,6 +1,6 @@
-"""Feature rows from outside: matched by name, checked by type, a missing value is NaN.
+"""Feature rows of requests: columns matched by name, types checked, missing values as NaN.
 
-Only here and where the model is loaded is numpy needed; look-ups of nodes never come here.
+Imported lazily, because node lookups do not need numpy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,25 +21,24 @@ _OWN: Final = (UNIT, DECISION_TIME)
 _LARGEST: Final = float(np.finfo(np.float32).max)
 _MS: Final = 1000
 _NUMBERS: Final = frozenset({int, float, type(None)})
-_FIRST_MS: Final = -62_135_596_800_000  # the years 1 to 9999, which is what a datetime can say
+_FIRST_MS: Final = -62_135_596_800_000  # years 1 to 9999, the range of ``datetime``
 _LAST_MS: Final = 253_402_300_799_999
 
 
 def rows_of_records(records: Any, columns: Sequence[str], limit: int, what: str = "rows") -> FeatureRows:
-    """Read a list of objects, one a row.
+    """Parse a list of objects, one per row.
 
-    ``records``: as decoded; may be taken apart.
-    Raises ``RequestRefused``: 422, naming row and column; 413 for too many rows.
+    Raises ``RequestRefused``: 422 with row and column of an invalid value; 413 for too many rows.
     """
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise RequestRefused(422, f"{what} is not a list of objects with feature names and numbers", "invalid")
     _check_count(len(records), limit, what)
     first = list(records[0])
-    if all(list(record) == first for record in records):  # as a program writes them
+    if all(list(record) == first for record in records):  # the usual case for generated JSON
         data = [list(record.values()) for record in records]
         return rows_of_table(first, data, columns, limit, what)
     names = list(dict.fromkeys(chain.from_iterable(records)))
-    if len(names) > len(columns) + len(_OWN):  # some are unknown: say which before all are spread out
+    if len(names) > len(columns) + len(_OWN):  # some are unknown: reject them before expanding all rows
         _places(names, columns)
     data = [[record.get(name) for name in names] for record in records]
     return rows_of_table(names, data, columns, limit, what)
@@ -48,10 +47,10 @@ def rows_of_records(records: Any, columns: Sequence[str], limit: int, what: str 
 def rows_of_table(
     names: Any, data: Any, columns: Sequence[str], limit: int, what: str = "dataframe_split"
 ) -> FeatureRows:
-    """Read columns' names and a list of lists, one a row.
+    """Parse column names and a list of lists, one per row.
 
-    ``names``, ``data``: as decoded; the rows may be taken apart.
-    Raises ``RequestRefused`` as :func:`rows_of_records`.
+    ``data``: its rows may be modified in place.
+    Raises ``RequestRefused`` like :func:`rows_of_records`.
     """
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise RequestRefused(422, f"{what}: the columns are not a list of names", "invalid")
@@ -78,9 +77,9 @@ def rows_of_table(
 
 
 def rows_of_arrow(body: bytes, columns: Sequence[str], limit: int, byte_limit: int) -> FeatureRows:
-    """Read an Arrow IPC stream of numeric columns, and ``unit`` and ``decision_time`` if there are.
+    """Parse an Arrow IPC stream of numeric columns, optionally with ``unit`` and ``decision_time``.
 
-    Raises ``RequestRefused``: 400 if it is damaged, 413 for too much, 422 for columns or types that do not fit.
+    Raises ``RequestRefused``: 400 if it is damaged, 413 if it is too large, 422 for invalid columns or types.
     """
     import pyarrow as pa
 
@@ -107,7 +106,7 @@ def rows_of_arrow(body: bytes, columns: Sequence[str], limit: int, byte_limit: i
 
 
 def _matrix(table: Any, kinds: Mapping[str, Any]) -> npt.NDArray[Any]:
-    """Return columns of numbers as one array, a null as NaN: column by column took most of a request."""
+    """Return numeric columns as one array, null as NaN; converting each column took most of a request's time."""
     import pyarrow as pa
 
     if not kinds:
@@ -127,7 +126,7 @@ def _matrix(table: Any, kinds: Mapping[str, Any]) -> npt.NDArray[Any]:
 
 
 def _numbers(data: Sequence[Sequence[Any]], names: Sequence[str], what: str) -> npt.NDArray[np.float64]:
-    """Return rows of numbers and nulls as one array; row by row, so that other threads get their turn."""
+    """Return rows of numbers and nulls as one array, filled row by row so that other threads can run."""
     given = np.empty((len(data), len(names)), dtype=np.float64)
     for number, row in enumerate(data):
         if not _NUMBERS.issuperset(map(type, row)):
@@ -139,7 +138,7 @@ def _numbers(data: Sequence[Sequence[Any]], names: Sequence[str], what: str) -> 
 
 
 def _spread(given: npt.NDArray[Any], places: Sequence[int], width: int) -> npt.NDArray[np.float32]:
-    """Put columns where the model has them; the others are missing."""
+    """Put columns into the model's order; the model's other columns are NaN."""
     if list(places) == list(range(width)):
         return given.astype(np.float32, order="C")
     values = np.full((len(given), width), np.nan, dtype=np.float32)
@@ -148,7 +147,7 @@ def _spread(given: npt.NDArray[Any], places: Sequence[int], width: int) -> npt.N
 
 
 def _stamps(times: Any) -> npt.NDArray[np.int64]:
-    """Return a column of timestamps in milliseconds."""
+    """Return a timestamp column in milliseconds since the epoch."""
     import pyarrow as pa
 
     if times.type.tz is None:
@@ -156,7 +155,7 @@ def _stamps(times: Any) -> npt.NDArray[np.int64]:
         raise RequestRefused(422, detail, "invalid")
     if times.null_count:
         raise _no_time("the table", times.is_null().to_pylist().index(True))
-    # Seconds may overflow, which the cast then says; finer units lose digits, which it must not mind.
+    # Casting seconds may overflow and must fail then; finer units lose digits, which must not fail.
     try:
         millis = times.cast(pa.timestamp("ms", "UTC"), safe=times.type.unit == "s").cast(pa.int64()).to_numpy()
     except pa.ArrowInvalid:
@@ -187,7 +186,7 @@ def _places(names: Sequence[str], columns: Sequence[str]) -> dict[str, int]:
 
 
 def _check_range(values: npt.NDArray[np.float64], names: Sequence[str], what: str) -> None:
-    wrong = np.abs(values) > _LARGEST  # infinity among them, NaN not
+    wrong = np.abs(values) > _LARGEST  # includes infinity, not NaN
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
         detail = f"{what}: row {row}, {names[column]}: {values[row, column]} exceeds the range of float32"

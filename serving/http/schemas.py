@@ -39,7 +39,7 @@ class NodesQuery(Query):
 
 
 class Problem(BaseModel):
-    """The reason of an error (RFC 9457)."""
+    """Problem details of an error (RFC 9457)."""
 
     type: str
     title: str
@@ -48,7 +48,7 @@ class Problem(BaseModel):
 
 
 class Model(BaseModel):
-    """The model of the scores."""
+    """The model that computed the risks."""
 
     digest: str
     profile: str
@@ -56,7 +56,7 @@ class Model(BaseModel):
 
 
 class Reason(BaseModel):
-    """A reason of a risk."""
+    """A reason for a risk."""
 
     text: str
     group: str
@@ -125,7 +125,7 @@ class NodeDetail(Node):
 
 
 class Frame(BaseModel):
-    """The decision and model of a response from the scores."""
+    """Fields of every response from the scores."""
 
     decision: str
     decision_time: datetime

@@ -1,4 +1,4 @@
-"""Keeps the newest scores in memory: a thread polls for newer ones, and requests use the newest."""
+"""In-memory cache of the newest scores, refreshed by a polling thread."""
 
 import logging
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ _RETRY_ROUNDS = 10
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the service answers from; replaced as a whole.
+    """Snapshot that requests are served from; replaced as a whole.
 
-    ``fleet``: None: no scores were read yet.
-    ``trouble``: why newer scores are not served; None: none are known of.
-    ``status``: ``status.json`` of the scoring, as far as it could be read.
+    ``fleet``: None: no scores have been read yet.
+    ``trouble``: why newer scores are not served; None: the newest are.
+    ``status``: ``status.json`` of batch scoring; empty if unreadable.
     """
 
     fleet: ScoredFleet | None = None
@@ -42,8 +42,8 @@ class Served:
 class ScoreCache:
     """Reads the scores of a folder whenever they change.
 
-    ``folder``: what ``predrain score --out`` writes; need not exist yet.
-    ``served``: take it once a request: what was taken never changes.
+    ``folder``: output of ``predrain score --out``; may not exist yet.
+    ``served``: immutable; read it once per request.
     """
 
     def __init__(self, folder: Path, poll_s: float = 1.0) -> None:
@@ -57,10 +57,10 @@ class ScoreCache:
         self._wait = 0
 
     def look(self) -> bool:
-        """Read the scores if they have changed since the last look.
+        """Read the scores if they have changed since the last poll.
 
-        Returns: whether other scores are served now. What cannot be read changes nothing but ``served.trouble``, and is
-        tried again when it changes or after some looks.
+        Returns: whether other scores are served now. Unreadable scores only set ``served.trouble``, and are retried
+        when they change or after ten polls.
         """
         self._look_around()
         stamp = self._stamp()
@@ -84,7 +84,7 @@ class ScoreCache:
         return True
 
     def _look_around(self) -> None:
-        """Read what else the scoring wrote, where it has changed."""
+        """Reload ``status.json`` and ``fleet.json`` if they have changed."""
         status = read_json(self._folder / "status.json") or {}
         if status != self.served.status:
             self.served = replace(self.served, status=status)
@@ -94,7 +94,7 @@ class ScoreCache:
             self.served = replace(self.served, facts=read_facts(self._folder))
 
     def _stamp(self) -> object:
-        """Return what changes when the scores do: the pointer, and the file that it points to."""
+        """Return a value that changes with the scores: stamps of the pointer and the file it points to."""
         try:
             records = self._folder / "decisions" / read_pointer(self._folder) / "risks.jsonl"
         except InputError as error:

@@ -1,5 +1,5 @@
-"""Pages for people: the fleet, a node, a GPU, alert outcomes, the ledger.
+"""Web pages: the fleet, a node, a GPU, alert outcomes, the ledger.
 
-In: the scores that the service holds, and what the scoring wrote of racks and outcomes. Out: HTML from ``templates/``.
-:mod:`serving.pages.routes` is where to start: one function a page.
+In: the cached scores, and racks and alert outcomes written by batch scoring. Out: HTML from ``templates/``.
+Start with :mod:`serving.pages.routes`: one function per page.
 """

@@ -1,4 +1,4 @@
-"""Small plots as inline SVG: no script, no style attribute, colours by class so that light and dark pages differ."""
+"""Small charts as inline SVG, without scripts or style attributes; CSS classes colour them for light and dark mode."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -18,10 +18,10 @@ from serving.pages.rendering import instant, percent
 from serving.scores.reading import PastScore, ScoredFleet, natural
 
 MOST_NODES: Final = 4_000
-"""Nodes drawn at most; beyond it those of tier clear are left out first."""
+"""Maximum number of nodes drawn; those of tier clear are omitted first."""
 
 SHADES: Final = 8
-"""Steps in which the risk of a GPU of tier clear is shaded, from a ten-thousandth to 1 on a logarithmic scale."""
+"""Shades for the risk of GPUs of tier clear, on a logarithmic scale from 0.0001 to 1."""
 
 _CLEAR: Final = TIERS[0]
 _LETTER: Final = {"watch": "w", "elevated": "e", "high": "h", UNKNOWN: "u"}
@@ -29,10 +29,10 @@ _LETTER: Final = {"watch": "w", "elevated": "e", "high": "h", UNKNOWN: "u"}
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """A drawn fleet.
+    """Heat map of the fleet.
 
-    ``blocks``: rack (empty: not known) and its nodes, drawn.
-    ``left_out``: nodes that are not drawn because there are too many.
+    ``blocks``: rack (empty: unknown) and the SVG of its nodes.
+    ``left_out``: number of nodes omitted because there are too many.
     """
 
     blocks: list[tuple[str, Markup]]
@@ -41,7 +41,7 @@ class HeatMap:
 
 
 def draw(rows: Sequence[FleetRow], fleet: ScoredFleet, now: datetime) -> HeatMap:
-    """Draw nodes in the order of their names."""
+    """Draw nodes by rack, in natural order of names."""
     drawn = list(rows)
     if len(drawn) > MOST_NODES:
         drawn = sorted(drawn, key=lambda row: row.tier == _CLEAR)[:MOST_NODES]
@@ -60,7 +60,7 @@ def draw(rows: Sequence[FleetRow], fleet: ScoredFleet, now: datetime) -> HeatMap
 
 
 def _node(row: FleetRow, records: Sequence[RiskRecord], now: datetime, *, first: bool) -> str:
-    """Draw a node; all of them together are one stop of the tab key, and arrow keys go from one to the next."""
+    """Draw a node; the whole map is one tab stop, in which the arrow keys move between nodes."""
     label = escape(f"{row.node}: {row.tier}" + ("" if row.risk is None else f", {percent(row.risk)}"))
     columns = 1 if len(records) == 1 else math.ceil(len(records) / 2)
     rest = "" if first else ' tabindex="-1"'
@@ -85,7 +85,7 @@ def _cells(records: Sequence[RiskRecord], columns: int, now: datetime) -> Iterab
 
 
 def shade(risk: float) -> int:
-    """Give the shade of a risk: 0 below two ten-thousandths, and :data:`SHADES` at 1."""
+    """Return the shade of a risk: 0 below about 0.0002, :data:`SHADES` at 1."""
     return max(0, min(SHADES, round(SHADES * (1 + math.log10(max(risk, _FLOOR)) / -math.log10(_FLOOR)))))
 
 
@@ -93,14 +93,14 @@ _WIDTH, _HEIGHT = 720, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 24
 _FLOOR: Final = 1e-4
 _LINES: Final = 6
-"""Lines for labels of annotations; each label takes the first line on which it covers no other."""
+"""Lines for annotation labels; a label takes the first line where it overlaps no other."""
 _LETTER_PX: Final = 7
-"""Width of a letter, at most."""
+"""Maximum width of a letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """Something that happened while a risk was followed; ``kind``: ``action`` or ``failure``."""
+    """An event on a risk chart; ``kind``: ``action`` or ``failure``."""
 
     at: datetime
     kind: str
@@ -111,7 +111,7 @@ class Annotation:
 def risk_chart(
     scores: Sequence[PastScore], thresholds: dict[str, float], label: str, annotations: Sequence[Annotation] = ()
 ) -> Markup:
-    """Draw a risk over time, on a logarithmic scale, with the tiers' thresholds and what was done and happened."""
+    """Draw a risk over time on a logarithmic scale, with tier thresholds, actions and failures."""
     first, last = scores[0].decided, max([scores[-1].decided, *(annotation.at for annotation in annotations)])
     known = [score.risk for score in scores if score.risk is not None]
     low = min(0.1, 10 ** math.floor(math.log10(max(_FLOOR, min(known, default=_FLOOR)))))
@@ -153,7 +153,7 @@ def risk_chart(
         side, start = ("end", at - width_px) if at + width_px > _WIDTH else ("start", at)
         free = next((line for line, end in enumerate(ends) if end <= start), None)
         text = ""
-        if free is not None:  # without room its title alone says what it is
+        if free is not None:  # without room for a label there is only the title
             ends[free] = start + width_px
             label_x, height = at - 3 if side == "end" else at + 3, _TOP + 10 + 12 * free
             text = f'<text class="tick {side}" x="{label_x}" y="{height}">{escape(annotation.label)}</text>'
@@ -165,7 +165,7 @@ def risk_chart(
 
 
 def spark(scores: Sequence[PastScore]) -> Markup:
-    """Draw a risk's course in the size of a word; a table next to it has the number."""
+    """Draw a word-sized sparkline of a risk; the table next to it has the number."""
     if len(scores) < 2:
         return Markup()
     first = scores[0].decided
@@ -184,7 +184,7 @@ def spark(scores: Sequence[PastScore]) -> Markup:
 
 
 def course(values: Sequence[float | None]) -> Markup:
-    """Draw a channel hour by hour between its least and its greatest value; a table next to it has both."""
+    """Draw the hourly values of a channel, scaled from minimum to maximum; the table next to it has both."""
     known = [value for value in values if value is not None]
     if not known:
         return Markup()
@@ -196,13 +196,13 @@ def course(values: Sequence[float | None]) -> Markup:
     )  # fmt: skip
     for known_there, run in groupby(steps, bool):
         points = [*run]
-        if known_there:  # a single hour between two gaps is a line too
+        if known_there:  # the last point twice: a single hour between two gaps is visible too
             parts.append(f'<polyline class="line" points="{" ".join([*points, points[-1]])}"/>')
     return Markup("".join([*parts, "</svg>"]))  # noqa: S704 - numbers only
 
 
 def _runs(scores: Sequence[PastScore]) -> list[list[PastScore]]:
-    """Cut where nothing was known: a line over a gap would claim something."""
+    """Split at gaps of unknown risk, which a line must not bridge."""
     runs: list[list[PastScore]] = [[]]
     for score in scores:
         if score.risk is None:
@@ -213,7 +213,7 @@ def _runs(scores: Sequence[PastScore]) -> list[list[PastScore]]:
 
 
 def _days(first: datetime, last: datetime) -> list[datetime]:
-    """Return the midnights to mark: eight at most."""
+    """Return the UTC midnights to mark, at most eight."""
     start = datetime.combine(first.astimezone(UTC).date(), datetime.min.time(), UTC) + timedelta(days=1)
     count = (last - start).days + 1
     every = max(1, -(-count // 8))

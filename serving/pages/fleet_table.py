@@ -1,4 +1,4 @@
-"""The fleet as rows of a table: nodes or GPUs, filtered, sorted and cut into pages."""
+"""The fleet as a table of nodes or GPUs, filtered, sorted and paginated."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from serving.http.schemas import Tier
 from serving.scores.reading import NOWHERE, ScoredFleet, UnitPlace, natural
 
 LONGEST: Final = 200
-"""Of a text in an address."""
+"""Maximum length of a text parameter."""
 PAGE_SIZES: Final = (50, 100, 250, 1000)
 
 Text = Annotated[str, Field(max_length=LONGEST)]
@@ -31,9 +31,9 @@ def _number(value: object) -> object:
 
 
 class FleetQuery(BaseModel):
-    """A view of the fleet; parameters without a value count as absent, as forms send them.
+    """A view of the fleet; empty parameters, as forms send them, count as absent.
 
-    ``search``: words that must all be found.
+    ``search``: words that must all match.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
@@ -53,14 +53,14 @@ class FleetQuery(BaseModel):
         return {name: value for name, value in given.items() if value != ""} if isinstance(given, dict) else given
 
     def address(self, **changed: Any) -> str:
-        """Return the address of this view with something changed; the first page unless ``offset`` is given."""
+        """Return the URL of this view with changed parameters; the first page unless ``offset`` is given."""
         view = self.model_copy(update={"offset": 0, **changed})
         query = urlencode(view.model_dump(by_alias=True, exclude_defaults=True, warnings=False), doseq=True)
         return f"/?{query}" if query else "/"
 
     @property
     def narrowed(self) -> bool:
-        """Whether it leaves anything out."""
+        """Whether any filter is set."""
         return bool(self.search or self.tiers or self.rack or self.group)
 
 
@@ -70,14 +70,14 @@ _WEIGHT: Final[dict[str, int]] = {tier: i for i, tier in enumerate((UNKNOWN, *TI
 
 @dataclass(frozen=True, slots=True)
 class FleetRow:
-    """One node or GPU.
+    """A node or GPU.
 
     ``slot``: of a GPU; empty: not given.
-    ``units``, ``unknown``: its GPUs, and those of which nothing is known or whose score has expired.
+    ``units``, ``unknown``: number of its GPUs, and of those whose risk is unknown or expired.
     ``worst``: the riskiest unit's record.
-    ``selected``: the model selects one of its units, though the tiers' thresholds say nothing of it.
-    ``searched``: what a search looks through, in lower case.
-    ``order``: its place by name among its like: 10 comes after 9.
+    ``selected``: the model alerts on one of its units, although its tier is clear or watch.
+    ``searched``: the text that searches match, in lower case.
+    ``order``: natural sort key of the name.
     """
 
     name: str
@@ -95,7 +95,7 @@ class FleetRow:
 
 
 def select(rows: Sequence[FleetRow], query: FleetQuery) -> list[FleetRow]:
-    """Return the rows that a query asks for, in its order; what is not known is last either way."""
+    """Return the rows that match a query, in its order; unknown values are last in both directions."""
     terms = query.search.lower().split()
     matching = [
         row
@@ -105,7 +105,7 @@ def select(rows: Sequence[FleetRow], query: FleetQuery) -> list[FleetRow]:
         and (not query.group or row.place.group == query.group)
         and all(term in row.searched for term in terms)
     ]
-    if query.sort == "-risk":  # as they come
+    if query.sort == "-risk":  # already in this order
         return matching
     key = _KEYS[query.sort.removeprefix("-")]
     known = [row for row in matching if key(row) is not None]

@@ -1,4 +1,4 @@
-"""Pages from templates, with the headers that every page carries."""
+"""Renders pages from templates, with the headers of every page."""
 
 import gzip
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from serving.scores.reading import span
 
 
 def percent(value: float | None) -> str:
-    """Write a probability with two digits that say something: ``34 %``, ``1.2 %``, ``0.05 %``, ``< 0.01 %``.
+    """Format a probability with up to two significant digits: ``34 %``, ``1.2 %``, ``0.05 %``, ``< 0.01 %``.
 
     >>> percent(0.342), percent(0.0123), percent(0.00002), percent(None)
     ('34 %', '1.2 %', '< 0.01 %', 'not known')
@@ -35,7 +35,7 @@ def percent(value: float | None) -> str:
 
 
 def instant(when: datetime | str | None) -> str:
-    """Write a time, or its ISO 8601 text, to the minute: ``2026-01-01 06:00 UTC``."""
+    """Format a time, or an ISO 8601 text, to the minute: ``2026-01-01 06:00 UTC``."""
     if when is None:
         return "not known"
     time = datetime.fromisoformat(when) if isinstance(when, str) else when
@@ -43,7 +43,7 @@ def instant(when: datetime | str | None) -> str:
 
 
 def hours(length: timedelta) -> str:
-    """Write a horizon: ``24 h``."""
+    """Format a horizon: ``24 h``."""
     return f"{length.total_seconds() / 3600:g} h"
 
 
@@ -55,7 +55,7 @@ POLICY: Final = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""A page loads what this service sends and nothing else; no inline script or style."""
+"""Pages only load resources of this service; no inline scripts or styles."""
 
 _HEADERS: Final = {
     "Content-Security-Policy": POLICY,
@@ -70,7 +70,7 @@ ASSETS: Final = {
     "script.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-"""Files that pages refer to, with their media types."""
+"""Static files of the pages, with their media types."""
 
 
 def page(request: Request, template: str, status: int = 200, **values: Any) -> Response:
@@ -83,7 +83,7 @@ def page(request: Request, template: str, status: int = 200, **values: Any) -> R
 
 
 def asset(request: Request, name: str) -> Response:
-    """Return one of :data:`ASSETS`; addresses carry a digest, so that browsers may keep them."""
+    """Return one of :data:`ASSETS`; URLs contain a digest, so that browsers can cache them."""
     headers = {**_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
     return _packed(request, _content(name), 200, ASSETS[name], headers)
 

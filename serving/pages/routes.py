@@ -1,4 +1,4 @@
-"""The pages' routes: the fleet, a node, a GPU, alert outcomes, the ledger, the API's description."""
+"""Routes of the pages: the fleet, a node, a GPU, alert outcomes, the ledger."""
 
 import contextlib
 import re
@@ -31,7 +31,7 @@ from serving.pages.rendering import ASSETS, asset, page
 from serving.scores.reading import NOWHERE, PastScore, ScoredFleet, natural, past_scores, tier_of
 
 LEDGER_MOST: Final = 50
-"""Decisions shown of a node, and decisions listed."""
+"""Maximum number of decisions, and of calls, on the ledger page."""
 
 _PAGES: Final = frozenset({"/", "/outcomes", "/ledger"})
 _PAGE_PREFIXES: Final = ("/nodes/", "/gpus/", "/page/")
@@ -39,7 +39,7 @@ _REFUSALS: Final = refusals("text/html", {"type": "string"})
 
 
 def _day(given: object) -> object:
-    """Accept ISO days only: pydantic also reads numbers and times as dates."""
+    """Accept ISO dates only; pydantic would also parse numbers and times."""
     if isinstance(given, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", given, re.ASCII) is None:
         raise ValueError("write a day such as 2026-03-01")
     return given
@@ -50,11 +50,11 @@ Verb = Literal["", "publish", "avoid", "probe", "checkpoint", "swap", "drain", "
 
 
 class LedgerQuery(QueryModel):
-    """What is shown of the ledger: decisions, or the calls that fit.
+    """Query of the ledger: decisions, or matching calls.
 
     ``node``: a name, or a pattern with ``*`` and ``?``; empty: all.
     ``since``, ``until``: first and last day.
-    ``before``: number of a call, where an earlier page ended.
+    ``before``: number of the call at which the previous page ended.
     """
 
     node: Text = ""
@@ -65,24 +65,24 @@ class LedgerQuery(QueryModel):
 
     @property
     def searches(self) -> bool:
-        """Whether it asks for calls and not for decisions."""
+        """Whether it selects calls rather than decisions."""
         return bool(self.verb or self.since or self.until or self.before or {*self.node} & {*"*?["})
 
 
 class AssetQuery(QueryModel):
-    """The digest in a file's address, which changes with its content."""
+    """The content digest in a file's URL."""
 
     v: Text = ""
 
 
 class ShownDecision(BaseModel):
-    """The decision that pages show."""
+    """The decision shown on the pages."""
 
     decision: str
 
 
 def is_page(path: str) -> bool:
-    """Tell whether a path is a page's."""
+    """Return whether a path belongs to the pages."""
     return path in _PAGES or path.startswith(_PAGE_PREFIXES)
 
 
@@ -90,8 +90,8 @@ def is_page(path: str) -> bool:
 class FleetPages:
     """Serves the pages.
 
-    ``health``: gives ``reasons`` why the service is not ready, ``warnings``, and the ``model`` that scores rows.
-    ``ledger``: opens the controller's ledger, which may be made, or moved away, meanwhile; None: none was given.
+    ``health``: returns ``reasons`` why the service is not ready, ``warnings``, and the ``model`` for feature rows.
+    ``ledger``: opens the controller's ledger, which may appear or disappear at any time; None: not configured.
     """
 
     newest: ScoreCache
@@ -125,7 +125,7 @@ class FleetPages:
         )  # fmt: skip
 
     def refusal(self, request: Request, refused: RequestRefused) -> Response:
-        """Return a refusal as a page; the browser asks who is not known for a token, as a password."""
+        """Return an error as a page; for 401 the browser asks for the token as a password."""
         answer = page(request, "refusal", refused.status, **self._frame(), refused=refused)
         answer.headers.update({name: value for name, value in refused.headers().items() if name != "Content-Type"})
         if refused.status == 401:
@@ -133,7 +133,7 @@ class FleetPages:
         return answer
 
     def _in_thread(self, make: Callable[..., Response]) -> Callable[..., Awaitable[Response]]:
-        """Render in the pages' own threads; the signature, which FastAPI reads, stays."""
+        """Render in the pages' own threads, preserving the signature that FastAPI inspects."""
 
         @wraps(make)
         async def handle(**values: Any) -> Response:
@@ -142,7 +142,7 @@ class FleetPages:
         return handle
 
     def _frame(self, here: str | None = None) -> dict[str, Any]:
-        """Return what every page shows around its own."""
+        """Return the template values that all pages share."""
         return {
             "here": here,
             "has_ledger": self.ledger is not None,
@@ -187,7 +187,7 @@ class FleetPages:
         )
 
     def _last_actions(self) -> Mapping[str, tuple[str, str]] | None:
-        """Return what was last done on each node; None: no ledger is at hand."""
+        """Return the last action on each node; None: no ledger is available."""
         if self.ledger is None:
             return None
         try:
@@ -204,7 +204,7 @@ class FleetPages:
         return {alert["node"]: alert for alert in sorted(alerts, key=lambda alert: alert["at"])}
 
     def _timeline(self, node: str, past: Mapping[str, Sequence[PastScore]], alerts: Sequence[Mapping[str, Any]]) -> Any:
-        """Draw a node's risk with what was done about it and what failed; None where no score is stored."""
+        """Draw a node's risk with actions and failures; None if no score is stored."""
         decided: dict[datetime, list[PastScore]] = {}
         for scores in past.values():
             for score in scores:
@@ -305,7 +305,7 @@ class FleetPages:
         )
 
     def _telemetry(self, units: Iterable[str]) -> dict[str, Any]:
-        """Draw what the reasons of some units were read from."""
+        """Draw the telemetry behind the reasons of units."""
         facts = self.newest.served.facts
         drawn = []
         for unit in units:
@@ -315,7 +315,7 @@ class FleetPages:
         return {"telemetry": drawn, "data_end": facts.data_end}
 
     def _recent_alerts(self, node: str) -> list[Mapping[str, Any]] | None:
-        """Return the alerts on a node in the last 30 days; None: they are not evaluated yet."""
+        """Return the alerts on a node in the last 30 days; None: not evaluated yet."""
         outcomes = self.newest.served.facts.outcomes
         return None if outcomes is None else [alert for alert in outcomes["alerts"] if alert["node"] == node]
 
@@ -378,9 +378,9 @@ class FleetPages:
 
 
 def drains_came_to(drains: Sequence[Mapping[str, Any]], alerts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Count what drains came to, in GPU-hours, by the costs that the controller weighed them with.
+    """Sum up the outcomes of drains in GPU-hours, by the controller's cost-benefit estimates.
 
-    ``drains``: ``at``, ``node``, ``worth``. ``alerts``: the newest first; the last one before a drain evaluates it.
+    ``drains``: ``at``, ``node``, ``worth``. ``alerts``: newest first; the last one before a drain gives its outcome.
     """
     came: dict[str, float] = {"right": 0, "wrong": 0, "open": 0, "saved": 0.0, "lost": 0.0}
     for drain in drains:

@@ -1,4 +1,4 @@
-"""Outcomes of the alerts so far, evaluated by the events of the dataset whenever a decision is written."""
+"""Outcomes of past alerts, evaluated against the dataset's events whenever a decision is written."""
 
 import json
 import math
@@ -29,13 +29,13 @@ from telemetry.dataset.installations import Installations, units_of
 from telemetry.dataset.store import Dataset
 
 WINDOW: Final = timedelta(days=30)
-"""Alerts are reported so far back from the end of the data."""
+"""Period before the end of the data whose alerts are reported."""
 
 ALERTED: Final = ("elevated", "high")
-"""Tiers on which a controller may act: an alert lasts while a unit is in one of them."""
+"""Tiers on which a controller may act, and which therefore count as alerts."""
 
 COURSE: Final = timedelta(days=7)
-"""Telemetry behind reasons is shown so far back from the end of the data."""
+"""Period before the end of the data for which the telemetry behind reasons is shown."""
 
 _MOST_COURSES: Final = 100
 _MOST_LISTED: Final = 2_000
@@ -43,7 +43,7 @@ _COLUMNS: Final = ["unit", "node", "status", "risk", "tier", "alert", "horizon_s
 
 
 def write_facts(scores: ScoresFolder, dataset: Dataset) -> None:
-    """Write the places of units and the outcomes of earlier alerts, for the service's pages.
+    """Write ``fleet.json`` for the pages: locations of units, outcomes of past alerts, telemetry behind reasons.
 
     Raises ``InputError`` if the dataset cannot be read, or the disk is full.
     """
@@ -56,7 +56,7 @@ def write_facts(scores: ScoresFolder, dataset: Dataset) -> None:
 
 
 def _courses(scores: Path, dataset: Dataset) -> dict[str, dict[str, list[float | None]]]:
-    """Read the telemetry that the newest decision's reasons rest on, of the riskiest units: an hour's mean, or rise."""
+    """Read the telemetry behind the reasons of the riskiest units: hourly means, or hourly increases of counters."""
     _, newest = decision_folders(scores)[-1]
     records = pq.read_table(newest / PARQUET, columns=["unit", "node", "risk", "reasons"]).to_pylist()
     wanted: dict[str, list[str]] = {}
@@ -107,21 +107,20 @@ def outcomes_of(
     labels: LabelSection,
     drain_horizon: timedelta = timedelta(0),
 ) -> dict[str, Any]:
-    """Evaluate the alerts of the last 30 days, by nodes, which is what is drained, or by units (``labels.acts_on``).
+    """Evaluate the alerts of the last 30 days by node, the unit of draining, or by unit (``labels.acts_on``).
 
-    A node is alerted at each decision at which the tier of one of its units is elevated or high, or the model selects
-    one. What is listed and counted is an episode, as :mod:`policy.episodes` has it, with the riskiest unit.
+    A node alerts at each decision at which one of its units has tier elevated or high, or is selected by the model.
+    Alerts are listed and counted as episodes (:mod:`policy.episodes`), each with the riskiest unit.
 
-    ``data_end``: what lies after it is not known yet.
-    ``drain_horizon``: how long after the gap an incident makes an episode right; the decision's horizon where that is
-    longer.
-    Returns: ``since``, ``until``, ``decisions``; ``verdicts`` (how many of each), ``precision`` (right over right and
-    wrong; null without any), the same by tier under ``by_tier``, and by the UTC week of the alert under ``weeks``,
-    where ``precision`` is that of all alerts up to then; ``incidents`` of nodes in the time that decisions cover and
-    ``caught`` (an alert was within the horizon before), a cause of several nodes counted once, and the same by
-    failure class under ``by_class``, with the median lead time (alerts name no class, so none has a precision);
-    ``lead_hours`` (median, least and greatest from the alert to the incident, null without any); ``alerts``, the
-    newest first, at most 2,000.
+    ``data_end``: later events are not known yet.
+    ``drain_horizon``: time after the gap within which an incident makes an episode right; at least the decision's
+    horizon.
+    Returns: ``since``, ``until``, ``decisions``; ``verdicts`` (counts) and ``precision`` (right / (right + wrong), null
+    if there are none), also under ``by_tier`` and, by UTC week of the alert and with the cumulative precision, under
+    ``weeks``; ``incidents`` of nodes in the period covered by decisions and ``caught`` (preceded by an alert within
+    the horizon), counting a common cause on several nodes once, also under ``by_class`` with the median lead time but
+    no precision, because alerts have no failure class; ``lead_hours`` (median, least and greatest time from alert to
+    incident, null if there is none); ``alerts``, newest first, at most 2,000.
     """
     decisions = _decisions(scores, data_end - WINDOW, data_end)
     installations = Installations.of(inventory)
@@ -180,7 +179,7 @@ def outcomes_of(
 def _at_nodes(
     happenings: Iterable[tuple[datetime, str, Happening]], installations: Installations
 ) -> Iterator[tuple[str, Happening]]:
-    """Give what happened to units by the node that each was in then."""
+    """Yield happenings with the node that each unit was in at the time."""
     listed = [(unit, happening) for _, unit, happening in happenings]
     units = installations.codes([unit for unit, _ in listed])
     times = np.array([instant_ms(happening.at) for _, happening in listed], dtype=np.int64)
@@ -189,16 +188,16 @@ def _at_nodes(
 
 
 def label_settings_of(scores: Path) -> tuple[LabelSection, timedelta]:
-    """Read by what the alerts of the newest decision's model are evaluated: labels, and the drain horizon.
+    """Read the labels and the drain horizon to evaluate alerts with, from the newest decision.
 
-    Returns: predrain's own labels and no drain horizon where no decision says it.
+    Returns: default labels and a drain horizon of 0 if no decision contains them.
     """
     for _, folder in reversed(decision_folders(scores)):
         try:
             summary = json.loads((folder / SUMMARY).read_bytes())
             horizon = timedelta(seconds=float(summary["drain_horizon_seconds"]))
             return LabelSection.model_validate(summary["labels"]), horizon
-        except (OSError, ValueError, KeyError, TypeError):  # pruned meanwhile, or damaged
+        except (OSError, ValueError, KeyError, TypeError):  # pruned in the meantime, or damaged
             continue
     return LabelSection(), timedelta(0)
 
@@ -231,7 +230,7 @@ def _recall(
     gap: timedelta,
     drain_horizon: timedelta,
 ) -> dict[str, Any]:
-    """Count incidents within the horizon of a decision, and those that an alert preceded."""
+    """Count the incidents within the horizon of a decision, and those preceded by an alert."""
     if not decisions:
         return {"incidents": 0, "caught": 0, "by_class": {}}
     first = np.array([when.timestamp() for when, _, _ in decisions]) + gap.total_seconds()
@@ -262,7 +261,7 @@ def _of_causes(found: Sequence[tuple[int, bool, float, set[str]]]) -> dict[str, 
 
 
 def _decisions(scores: Path, since: datetime, until: datetime) -> list[tuple[datetime, float, pd.DataFrame]]:
-    """Read the decisions of a time, oldest first: when, horizon in seconds, and the records that are raised."""
+    """Read the decisions of a period, oldest first: decision time, horizon in seconds, and the alerting records."""
     decisions = []
     for when, folder in decision_folders(scores):
         if not since <= when <= until:
@@ -281,7 +280,7 @@ def _decisions(scores: Path, since: datetime, until: datetime) -> list[tuple[dat
 def _alerts(
     decisions: Sequence[tuple[datetime, float, pd.DataFrame]], gap: timedelta, drain_horizon: timedelta
 ) -> Iterator[tuple[Alert, str, float | None]]:
-    """Give the alerts that open an episode, each with its tier and its risk then."""
+    """Yield the alerts that open an episode, each with its tier and risk at the time."""
     frames = [
         raised.assign(at=when, reach=max(timedelta(seconds=horizon), drain_horizon) + gap)
         for when, horizon, raised in decisions
@@ -291,11 +290,11 @@ def _alerts(
     raised = pd.concat(frames, ignore_index=True)
     raised["place"] = raised["tier"].map({tier: place for place, tier in enumerate(TIERS)}).fillna(-1)
     raised = raised.sort_values(["at", "place", "risk", "unit"], ascending=[True, False, False, True], kind="stable")
-    raised = raised.drop_duplicates(["at", "node"], ignore_index=True)  # the worst unit of each node speaks for it
+    raised = raised.drop_duplicates(["at", "node"], ignore_index=True)  # the worst unit represents its node
     reach_ms = (raised["reach"] / timedelta(milliseconds=1)).to_numpy(dtype=np.int64)
     opened = openings(pd.factorize(raised["node"])[0], milliseconds(raised["at"], "decision_time"), reach_ms)
     for row in raised[opened].itertuples():
-        # A unit that the model alone selects may be of any tier; evaluating takes no notice of it.
+        # A unit that only the model selects may have any tier; the evaluation ignores the alert's tier.
         asked: Tier = "high" if row.tier == "high" else "elevated"
         known = None if pd.isna(row.risk) else float(row.risk)
         alert = Alert(str(row.unit), "", asked, row.at.to_pydatetime(), row.reach.to_pytimedelta(), str(row.node))
@@ -305,10 +304,10 @@ def _alerts(
 def happenings_of(
     events: pd.DataFrame, installations: Installations, incidents: pd.DataFrame
 ) -> Iterator[tuple[datetime, str, Happening]]:
-    """Give what happened to units, each with the time from which it is known and the unit.
+    """Yield what happened to units: the time from which it is known, the unit, and the happening.
 
-    A repair alone proves no fault, for it may follow from nothing but the alert: the unit is back in service after it.
-    Nor does an incident that began in a planned maintenance: the unit was out of service in it.
+    A repair alone is no evidence of a fault, because the alert itself may have caused it: the unit counts as returned.
+    Nor is an incident that began during planned maintenance: the unit counts as drained.
     """
     for row in incidents.itertuples():
         known, start, unit = row.known_at.to_pydatetime(), row.start.to_pydatetime(), str(row.unit)

@@ -1,4 +1,4 @@
-"""Batch scoring: the whole fleet at one decision time, at most once, and the expiry of its risks."""
+"""Batch scoring of the whole fleet, at most once per decision time, and the expiry of risks."""
 
 import math
 import time
@@ -29,10 +29,10 @@ from serving.scores.writing import ScoresFolder, ScoringResult, write_decision
 from telemetry.dataset.store import Dataset
 
 Clock = Callable[[], datetime]
-"""Gives the present time, aware."""
+"""Returns the current time, timezone-aware."""
 
 OUT_OF_USE: Final = "known to be down or drained"
-"""Why a unit in service that has no row has no risk."""
+"""Why a unit in service without a feature row has no risk."""
 
 _REASONS_COUNTED: Final = 10
 
@@ -41,8 +41,8 @@ _REASONS_COUNTED: Final = 10
 class ServedModel:
     """A model that is ready to score.
 
-    ``version``: its version in the registry; None for a bundle from a folder.
-    ``note``: why a newer one was not taken, in words; empty: this is what was asked for.
+    ``version``: registry version; None for a bundle from a folder.
+    ``note``: why a newer model was not loaded; empty: it is the current one.
     """
 
     bundle: Bundle
@@ -60,11 +60,11 @@ def score_decision(
     clock: Clock,
     at: datetime | None = None,
 ) -> ScoringResult:
-    """Score a dataset's fleet at the newest decision time that is due, unless that was done before.
+    """Score a dataset's fleet at the newest decision time that is due, unless it has been scored before.
 
-    ``tiers``: thresholds that take the place of the bundle's.
-    Raises ``InputError`` if no decision is due, the bundle does not fit the dataset, another run is at work, or the
-    disk is full.
+    ``tiers``: thresholds that override the bundle's.
+    Raises ``InputError`` if no decision is due, the bundle does not match the dataset, another run is in progress, or
+    the disk is full.
     """
     began = time.monotonic()
     now = clock()
@@ -73,7 +73,7 @@ def score_decision(
     summary, written = scores.summary_of(t), False
     if summary is None:
         with scores.building(t) as swap:
-            summary = scores.summary_of(t)  # another run may just have ended
+            summary = scores.summary_of(t)  # another run may just have finished
             if summary is None:
                 issued_at = now.astimezone(UTC).replace(microsecond=0)
                 records, summary = _score(dataset, model, config, settings, tiers or TierThresholds(), t, issued_at)
@@ -105,9 +105,9 @@ def _score(
     t: datetime,
     issued_at: datetime,
 ) -> tuple[list[RiskRecord], dict[str, Any]]:
-    """Write a record of every unit in service, and count what was scored, by which thresholds and from which data."""
+    """Return the risk records of all units in service, and the summary of the decision."""
     decisions = model.bundle.manifest.get("decisions") or {}
-    if model.bundle.fitted.stand_in is not None:  # ranks without an own failure justify no drain
+    if model.bundle.fitted.stand_in is not None:  # a stand-in has learned from no failure: no drains
         tiers = TierThresholds(watch=tiers.watch)
     chosen = choose_thresholds(tiers, decisions.get("thresholds"), why_none=str(decisions.get("why") or ""))
     rows = fleet_rows(dataset, config, settings, t, window_plan(model.bundle, config))
@@ -188,7 +188,7 @@ def _score(
 
 
 def _backtest_of(bundle: Bundle) -> dict[str, Any] | None:
-    """Give what the profile's backtest measured of its drains; None: the bundle was trained without one."""
+    """Return the backtest metrics of the profile's drains; None: the bundle was trained without a backtest."""
     measured = bundle.manifest.get("metrics") or {}
     metrics = measured.get("models", {}).get(bundle.profile, {}).get("sliding")
     if metrics is None:
@@ -199,11 +199,9 @@ def _backtest_of(bundle: Bundle) -> dict[str, Any] | None:
 
 
 def due_decision(config: MatrixConfig, now: datetime) -> datetime:
-    """Give the newest decision time that can be scored.
+    """Return the newest decision time that can be scored, in UTC.
 
-    ``config``: its ``decision`` is the grid, its ``span`` that of the dataset.
-    Returns: the last time of the grid that is not after the dataset's end and lies ``features.delay`` back at least.
-    UTC.
+    It is the last time on the decision grid that is within the dataset and at least ``features.delay`` ago.
     Raises ``InputError`` if the dataset begins later than that.
     """
     first, last = config.span
@@ -219,9 +217,9 @@ def due_decision(config: MatrixConfig, now: datetime) -> datetime:
 
 
 def asked_decision(config: MatrixConfig, at: datetime, now: datetime) -> datetime:
-    """Check a decision time that was asked for.
+    """Validate a requested decision time.
 
-    Raises ``InputError`` if it is not on the grid, outside the dataset, or still to come.
+    Raises ``InputError`` if it is off the decision grid, outside the dataset, or in the future.
     """
     at = at.astimezone(UTC)
     before = _floor(at, config)
@@ -247,14 +245,14 @@ def asked_decision(config: MatrixConfig, at: datetime, now: datetime) -> datetim
 def expiry(config: MatrixConfig, t: datetime, issued_at: datetime) -> datetime:
     """Return when a risk expires.
 
-    That is the end of the interval that it predicts (t + gap + horizon), or two decision intervals after it was issued,
-    by when two newer decisions should have replaced it, whichever comes first.
+    That is the end of the interval that it predicts (t + gap + horizon) or two decision intervals after it was issued,
+    when newer decisions should have replaced it, whichever comes first.
     """
     return min(t + config.labels.gap + config.labels.horizon, issued_at + 2 * config.decision.every)
 
 
 def lag_seconds(config: MatrixConfig, t: datetime, now: datetime) -> float:
-    """Return the lag of a decision, in seconds, behind the one that is due by the clock."""
+    """Return by how many seconds a decision lags behind the one due by the clock."""
     return max((_floor(now - config.features.delay, config) - t).total_seconds(), 0.0)
 
 
@@ -264,17 +262,17 @@ def _floor(t: datetime, config: MatrixConfig) -> datetime:
 
 
 FLEET_UNITS = 2048
-"""Units that percentiles are computed over at most, spread evenly over the fleet."""
+"""Maximum number of units that percentiles are computed over, sampled evenly from the fleet."""
 
 
 def score_units(
     bundle: Bundle, rows: FleetRows, thresholds: TierThresholds, settings: ServingSection, t: datetime
 ) -> tuple[dict[int, dict[str, Any]], int]:
-    """Score the rows that may be scored, with reasons for those that alert or whose tier is raised.
+    """Score the usable rows, with reasons for those that alert or have a raised tier.
 
-    Ranks and alerts are taken among the rows without a ``why``: a unit that is unknown takes no place.
-    Returns by row what a :class:`policy.risk_record.RiskRecord` says of a score, and how many units were to be
-    explained and are not, because there are too many.
+    Rows with a ``why`` are excluded from ranks and alerts.
+    Returns the score fields of a :class:`policy.risk_record.RiskRecord` by row, and the number of units that exceed
+    ``settings.max_explained`` and so have no reasons.
     """
     known = np.flatnonzero([why is None for why in rows.why])
     if not known.size:
@@ -309,10 +307,10 @@ def score_units(
 def top_reasons(
     fitted: FittedModels, profile: str, values: np.ndarray, rows: NDArray[np.int64], *, top: int, noun: str
 ) -> list[tuple[RiskReason, ...]]:
-    """Explain some units by the model that scored them, compared with the fleet at the same time.
+    """Explain units by the model that scored them, compared with the fleet at the same time.
 
-    ``values`` holds all units of the decision time, ``rows`` the positions of those to explain. One tuple for each of
-    ``rows``, the weightiest reason first; empty where nothing raised the score. ``share`` is of all that raised it.
+    ``values``: all units of the decision time; ``rows``: positions of those to explain. Returns a tuple per row, the
+    largest contribution first; empty if nothing raised the score. ``share`` is of the sum of positive contributions.
     """
     if len(rows) == 0 or top < 1:
         return [()] * len(rows)
@@ -341,5 +339,5 @@ def top_reasons(
 
 
 def plain(value: Any) -> float:
-    """Give a float32 as the shortest double that names it: nine digits do, and read better than seventeen."""
+    """Round a float32 to the nine digits that identify it, shorter than the 17 of a double."""
     return float(f"{float(value):.9g}")

@@ -1,4 +1,4 @@
-"""From a bundle to the settings that its features were made with, so that live rows have the same columns."""
+"""Feature settings of a bundle, so that live rows have the same columns as in training."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -26,20 +26,19 @@ from telemetry.dataset.meta import DatasetMeta
 Values = NDArray[np.floating]
 
 SILENT_FROM = 0.5
-"""Share of the scored units, beyond that of training, without a value of a channel from which it no longer arrives."""
+"""Increase over training in the share of units without a value at which a channel counts as missing."""
 
 _TRAIN = "Train it with `predrain train`."
 
 
 def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
-    """Give the settings of a bundle's features, for a dataset that is to be scored.
+    """Return a bundle's feature settings for scoring a dataset.
 
-    ``bundle``: decision grid, labels and features are those it was trained with, whatever the parameters say today.
-    Returns: with the bundle's channels, and its columns before the raw window, if it has one (:func:`window_plan`). A
-    channel that the dataset lacks is unknown everywhere (:func:`missing_channels`); one that the bundle does not know
-    is left out.
-    Raises ``InputError`` if the bundle does not say how it was trained, answers about another unit, was trained on
-    another step, all its channels are missing, or this version makes other columns.
+    ``bundle``: its decision grid, labels and features apply, regardless of the current parameters.
+    Returns: settings with the bundle's channels, and its columns without the raw window (:func:`window_plan`). Channels
+    missing from the dataset are unknown everywhere (:func:`missing_channels`); those unknown to the bundle are ignored.
+    Raises ``InputError`` if the bundle has no training parameters, predicts another unit, was trained with another
+    step, has parameters that are invalid in this version, or the dataset has none of its channels.
     """
     where = f"bundle {bundle.path}"
     params = bundle.manifest.get("params")
@@ -88,16 +87,16 @@ def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
 
 
 def drain_horizon(bundle: Bundle, config: MatrixConfig) -> timedelta:
-    """Give how long after the gap an incident makes a drain right, as the bundle's precision targets have it."""
+    """Return the time after the gap within which an incident makes a drain right, by the bundle's precision targets."""
     targets = (bundle.manifest["params"].get("models") or {}).get("precision_targets") or {}
     horizon = PrecisionTargetsSection.model_validate({"horizon": targets.get("horizon")}).horizon
     return max(horizon or config.labels.horizon, config.labels.horizon)
 
 
 def window_plan(bundle: Bundle, config: MatrixConfig) -> SequencePlan | None:
-    """Plan the raw windows that are behind a row's columns for a bundle's sequence learners; None: it has none.
+    """Plan the raw windows that follow a row's columns for a bundle's sequence models; None: it has none.
 
-    Raises ``InputError`` if this version makes other windows.
+    Raises ``InputError`` if this version computes other windows.
     """
     if window_of(bundle.columns) is None:
         return None
@@ -114,11 +113,11 @@ def missing_channels(
 ) -> tuple[str, ...]:
     """List the channels that a bundle was trained on and that no longer arrive, sorted.
 
-    The dataset does not have them, or it has, and :data:`SILENT_FROM` more of the fleet than in training lacks a value:
-    an exporter was upgraded, or a field was taken out of its list.
+    The dataset lacks them, or the share of units without a value is :data:`SILENT_FROM` higher than in training: an
+    exporter was upgraded, or a field was removed from its configuration.
 
-    ``reference``: of the bundle; None: only the dataset is looked at.
-    ``values``: features of the units that are scored; shape (n_rows, n_features).
+    ``reference``: the bundle's; None: only check the dataset's channels.
+    ``values``: features of the scored units; shape (n_rows, n_features).
     """
     lost = set(config.channels) - set(meta.channels)
     if reference is not None and len(values):
@@ -140,7 +139,7 @@ def _trained_on(bundle: Bundle, params: Mapping[str, Any], where: str) -> tuple[
 
 
 def _channels(bundle: Bundle, meta: DatasetMeta, params: Mapping[str, Any], where: str) -> dict[str, Channel]:
-    """Describe the bundle's channels in its own order, by the dataset, the bundle's declarations or the catalogue."""
+    """Resolve the bundle's channels, in its order, from the dataset, the bundle's declarations or the catalogue."""
     declared = (params.get("channels") or {}).items()
     declarations = {name: ChannelDeclaration.model_validate(settings) for name, settings in declared}
     known = with_rollups(resolve_channels(declarations)) | dict(meta.channels)

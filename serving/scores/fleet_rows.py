@@ -1,4 +1,4 @@
-"""The fleet's rows at one decision time, read from a dataset through the kernels of training, with their freshness."""
+"""Feature rows of the fleet at one decision time, computed by the kernels of training, with their freshness."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,20 +27,20 @@ Floats = NDArray[np.float64]
 
 
 MIN_STEPS_STALE = 2
-"""Steps, in addition to the delay, that a unit's newest sample may always be old: one due and one late."""
+"""Minimum tolerance for the age of a sample, in steps, in addition to the delay: one step due, one late."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetRows:
     """All units in service at one decision time.
 
-    ``keys``: units that have a row: :data:`features.matrix.meta.ROW_COLUMNS`, sorted by unit.
+    ``keys``: units with a row: :data:`features.matrix.meta.ROW_COLUMNS`, sorted by unit.
     ``values``: their features; NaN: unknown; shape (n_rows, n_features).
     ``sample_age_seconds``: age of each row's newest usable sample at the decision time; NaN: there is none.
     ``completeness``: share of the samples expected in the last decision interval, 0 to 1.
     ``why``: why a row must not be scored; None: it may be.
-    ``idle``: ``unit`` and ``node`` of those that are in service and known to be down or drained: they have no row.
-    ``newest_ms``: the newest usable sample of all, in milliseconds since the epoch.
+    ``idle``: ``unit`` and ``node`` of units that are in service but known to be down or drained, and have no row.
+    ``newest_ms``: time of the newest usable sample, in milliseconds since the epoch.
     """
 
     keys: pd.DataFrame
@@ -60,15 +60,15 @@ def fleet_rows(
     t: datetime,
     windows: SequencePlan | None = None,
 ) -> FleetRows:
-    """Compute the rows of every unit in service.
+    """Compute the row of every unit in service.
 
-    ``dataset``: three of its buckets are in memory at a time at most: one is read, one cut, one computed. Of each only
-    what is as young as features look back, unless there are raw windows.
+    ``dataset``: at most three buckets are in memory: one being read, one filtered, one computed. Without raw windows,
+    only the features' look-back is read.
     Raises ``InputError`` if no unit is in service, or the dataset is damaged.
     """
     t_ms = instant_ms(t)
     stale = stale_after(config, settings.stale_after)
-    # Raw windows take a counter's rise since the value before them, however old that is.
+    # Raw windows need a counter's last value before them, however old.
     plan = live_plan(config)
     oldest = t - max(plan.look_back, stale + config.step, config.features.delay + config.decision.every)
     since = oldest if windows is None and dataset.meta.span[0] < oldest else None
@@ -86,14 +86,14 @@ def fleet_rows(
     read = _buckets(dataset, config, since, raw) if sampled else iter(())
     tables = watch.pass_recent(read, t_ms - duration_ms(plan.look_back))
     frame = live_rows(tables, events, inventory, t, config)
-    deque(tables, maxlen=0)  # what features do not read is still to be counted
+    deque(tables, maxlen=0)  # count the tables that features did not read, too
     keys = frame[list(ROW_COLUMNS)]
     if config.labels.acts_on == "unit":
         keys = keys.assign(**{ACTED_ON: keys["unit"]})
     values: Any = frame.drop(columns=list(ROW_COLUMNS)).to_numpy(np.float32)
     if raw is not None:
         values = np.concatenate([values, raw.of(keys["unit"].tolist())], axis=1)
-    ages, shares = np.full(len(keys), np.nan), np.ones(len(keys))  # of who needs no samples none is missing
+    ages, shares = np.full(len(keys), np.nan), np.ones(len(keys))  # no samples needed, none missing
     why: list[str | None] = [None] * len(keys)
     if sampled:
         ages, shares = watch.of(keys["node"].tolist(), keys["unit"].tolist())
@@ -118,21 +118,21 @@ def fleet_rows(
 
 
 def in_service(inventory: pd.DataFrame, t_ms: int) -> pd.DataFrame:
-    """Give a row for each unit that is installed at a time, whether it is down or not, sorted by unit."""
+    """Return a row for each unit installed at a time, including units that are down, sorted by unit."""
     none = np.zeros(0, dtype=np.int64)
     never = pd.DataFrame({"unit": pd.array([], dtype="str"), "down_from": instants(none), "down_until": instants(none)})
     return decision_rows(instants(np.array([t_ms], dtype=np.int64)), inventory, never)
 
 
 def stale_after(config: MatrixConfig, asked: timedelta) -> timedelta:
-    """Return the age at which a sample becomes stale, for a dataset's step: at least two steps and the delay."""
+    """Return the age at which a sample becomes stale: ``asked``, but at least two steps plus the delay."""
     return max(asked, config.features.delay + MIN_STEPS_STALE * config.step)
 
 
 def _buckets(
     dataset: Dataset, config: MatrixConfig, since: datetime | None, raw: "RawWindows | None"
 ) -> Iterator[Sequence[pa.Table]]:
-    """Read bucket by bucket, each as its runs lie on disk; as one table where raw windows are cut out of it first."""
+    """Read bucket by bucket, each as the runs on disk, or as one table if raw windows are extracted from it."""
     columns = [*key_columns(config.unit), *(name for name in config.channels if name in dataset.meta.channels)]
     for bucket in dataset.buckets():
         if raw is None:
@@ -144,7 +144,7 @@ def _buckets(
 
 
 class RawWindows:
-    """Takes the windows of all units in service."""
+    """Collects the raw windows of all units in service."""
 
     def __init__(
         self, plan: SequencePlan, config: MatrixConfig, everyone: pd.DataFrame, inventory: pd.DataFrame, t: datetime
@@ -156,7 +156,7 @@ class RawWindows:
         self._values = np.full((len(everyone), plan.steps * len(plan.channels)), np.nan, dtype=np.float32)
 
     def take(self, table: pa.Table) -> None:
-        """Take the windows of a table's nodes, of which it holds all samples."""
+        """Extract the windows of a table's nodes; the table must hold all their samples."""
         wanted = {*key_columns(self._config.unit), *layout_of(self._plan, self._config.channels).numbers}
         rows = [self._rows[node] for node in pc.unique(table.column("node")).to_pylist() if node in self._rows]
         mine = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *rows]))
@@ -170,7 +170,7 @@ class RawWindows:
         self._values[mine] = windows.reshape(len(mine), -1)
 
     def of(self, units: Sequence[str]) -> NDArray[np.float32]:
-        """Give the windows of units, shape (len(units), steps * channels); NaN: unknown."""
+        """Return the windows of units, shape (len(units), steps * channels); NaN: unknown."""
         return self._values[[self._at[unit] for unit in units]]
 
 
@@ -183,9 +183,9 @@ def _unknown_reasons(
     interval: timedelta,
     looked_back: timedelta | None,
 ) -> list[str | None]:
-    """Say for each row why it must not be scored; None: it may be.
+    """Return for each row why it must not be scored; None: it may be.
 
-    ``looked_back``: how old the oldest sample is that would have been seen; None: there is none that was not.
+    ``looked_back``: how far back samples were read; None: all were.
     """
     silent = "no sample yet" if looked_back is None else f"no sample in the last {span(looked_back.total_seconds())}"
     limit = stale_after.total_seconds()
@@ -204,7 +204,7 @@ def _unknown_reasons(
 
 
 class FreshnessWatch:
-    """Counts samples by (node, unit) as they pass by.
+    """Counts samples by (node, unit) as tables stream through.
 
     ``t_ms``: decision time in milliseconds since the epoch; a sample is usable up to ``features.delay`` before it.
     """
@@ -221,13 +221,13 @@ class FreshnessWatch:
 
     @property
     def newest_ms(self) -> int | None:
-        """The newest usable sample of all, in milliseconds since the epoch; None: there was none."""
+        """Time of the newest usable sample, in milliseconds since the epoch; None: there was none."""
         return max(self._newest.values(), default=None)
 
     def pass_recent(self, buckets: Iterable[Sequence[pa.Table]], oldest_ms: int) -> Iterator[list[pa.Table]]:
-        """Count the samples of buckets, and pass on those that are usable and newer than ``oldest_ms``.
+        """Count the samples of buckets, and yield those that are usable and newer than ``oldest_ms``.
 
-        A row without any value is no sample: an exporter that lists a GPU it cannot read tells nothing about it.
+        A row without any value is not counted: an exporter may list a GPU that it cannot read.
         """
         for runs in buckets:
             recent = []
@@ -239,7 +239,7 @@ class FreshnessWatch:
             yield recent
 
     def of(self, nodes: Sequence[str], units: Sequence[str]) -> tuple[Floats, Floats]:
-        """Give ``sample_age_seconds`` and ``completeness`` of units at their present nodes."""
+        """Return ``sample_age_seconds`` and ``completeness`` of units on the given nodes."""
         pairs = list(zip(nodes, units, strict=True))
         newest = np.array([self._newest.get(pair, np.nan) for pair in pairs], dtype=np.float64)
         counted = np.array([self._counted.get(pair, 0) for pair in pairs], dtype=np.float64)
@@ -276,7 +276,7 @@ class FreshnessWatch:
 
 
 def _slots_at(inventory: pd.DataFrame, t_ms: int, unit: str) -> dict[str, str | None]:
-    """Give the slot of each unit that is installed at a time; None where the inventory does not say."""
+    """Return the slot of each unit installed at a time; None if the inventory has none."""
     installed = milliseconds(inventory["installed_at"], "installed_at")
     removed = milliseconds(inventory["removed_at"], "removed_at")
     here = np.flatnonzero((installed <= t_ms) & (removed > t_ms))

@@ -1,8 +1,8 @@
-"""Scores of ``predrain score``: read, validated, and grouped by node.
+"""Reads and validates the scores of ``predrain score``, and groups them by node.
 
-``latest.json`` names a decision; ``decisions/NAME/risks.jsonl`` holds one risk record a unit and ``summary.json`` what
-is true of all of them; ``fleet.json`` has the places of units and the outcomes of earlier alerts. The service reads
-all of it, and never loads pandas.
+``latest.json`` names the newest decision; ``decisions/NAME/risks.jsonl`` holds one risk record per unit, and
+``summary.json`` their common fields; ``fleet.json`` has the locations of units and the outcomes of past alerts. The
+service reads all of it without importing pandas.
 """
 
 import contextlib
@@ -33,20 +33,20 @@ STAMP: Final = "%Y%m%dT%H%M%SZ"
 NAME: Final = re.compile(r"\d{8}T\d{6}Z")
 _DIGITS: Final = re.compile(r"([0-9]{1,18})")
 MOST_DECISIONS: Final = 120
-"""Newest decisions that a page shows: a month of one every six hours."""
+"""Maximum number of decisions on a page: a month at one every six hours."""
 
 _DO: Final = "Run `predrain score` again; the previous scores are served until then."
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One decision's records.
+    """The records of one decision.
 
-    ``decision``: its name, such as ``20260101T060000Z``.
-    ``nodes``: by node, in the order of slots.
-    ``decided``, ``issued``, ``expires``: decision time, when the last was written, and when the last known risk expires
-    (aware UTC; where none is known, when the last record does).
-    ``summary``: ``summary.json``; empty if there is none, or it is damaged.
+    ``decision``: its name, e.g. ``20260101T060000Z``.
+    ``nodes``: records by node, in slot order.
+    ``decided``, ``issued``, ``expires``: decision time, latest issue time, and latest expiry of a known risk, or of any
+    record if none is known (aware UTC).
+    ``summary``: ``summary.json``; empty if it is missing or damaged.
     """
 
     decision: str
@@ -60,10 +60,10 @@ class Scores:
 
     @classmethod
     def of(cls, records: Iterable[RiskRecord], summary: Mapping[str, Any], decision: str | None = None) -> Self:
-        """Join records of one decision time.
+        """Build from the records of one decision time.
 
-        ``records``: one a unit, one at least.
-        ``decision``: its name; default: made of the decision time.
+        ``records``: one per unit, at least one.
+        ``decision``: its name; default: derived from the decision time.
         """
         units = {record.unit: record for record in records}
         nodes: dict[str, list[RiskRecord]] = {}
@@ -86,7 +86,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class UnitPlace:
-    """Where a unit is, by the inventory; empty text: not given."""
+    """Location and model of a unit in the inventory; empty: not given."""
 
     cluster: str = ""
     group: str = ""
@@ -99,11 +99,11 @@ NOWHERE: Final = UnitPlace()
 
 @dataclass(frozen=True, slots=True)
 class FleetFacts:
-    """What is known of the fleet; replaced as a whole.
+    """Content of ``fleet.json``; replaced as a whole.
 
-    ``outcomes``: as :func:`serving.scores.alert_outcomes.outcomes_of` gives them; None: not evaluated yet.
-    ``courses``: by unit and channel, what the reasons of the newest decision were read from, hour by hour until
-    ``data_end``; null: no sample.
+    ``outcomes``: from :func:`serving.scores.alert_outcomes.outcomes_of`; None: not evaluated yet.
+    ``courses``: hourly telemetry behind the newest decision's reasons up to ``data_end``, by unit and channel; None: no
+    sample.
     """
 
     places: Mapping[str, UnitPlace] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class FleetFacts:
 
 
 def read_facts(scores: Path) -> FleetFacts:
-    """Read the facts of a folder of scores; without any where there are none, or they are damaged (logged)."""
+    """Read ``fleet.json`` of a scores folder; empty if it is missing, or damaged (logged)."""
     try:
         content = json.loads((scores / FACTS).read_bytes())
         places = {str(unit): UnitPlace(*map(str, place)) for unit, place in content["places"].items()}
@@ -127,7 +127,7 @@ def read_facts(scores: Path) -> FleetFacts:
 
 
 def decision_folders(scores: Path) -> list[tuple[datetime, Path]]:
-    """List the stored decisions of a folder of scores, oldest first: decision time and folder."""
+    """List the stored decisions of a scores folder, oldest first: decision time and folder."""
     folders = []
     for folder in (scores / "decisions").glob("[0-9]*Z"):
         with contextlib.suppress(ValueError):
@@ -137,10 +137,7 @@ def decision_folders(scores: Path) -> list[tuple[datetime, Path]]:
 
 @dataclass(frozen=True, slots=True)
 class PastScore:
-    """A unit at one decision time.
-
-    ``risk``: None: not known then.
-    """
+    """A unit's score at one decision time; ``risk``: None: unknown."""
 
     decided: datetime
     risk: float | None
@@ -148,7 +145,7 @@ class PastScore:
 
 
 def past_scores(folder: Path, units: Collection[str]) -> dict[str, list[PastScore]]:
-    """Return the earlier scores of some units, oldest first; a decision that cannot be read is left out and logged."""
+    """Return the stored scores of units, oldest first; an unreadable decision is skipped and logged."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -173,7 +170,7 @@ def past_scores(folder: Path, units: Collection[str]) -> dict[str, list[PastScor
 def read_pointer(folder: Path) -> str:
     """Return the name of the newest decision.
 
-    Raises ``InputError`` if ``latest.json`` is not there or not understood.
+    Raises ``InputError`` if ``latest.json`` is missing or invalid.
     """
     path = folder / LATEST
     try:
@@ -200,7 +197,7 @@ def read_pointer(folder: Path) -> str:
 def read_scores(folder: Path) -> Scores:
     """Read the newest decision.
 
-    Raises ``InputError`` if there is none or it is damaged; a single wrong record refuses all, because a half-read
+    Raises ``InputError`` if there is none or it is damaged; one invalid record rejects the decision, because a partial
     fleet would look safer than it is.
     """
     import orjson
@@ -226,7 +223,7 @@ def read_scores(folder: Path) -> Scores:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a small JSON object; None where there is none or it is damaged."""
+    """Read a small JSON object; None if it is missing or damaged."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -235,7 +232,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def last_run_metrics(scores: Path) -> str:
-    """Read the textfile of the last scoring run, for a service that shows it; "" where there is none."""
+    """Read the textfile of the last scoring run; empty if there is none."""
     try:
         with (scores / TEXTFILE).open("rb") as stream:
             return stream.read(_MOST_TEXTFILE_BYTES).decode()
@@ -244,7 +241,7 @@ def last_run_metrics(scores: Path) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """Write a length of time in its two largest units: ``40 s``, ``12 min``, ``5 h 10 min``, ``3 d 4 h``."""
+    """Format a duration in its two largest units: ``40 s``, ``12 min``, ``5 h 10 min``, ``3 d 4 h``."""
     if seconds is None:
         return "not known"
     if seconds < 0:
@@ -262,7 +259,7 @@ def span(seconds: float | None) -> str:
 
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Return a sort key by which 10 comes after 9."""
+    """Return a natural sort key, by which 10 comes after 9."""
     parts = _DIGITS.split(name)
     return tuple((int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts) if part)
 
@@ -272,18 +269,18 @@ def _place(record: RiskRecord) -> tuple[Any, ...]:
 
 
 ALL_TIERS: Final[tuple[str, ...]] = (*TIERS, UNKNOWN)
-"""Names of tiers that queries and labels accept."""
+"""All tiers, including ``unknown``."""
 
-_BEFORE_ALL: Final = datetime.min.replace(tzinfo=UTC)  # when no score has expired yet
+_BEFORE_ALL: Final = datetime.min.replace(tzinfo=UTC)  # before any score expires
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredNode:
-    """A node at one time.
+    """State of a node at one time.
 
-    ``tier``: by the scores that hold, as the controller takes it before any hysteresis; ``unknown`` if none does.
-    ``risk``: that any of those has an incident; None if none is known.
-    ``known``, ``unknown``, ``expired``: its units by what is known of them.
+    ``tier``: from unexpired scores, as in the controller before hysteresis; ``unknown`` if there are none.
+    ``risk``: probability that any unit with an unexpired score has an incident; None if there are none.
+    ``known``, ``unknown``, ``expired``: number of units by the state of their score.
     """
 
     node: str
@@ -295,14 +292,14 @@ class ScoredNode:
 
     @property
     def order(self) -> tuple[int, float, str]:
-        """Sort key, the worst first: by risk, then by name; nodes of unknown risk last."""
+        """Sort key: by descending risk, then by name; unknown risk last."""
         return (0, -self.risk, self.node) if self.risk is not None else (1, 0.0, self.node)
 
 
 def state_of(
     node: str, records: Iterable[RiskRecord], thresholds: ChosenThresholds | None, now: datetime
 ) -> ScoredNode:
-    """Return a node's state: what is unknown or expired neither raises nor lowers it."""
+    """Return a node's state; unknown and expired records affect neither tier nor risk."""
     every = list(records)
     known = [record for record in every if record.status == "ok"]
     holding = [record for record in known if not record.expired(now)]
@@ -317,18 +314,18 @@ def state_of(
 
 
 def tier_of(scores: Sequence[RiskRecord | PastScore], thresholds: ChosenThresholds | None) -> Tier:
-    """Return a node's tier from its units' scores: the worst, or that of the node's own risk if that is higher."""
+    """Return a node's tier: the worst of its units', or that of the node's own risk if higher."""
     risks = [score.risk for score in scores if score.risk is not None]
     return worst_tier((*(score.tier for score in scores), UNKNOWN if thresholds is None else thresholds.tier(risks)))
 
 
 class ScoredFleet:
-    """Scores, with the nodes' states computed once, and again whenever some of the scores expire.
+    """Scores with cached node states, recomputed whenever scores expire.
 
-    ``tiers``, ``node_tiers``: units and nodes by tier, as they were scored.
-    ``known``: units whose risk is known, expired or not.
-    ``thresholds``: behind the tiers; None: not stated, or damaged.
-    ``names``: resolves the names that clients ask for, such as a host name of the operating system.
+    ``tiers``, ``node_tiers``: number of units and nodes by tier, as scored.
+    ``known``: number of units with a known risk, expired or not.
+    ``thresholds``: thresholds of the tiers; None: missing or damaged.
+    ``names``: resolves the names that clients use, e.g. a host name of the operating system.
     """
 
     def __init__(self, scores: Scores) -> None:
@@ -346,11 +343,11 @@ class ScoredFleet:
         self.known = sum(record.status == "ok" for record in scores.units.values())
 
     def state(self, node: str, now: datetime) -> ScoredNode | None:
-        """Return a node's state, None if there is no score of it."""
+        """Return a node's state; None if it has no score."""
         return self._states_at(now).get(self.names.written(node))
 
     def unit(self, name: str) -> RiskRecord | None:
-        """Return the record of a GPU (or node, where nodes are scored); None if there is no score of it."""
+        """Return the record of a GPU (or of a node, if nodes are scored); None if it has no score."""
         return self.scores.units.get(self._gpus.find(name) or self.names.written(name))
 
     def states(self, now: datetime) -> list[ScoredNode]:
@@ -358,19 +355,19 @@ class ScoredFleet:
         return list(self._states_at(now).values())
 
     def expired(self, now: datetime) -> bool:
-        """Tell whether no score holds any longer."""
+        """Return whether all scores have expired."""
         return now >= self.scores.expires
 
     def holds(self, now: datetime) -> bool:
-        """Tell whether some unit's risk is known and has not expired."""
+        """Return whether any unit has a known and unexpired risk."""
         return self.known > 0 and not self.expired(now)
 
     def stale(self, now: datetime, after_s: float | None) -> bool:
-        """Tell whether the decision is older than some seconds; None: it never is."""
+        """Return whether the decision is older than ``after_s`` seconds; None: never."""
         return after_s is not None and (now - self.scores.decided).total_seconds() > after_s
 
     def _states_at(self, now: datetime) -> dict[str, ScoredNode]:
-        """Return all nodes by name, the riskiest first; computed again whenever some scores have expired since."""
+        """Return all nodes by name, the riskiest first; recomputed if scores have expired since the last call."""
         epoch, states = self._computed
         if (present := bisect_right(self._expiries, now)) != epoch:
             states = self._compute(now)

@@ -1,12 +1,12 @@
-"""The folder of scores: one folder a decision time, whole or not at all, a pointer to the newest, and how runs went.
+"""The scores folder: one folder per decision time, written atomically, a pointer to the newest, and the run status.
 
 ::
 
     SCORES/
       decisions/20260101T060000Z/   risks.parquet, risks.jsonl, summary.json; immutable
-      fleet.json                    places of units, and outcomes of earlier alerts
+      fleet.json                    locations of units, and outcomes of past alerts
       latest.json                   {"format": 2, "decision": "20260101T060000Z"}; replaced last
-      status.json                   how the last runs went
+      status.json                   outcome of the last runs
       predrain_score.prom           the same for node-exporter's textfile collector
 """
 
@@ -72,7 +72,7 @@ RISKS_SCHEMA = pa.schema([pa.field(name, kind, nullable=name in _NULLABLE) for n
 class ScoresFolder:
     """The folder that scores are written to.
 
-    ``path``: made with its parents where it does not exist.
+    ``path``: created with its parents if it does not exist.
     Raises ``InputError`` if the path has other content or is not writable.
     """
 
@@ -92,11 +92,11 @@ class ScoresFolder:
             (path / DECISIONS).mkdir(exist_ok=True)
 
     def folder_of(self, t: datetime) -> Path:
-        """Return the folder of a decision time; it may not exist."""
+        """Return the folder of a decision time, which may not exist."""
         return self.path / DECISIONS / stamp(t)
 
     def summary_of(self, t: datetime) -> dict[str, Any] | None:
-        """Read the summary of a decision time; None where it was not scored, or its folder is damaged."""
+        """Read the summary of a decision time; None if it was not scored, or its folder is damaged."""
         folder = self.folder_of(t)
         recover_folder(folder)
         return _summary(folder)
@@ -106,7 +106,7 @@ class ScoresFolder:
         return sorted(folder.name for folder in (self.path / DECISIONS).iterdir() if NAME.fullmatch(folder.name))
 
     def newest(self) -> dict[str, Any] | None:
-        """Read the summary of the newest decision time; None where there is none. A damaged one is passed over."""
+        """Read the summary of the newest decision time, skipping damaged ones; None if there is none."""
         return self._newest()[1]
 
     def _newest(self) -> tuple[str, dict[str, Any] | None]:
@@ -117,14 +117,14 @@ class ScoresFolder:
         return "", None
 
     def building(self, t: datetime) -> FolderSwap:
-        """Hold the right to write a decision time, so that no two runs do, as a context.
+        """Return a context manager that locks a decision time for writing.
 
-        Raises ``InputError`` if another run has it.
+        Raises ``InputError`` if another run holds the lock.
         """
         return FolderSwap(self.folder_of(t))
 
     def point_to_newest(self) -> None:
-        """Let the pointer name the newest decision time; nothing is written where it does already."""
+        """Point ``latest.json`` to the newest decision time, unless it already does."""
         name, _ = self._newest()
         if not name:
             return
@@ -135,9 +135,9 @@ class ScoresFolder:
                 fsync_path(self.path)
 
     def prune(self, retention: timedelta) -> int:
-        """Remove decisions that are this much older than the newest one, and what killed runs left behind.
+        """Remove decisions that are ``retention`` older than the newest one, and leftovers of killed runs.
 
-        Returns: decisions removed. The one that the pointer names never is.
+        Returns: number of decisions removed. The one in ``latest.json`` is kept.
         """
         stamps = self.stamps()
         if not stamps:
@@ -147,17 +147,17 @@ class ScoresFolder:
         pointed = (read_json(self.path / LATEST) or {}).get("decision")
         gone = [name for name in stamps[:-1] if name < oldest and name != pointed]
         for name in gone:
-            shutil.rmtree(root / name, ignore_errors=True)  # readers pass over a decision that is not whole
+            shutil.rmtree(root / name, ignore_errors=True)  # readers skip incomplete decisions
         for folder in root.iterdir():
             match = _HIDDEN.fullmatch(folder.name)
             if match is not None and match[1] < oldest:
-                with contextlib.suppress(InputError):  # it is being written: then it is nothing left behind
+                with contextlib.suppress(InputError):  # it is being written, so it is no leftover
                     FolderSwap(root / match[1]).discard()
         return len(gone)
 
 
 def write_decision(folder: Path, records: Sequence[RiskRecord], summary: Mapping[str, Any]) -> None:
-    """Write the files of one decision time into a folder that is being built.
+    """Write the files of one decision time to its staging folder.
 
     Raises ``InputError`` if the disk is full.
     """
@@ -174,7 +174,7 @@ def write_decision(folder: Path, records: Sequence[RiskRecord], summary: Mapping
 
 
 def stamp(t: datetime) -> str:
-    """Name a decision time as its folder is named.
+    """Return the folder name of a decision time.
 
     >>> stamp(datetime(2026, 1, 1, 6, tzinfo=UTC))
     '20260101T060000Z'
@@ -200,7 +200,7 @@ def _encoded(content: Mapping[str, Any]) -> bytes:
 
 
 def _summary(folder: Path) -> dict[str, Any] | None:
-    """Read the summary of a decision that is whole."""
+    """Read the summary of a decision; None if the decision is incomplete."""
     if not all((folder / name).is_file() for name in (JSON_LINES, PARQUET)):
         return None
     summary = read_json(folder / SUMMARY)
@@ -216,10 +216,10 @@ def record_attempt(
 ) -> dict[str, Any]:
     """Write status.json and the textfile after a run.
 
-    ``result``: what it did; None: it failed, by ``error``.
+    ``result``: None: the run failed with ``error``.
     Returns: the content of status.json: ``last_attempt``, ``last_success`` (null: never), ``error`` (null: the last
-    attempt succeeded), ``consecutive_failures``, ``decision`` (the newest that was scored), ``lag_seconds`` (of that
-    decision at the last success) and its ``notes``. A run that found its decision scored already is a success.
+    attempt succeeded), ``consecutive_failures``, ``decision`` (newest scored), ``lag_seconds`` (of that decision at the
+    last success) and its ``notes``. A run whose decision was scored before counts as a success.
     Raises ``InputError`` if the disk is full.
     """
     before = read_json(scores.path / STATUS) or {}
@@ -245,7 +245,7 @@ def record_attempt(
 
 
 def _behind_s(result: "ScoringResult", newest: Mapping[str, Any] | None) -> float:
-    """Give by how much the newest decision is behind: a run may have scored an older one."""
+    """Return the lag of the newest decision in seconds; a run may have scored an older one."""
     try:
         t = datetime.fromisoformat((newest or {})["decision_time"]).astimezone(UTC)
     except (KeyError, TypeError, ValueError):  # none, or it was edited by hand
@@ -254,7 +254,7 @@ def _behind_s(result: "ScoringResult", newest: Mapping[str, Any] | None) -> floa
 
 
 def _page(status: Mapping[str, Any], newest: Mapping[str, Any] | None) -> str:
-    """Write the metrics in Prometheus' text format 0.0.4; what is not known has no line."""
+    """Format the metrics in Prometheus' text format 0.0.4; unknown values are omitted."""
     gauges: list[tuple[str, str, float | None]] = [
         ("last_attempt_timestamp_seconds", "Start time of the last run.", _seconds(status["last_attempt"])),
         ("last_success_timestamp_seconds", "Start time of the last successful run.", _seconds(status["last_success"])),
@@ -292,11 +292,11 @@ def _seconds(text: str | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class ScoringResult:
-    """What a run did.
+    """Result of a scoring run.
 
-    ``written``: False: it had been scored before, and nothing was changed.
-    ``lag_seconds``: how much later the decision is that would be due by the clock alone: the data end before it, or an
-    older one was asked for. 0: none.
+    ``written``: False: the decision had been scored before, and nothing was changed.
+    ``lag_seconds``: lag behind the decision due by the clock, because the data ends earlier or an older decision was
+    requested.
     """
 
     decision_time: datetime
@@ -308,9 +308,9 @@ class ScoringResult:
 
 
 def nothing_due(scores: ScoresFolder, now: datetime) -> ScoringResult | None:
-    """Return the newest decision while the clock has no later one due: a timer's round then reads no model and no data.
+    """Return the newest decision if no later one is due, so that a scheduled run need not load model and data.
 
-    Returns None where a decision may be due, or the newest one is damaged.
+    Returns None if a decision may be due, or the newest one is damaged.
     """
     try:
         summary = scores.newest() or {}

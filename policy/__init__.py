@@ -1,6 +1,6 @@
-"""From risk to decision, without I/O: what a fleet looks like comes in, a plan with its reasons goes out.
+"""Decision logic without I/O: maps the state of a fleet and its risks to a plan of actions with reasons.
 
-Start with ``decide``: ``node_tier`` finds each node's tier (it falls at once when its prediction expires), ``ladder``
-the actions that pay. Then ``limits`` applies ``stages`` (and their hold-out), ``breaker`` and ``budget`` (nodes out at
-the same time). ``tiers`` holds a risk to its thresholds, which :mod:`evaluation.backtest.threshold_choice` finds.
+Start with ``decide``: ``node_tier`` determines each node's tier, ``ladder`` the cost-effective actions. ``limits`` then
+applies ``stages`` (with their hold-out), ``breaker`` and ``budget`` (nodes out of service at a time). ``tiers`` maps
+risks to tiers by thresholds, which :mod:`evaluation.backtest.threshold_choice` sets.
 """

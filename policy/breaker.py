@@ -1,4 +1,4 @@
-"""The breaker: what freezes new hard actions, for how long, and why. It never holds a release back."""
+"""Circuit breaker: conditions that freeze new hard actions, for how long, and why. It never blocks a release."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,21 +14,21 @@ from foundation.settings import NonNegativeTime, PositiveTime, Share
 from policy.fleet import Fact, NodeView, Signals
 
 RISK = "a high risk"
-"""What a node reports whose risk reached ``high``; seen when its episode began."""
+"""Report of a node whose risk reached ``high``, dated to the start of its episode."""
 
 TEST = "diagnostic_failed"
-"""Diagnostics that run everywhere find many sick nodes together: only neighbours of a node count as a burst."""
+"""A fleet-wide diagnostic finds many faulty nodes at once, so failed tests form bursts only among neighbours."""
 
 _NAMED = 3
 
 
 @checked(frozen=True, slots=True)
 class CommonCauseConfig:
-    """When evidence of several nodes is a burst.
+    """Definition of a burst of reports with a common cause.
 
-    ``min_nodes``: fewer are chance.
-    ``anywhere``: from one node of a burst to the next, anywhere in the fleet.
-    ``nearby``: likewise, among the nodes of one job, rack or NVLink domain.
+    ``min_nodes``: minimum number of nodes.
+    ``anywhere``: maximum time between consecutive reports, anywhere in the fleet.
+    ``nearby``: the same among the nodes of one job, rack or NVLink domain.
     """
 
     min_nodes: PositiveInt = 3
@@ -38,7 +38,7 @@ class CommonCauseConfig:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """Evidence with one cause; ``nodes``: those that have no other evidence, by name."""
+    """Reports with a common cause; ``nodes``: nodes without other evidence, by name."""
 
     key: str
     message: str
@@ -49,10 +49,10 @@ _Seen = tuple[datetime, str, Fact]
 
 
 def bursts(nodes: Sequence[tuple[NodeView, Sequence[Fact]]], config: CommonCauseConfig) -> tuple[Burst, ...]:
-    """Find the bursts among the reports of nodes; a node with a report that is in none of them has its own evidence.
+    """Find bursts among the reports of nodes; a node that also has a report outside of any burst has its own evidence.
 
-    Risks rise together in a sick model, too, which the breaker sees by itself: they only make a burst where most nodes
-    of a place show one.
+    High risks form a burst only if most nodes of a rack, domain or job have one: many high risks at once may also come
+    from a broken model, which ``max_risky`` and ``jump`` detect.
     """
     if sum(bool(reports) for _, reports in nodes) < config.min_nodes:
         return ()
@@ -63,7 +63,7 @@ def bursts(nodes: Sequence[tuple[NodeView, Sequence[Fact]]], config: CommonCause
             if scope[0] in _SCOPES:
                 reported[scope] += [(report.seen_at, node.name, report) for report in reports]
     places = {scope: seen for scope, seen in reported.items() if len(seen) >= config.min_nodes}
-    near = places.keys() - {("fleet", "")}  # only a chain of risks needs the size of its place, and the fleet has none
+    near = places.keys() - {("fleet", "")}  # sizes matter for chains of risks only, which the fleet scope excludes
     sizes = Counter([scope for node, _ in nodes for scope in node.scopes if scope in near] if near else ())
     chains: list[tuple[tuple[str, str], list[_Seen]]] = []
     for scope, seen in places.items():
@@ -90,7 +90,7 @@ _NEAR = (RISK, TEST)
 
 
 def _onsets(reports: Sequence[Fact], gap: timedelta) -> list[Fact]:
-    """Leave out what follows a report: a node that continues reporting must not tie others' reports together."""
+    """Drop reports that follow another within ``gap``, so that a node that keeps reporting does not chain others."""
     reports_left: list[Fact] = []
     last: dict[bool, datetime] = {}
     for report in sorted(reports, key=lambda report: report.seen_at):
@@ -126,24 +126,24 @@ def _burst(scope: tuple[str, str], chain: Sequence[_Seen], nodes: tuple[str, ...
 
 @checked(frozen=True, slots=True)
 class BreakerConfig:
-    """When it opens.
+    """Limits beyond which the breaker opens.
 
-    ``max_risky``: a larger share of nodes at risk, in the fleet or in a group, is more likely a broken model.
-    ``jump``: so many times the usual share (the median of what was seen), likewise, and
-    ``min_jump``: a share of at least this: a handful in a large fleet is chance.
-    ``min_risky``: fewer nodes never open it, so that one bad node of three does not.
-    ``history``, ``min_history``: decision times the usual share is taken from, and how many it takes.
-    ``max_missing``: largest share of units without a valid score, of nodes that are neither down nor at rest.
-    ``max_down``: largest share of nodes that are down: beyond, the control plane is sick and not the nodes.
-    ``max_unreadable``: largest share of nodes whose state could not be read.
-    ``max_changed``: largest share of a group's nodes whose driver or exporter changed within ``settle``.
-    ``settle``: how long a prediction on a node with new software is not acted on.
-    ``max_shrunk``: largest share of the nodes that may be gone from one listing to the next.
-    ``max_model_age``: since the end of the model's training data.
-    ``max_read_age``: since the scheduler was read.
-    ``clock_slack``: how far the clock may go back.
-    ``quiet``: a cause ends when it was not seen for so long.
-    ``common_cause``: when evidence of several nodes is one piece of evidence, on which none of them is taken out.
+    ``max_risky``: maximum share of nodes at risk, in the fleet or a group; more suggest a broken model.
+    ``jump``: maximum ratio of that share to its usual value (the median of its history).
+    ``min_jump``: ``jump`` applies to shares of at least this, since a few nodes in a large fleet may be chance.
+    ``min_risky``: minimum number of nodes at risk (or down), so that one bad node of three does not open the breaker.
+    ``history``, ``min_history``: maximum and minimum number of decision times behind the usual share.
+    ``max_missing``: maximum share of units without a valid score, on nodes that are neither down nor at planned rest.
+    ``max_down``: maximum share of nodes that are down; more suggest a failure of the control plane.
+    ``max_unreadable``: maximum share of nodes whose state cannot be read.
+    ``max_changed``: maximum share of a group's nodes whose driver or exporter changed within ``settle``.
+    ``settle``: time after a software change during which predictions on the node are not acted on.
+    ``max_shrunk``: maximum share of nodes that may disappear from one listing to the next.
+    ``max_model_age``: maximum time since the end of the model's training data.
+    ``max_read_age``: maximum time since the scheduler was read.
+    ``clock_slack``: maximum backward step of the clock.
+    ``quiet``: a cause closes after it was not observed for this long.
+    ``common_cause``: nodes whose only evidence is a burst of reports are not taken out of service.
     """
 
     max_risky: Share = 0.20
@@ -171,10 +171,10 @@ class BreakerConfig:
 
 @dataclass(frozen=True, slots=True)
 class BreakerCause:
-    """Why the breaker is open.
+    """A reason why the breaker is open.
 
-    ``group``: the group that is frozen; None: the fleet.
-    ``nodes``: the nodes that are frozen, where it is not all of them.
+    ``group``: frozen group; None: the fleet.
+    ``nodes``: frozen nodes, if only some are; empty: all.
     """
 
     group: str | None
@@ -186,7 +186,7 @@ class BreakerCause:
 
 @dataclass(frozen=True, slots=True)
 class RiskyShare:
-    """The share of nodes at risk at one decision time."""
+    """Share of nodes at risk at one decision time."""
 
     decided_at: datetime
     share: float
@@ -194,13 +194,13 @@ class RiskyShare:
 
 @dataclass(frozen=True, slots=True)
 class BreakerState:
-    """What the breaker remembers.
+    """State of the breaker between decisions.
 
-    ``causes``: those that hold, seen now or less than the quiet time ago.
-    ``acknowledged``: those that a person let pass, until they have been gone.
-    ``shares``: by group, ``""`` for the fleet.
-    ``nodes``: how many nodes were listed that were not at rest.
-    ``reset_at``, ``decided_at``: the last reset by hand that was followed; when the last decision was made.
+    ``causes``: open causes, observed now or within the quiet time.
+    ``acknowledged``: causes dismissed by a manual reset, until they are gone.
+    ``shares``: history of shares at risk by group; ``""`` is the fleet.
+    ``nodes``: number of listed nodes that were not at planned rest.
+    ``reset_at``, ``decided_at``: time of the last manual reset that was processed, and of the last decision.
     """
 
     causes: Mapping[str, BreakerCause] = field(default_factory=dict)
@@ -211,7 +211,7 @@ class BreakerState:
     decided_at: datetime | None = None
 
     def frozen(self, group: str, node: str = "") -> tuple[str, ...]:
-        """Give what freezes a group, or a node of it, in words; nothing if nothing does."""
+        """Return the messages of the causes that freeze a group, or a node of it."""
         return tuple(
             cause.message
             for _, cause in sorted(self.causes.items())
@@ -221,12 +221,12 @@ class BreakerState:
 
 @dataclass(frozen=True, slots=True)
 class ObservedNode:
-    """What was found on one node of the fleet.
+    """Observations on one node.
 
-    ``risky``: tier ``elevated`` or above now, by risk or rule, before any hysteresis.
-    ``by_rule``: that only by rules.
-    ``reports``: what asks for ``high``: facts, and :data:`RISK`.
-    ``known``: units with a valid score.
+    ``risky``: tier ``elevated`` or above now, by risk or rule, before hysteresis.
+    ``by_rule``: ``risky`` by hard rules only.
+    ``reports``: evidence for tier ``high``: facts, and :data:`RISK`.
+    ``known``: number of units with a valid score.
     ``changed``: driver or exporter changed within ``settle``.
     """
 
@@ -239,10 +239,10 @@ class ObservedNode:
 
 
 Causes = dict[str, tuple[str | None, str]]
-"""The frozen group (None: the fleet) and the reason, by the key of the cause."""
+"""Frozen group (None: the fleet) and message, by key of the cause."""
 
 _MOMENTARY = frozenset({"listing", "clock"})
-"""Causes that compare with the decision before, so that they are seen once."""
+"""Causes that compare with the previous decision, and so are observed only once."""
 
 
 def watch(
@@ -253,14 +253,14 @@ def watch(
     config: BreakerConfig,
     now: datetime,
 ) -> tuple[BreakerState, tuple[str, ...]]:
-    """Look at the fleet as a whole.
+    """Update the breaker from observations on the whole fleet; returns the new state and what opened or closed.
 
-    ``nodes``: with units only: nodes without GPUs would water every share down. Those at rest have no current scores,
-    and are in no share; but they are listed, so that a fleet that falls asleep does not look like one that lost nodes.
+    ``nodes``: nodes with units; others would dilute every share. Nodes at planned rest have no current scores and count
+    in no share, but in the listing, so that power saving does not look like a loss of nodes.
     """
     listed, nodes = nodes, [observed for observed in nodes if observed.node.counted]
     together = bursts([(observed.node, observed.reports) for observed in nodes], config.common_cause)
-    # of a burst that is reported as such; its nodes must not become what is usual either
+    # nodes in a burst have a cause of their own; they must not raise the usual share either
     counted = {name for burst in together for name in burst.nodes}
     if counted:
         nodes = [
@@ -275,12 +275,12 @@ def watch(
     shares = {name: tuple(share for share in seen if share.decided_at <= now) for name, seen in state.shares.items()}
     for name, members in groups.items():
         seen = shares.get(name, ())
-        # Without the decision time at hand, so that looking at it twice gives the same.
+        # Exclude the current decision time, so that evaluating it twice gives the same result.
         past = tuple(share for share in seen if decided_at is None or share.decided_at < decided_at)[-config.history :]
         causes = _of_group(name, members, past, config)
         present.update(causes)
         new = decided_at is not None and (not seen or decided_at > seen[-1].decided_at)
-        # What opened the breaker does not become what is usual.
+        # Shares that opened the breaker do not enter the usual share.
         if decided_at is not None and new and members and f"risky {name}" not in causes:
             share = RiskyShare(decided_at, sum(observed.risky for observed in members) / len(members))
             shares[name] = (*seen, share)[-config.history - 1 :]
@@ -303,7 +303,7 @@ def _settle(
     asked = signals.reset_breaker_at
     if asked is not None and asked <= now and (state.reset_at is None or asked > state.reset_at):
         if state.decided_at is None and now - asked > config.quiet:
-            # the switch outlives the state: what was asked of an earlier one closes nothing that was not seen then
+            # the reset request outlives the state: an old one must not dismiss causes that appeared after it
             when = f"{asked:%Y-%m-%d %H:%M} UTC"
             reasons.append(f"manual reset ignored: it was requested at {when}, before the state was lost")
         else:

@@ -1,4 +1,4 @@
-"""How much of a fleet may be out of service, and how fast: what is worth most first, under budgets and rate limits."""
+"""Disruption budgets and rate limits: which nodes may be taken out of service now, highest net benefit first."""
 
 import math
 from collections import Counter
@@ -25,13 +25,13 @@ def _share_of(share: float, total: int) -> int:
 
 @checked(frozen=True, slots=True)
 class DisruptionBudget:
-    """What of each scope may be out of service at a time, whoever took it out.
+    """Limit on nodes out of service at a time in each scope, whoever took them out.
 
-    ``max_unavailable``: at most so many nodes.
-    ``max_unavailable_share``: at most this share of the nodes. Rounded down, but to one at least, for else a small
-    cluster could lose none; and never to all.
-    ``min_available``: so many nodes at least stay in service.
-    ``min_scope_size``: scopes with fewer nodes are not limited by this budget, such as racks of one node.
+    ``max_unavailable``: maximum number of nodes.
+    ``max_unavailable_share``: maximum share of the nodes, rounded down; at least one node, so that small clusters are
+    not blocked, and never all.
+    ``min_available``: minimum number of nodes in service.
+    ``min_scope_size``: scopes with fewer nodes are exempt, for example racks of one node.
     """
 
     scope: Scope
@@ -48,7 +48,7 @@ class DisruptionBudget:
             )
 
     def allowed(self, total: int) -> int:
-        """Give how many nodes of a scope of ``total`` may be out of service at a time."""
+        """Return how many nodes of a scope with ``total`` nodes may be out of service at a time."""
         if total < self.min_scope_size:
             return total
         most = total if self.max_unavailable is None else min(self.max_unavailable, total)
@@ -61,10 +61,10 @@ class DisruptionBudget:
 
 @checked(frozen=True, slots=True)
 class RateLimit:
-    """How many nodes of each scope may newly be taken out of service within a time.
+    """Limit on nodes newly taken out of service within ``window`` in each scope.
 
-    ``max_nodes``: at most so many nodes.
-    ``max_share``: at most this share of the nodes, rounded down, but to one at least.
+    ``max_nodes``: maximum number of nodes.
+    ``max_share``: maximum share of the nodes, rounded down, at least one node.
     """
 
     scope: Scope
@@ -77,14 +77,14 @@ class RateLimit:
             raise ValueError(f"the rate limit of scope {self.scope} has no limit: give max_nodes or max_share")
 
     def allowed(self, total: int) -> int:
-        """Give how many nodes of a scope of ``total`` may newly be taken out within the window."""
+        """Return how many nodes of a scope with ``total`` nodes may newly be taken out within the window."""
         most = total if self.max_nodes is None else self.max_nodes
         return most if self.max_share is None else min(most, _share_of(self.max_share, total))
 
 
 FLEET_DISRUPTION_BUDGET = DisruptionBudget("fleet", max_unavailable_share=0.10)
 FLEET_RATE_LIMIT = RateLimit("fleet", max_share=0.05)
-"""Of the whole fleet, however many clusters it has: the limits of a cluster alone let one node of each small one go."""
+"""Limits of the whole fleet: limits per cluster alone would allow one node of every small cluster."""
 
 DISRUPTION_BUDGETS = (
     FLEET_DISRUPTION_BUDGET,
@@ -94,31 +94,31 @@ DISRUPTION_BUDGETS = (
     DisruptionBudget("domain", max_unavailable_share=0.34, min_scope_size=2),
     DisruptionBudget("job", max_unavailable=1),
 )
-"""Half of Karpenter's 20 % for a cluster and its 20 % for a group (node pool), against NVSentinel's 50 % in five
-minutes; a third of a rack or NVLink domain; and one node at a time of a job that continues without it."""
+"""Half of Karpenter's 20 % for a cluster, and its 20 % for a group (node pool); NVSentinel allows 50 % in five
+minutes. A third of a rack or NVLink domain, and one node at a time of a job that can shrink."""
 
 RATE_LIMITS = (
     FLEET_RATE_LIMIT,
     RateLimit("cluster", 4, timedelta(hours=1)),
     RateLimit("cluster", 24, timedelta(days=1)),
 )
-"""Somewhat under draino's one drain in ten minutes, for a prediction is less than a fault."""
+"""Stricter than draino's one drain per ten minutes, because a prediction is weaker evidence than a fault."""
 
 
 @checked(frozen=True, slots=True)
 class BudgetConfig:
-    """All disruption budgets and rate limits; each holds by itself."""
+    """All disruption budgets and rate limits; each applies independently."""
 
     disruption_budgets: tuple[DisruptionBudget, ...] = DISRUPTION_BUDGETS
     rate_limits: tuple[RateLimit, ...] = RATE_LIMITS
 
     @property
     def memory(self) -> timedelta:
-        """For how long a start must be remembered."""
+        """How long starts must be remembered."""
         return max((rate.window for rate in self.rate_limits), default=timedelta(0))
 
     def with_fleet_limits(self) -> "BudgetConfig":
-        """Add the default limits of the whole fleet where none of scope ``fleet`` is given."""
+        """Add the default fleet limits if none of scope ``fleet`` is given."""
         budgets, limits = self.disruption_budgets, self.rate_limits
         if not any(budget.scope == "fleet" for budget in budgets):
             budgets = (FLEET_DISRUPTION_BUDGET, *budgets)
@@ -129,11 +129,10 @@ class BudgetConfig:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A wish to take a node out of service.
+    """A request to take a node out of service.
 
-    ``worth``: the greatest comes first, among equals the first by name; what was granted before and came to nothing,
-    last.
-    ``episode``: when the node's alert began: what tells a new wish from a repeated one.
+    ``worth``: priority, highest first, then by name; requests granted before without effect come last.
+    ``episode``: start of the node's episode, which distinguishes new requests from repeated ones.
     """
 
     node: str
@@ -143,9 +142,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A node that was newly taken out of service.
+    """Record of a node newly taken out of service.
 
-    ``scopes``: those that it counted in then.
+    ``scopes``: scopes of the node at that time.
     """
 
     node: str
@@ -156,10 +155,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How much of a scope is out of service.
+    """Usage of a scope's disruption budget.
 
-    ``nodes``, ``lost``, ``allowed``: ``lost`` with what was granted now; it may exceed ``allowed`` where others
-    took nodes out.
+    ``lost``: nodes out of service, including those granted now; exceeds ``allowed`` if others took nodes out.
     """
 
     scope: ScopeName
@@ -170,11 +168,12 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a budget gives.
+    """Allocation of the budgets.
 
-    ``refused``: why not, by node, in words.
-    ``starts``: those still to be remembered, the new ones among them.
-    ``uses``: of every scope that a disruption budget limits and that has lost nodes or refused some.
+    ``nodes``: nodes that may be taken out of service.
+    ``refused``: reasons of refusals, by node.
+    ``starts``: starts to remember, including new ones.
+    ``uses``: usage of every limited scope that has requests or nodes out of service.
     """
 
     nodes: frozenset[str]
@@ -184,7 +183,7 @@ class Grant:
 
 
 def known_starts(nodes: Iterable[NodeView], starts: Sequence[Start], now: datetime) -> list[Start]:
-    """Return the starts on record, and those that only the taints on the nodes show, because the state was lost."""
+    """Return recorded starts, plus those reconstructed from the taints on nodes, in case the state was lost."""
     known = {start.node for start in starts}
     return [
         *starts,
@@ -206,13 +205,14 @@ def grant(
 ) -> Grant:
     """Decide which nodes may be taken out of service now.
 
-    ``nodes``: the fleet, each node once. Those at rest count neither as out of service nor in the size of a scope.
+    Idempotent: called again with the returned starts, it returns the same, since a node's own start does not count
+    against it within the rate window. An older start had no effect or was reverted, so the node counts again. Such
+    nodes come last, so that nodes that cannot be tainted do not starve the others.
+
+    ``nodes``: the fleet, each node once. Nodes at planned rest count neither as out of service nor in scope sizes.
     ``asks``: in any order, each node once.
-    ``released``: nodes that are given back at this very time, and make room from the next decision on.
-    ``starts``: as remembered. One that seems to lie in the future, because a clock went back, counts as of now.
-    Returns: the same again when asked again with the starts that it gave: within a rate's window a node's own start
-    does not count against it. A start older than that came to nothing, or was taken back, and counts again; such nodes
-    come after all others, so that those that cannot be marked keep none from it.
+    ``released``: nodes released at this time, which free their budget from the next decision on.
+    ``starts``: remembered starts; those in the future (after a clock step) count as of now.
     """
     since = now - config.memory
     recent = [start if start.at <= now else replace(start, at=now) for start in starts if start.at > since]
@@ -226,8 +226,8 @@ def grant(
     lost: Counter[ScopeName] = Counter(
         chain.from_iterable([scopes[node.name] for node in nodes if node.lost or node.name in released])
     )
-    # A job that does not continue without a node stops with the first that it loses. One node after another would stop
-    # it each time: its further nodes may leave with the first.
+    # A job that cannot shrink stops with the first node it loses. Draining its other nodes later would stop it again
+    # each time, so they may leave together with the first.
     stops_once = {("job", f"{node.cluster}/{job.name}") for node in nodes for job in node.jobs if not job.can_shrink}
     limited: dict[str, list[DisruptionBudget]] = {}
     for budget in config.disruption_budgets:
@@ -241,14 +241,14 @@ def grant(
     touched: set[ScopeName] = set(lost)
 
     def counts(ask: Ask) -> list[bool]:
-        """Tell of each rate whether the node counts in it again."""
+        """Return for each rate limit whether the node counts as a new start."""
         began = own.get((ask.node, ask.episode))
         return [began is None or began <= now - rate.window for rate in config.rate_limits]
 
     def refusal(node: str, counted: list[bool]) -> str | None:
-        """Say which limit keeps a node in service; None: none does."""
+        """Return the limit that refuses a node; None if there is none."""
         for scope in scopes[node]:
-            of = total[scope] + (node in resting)  # a node that is taken out at rest is counted from then on
+            of = total[scope] + (node in resting)  # a resting node counts once it is taken out
             for budget in () if scope in stops_once else limited.get(scope[0], ()):
                 allowed = budget.allowed(of)
                 if lost[scope] + 1 > allowed:

@@ -1,4 +1,4 @@
-"""All settings of the policy together."""
+"""Settings of the policy."""
 
 from dataclasses import field, replace
 from datetime import datetime, timedelta
@@ -22,19 +22,18 @@ from policy.tiers import ChosenThresholds, TierThresholds
 
 @checked(frozen=True, slots=True)
 class PolicyConfig:
-    """All that can be set.
+    """Settings of all parts of the policy.
 
-    ``thresholds``: lowest node risk of each tier; none of them: no score has a tier.
-    ``thresholds_from``: ``settings``: those above. ``scores``: those that the scores themselves were given their tiers
-    by (:func:`policy.tiers.choose_thresholds`: given, promised by the model, or neither), applied as there: see
-    :meth:`by_scores`. ``costs``: ``high`` is what it costs to be wrong, node by node: see :meth:`thresholds_of`.
-    ``rungs``: of the ladder, what may be done on a prediction; without ``drain``, jobs end by themselves. Hard rules
-    drain all the same. ``probe`` and ``checkpoint`` have to be added by name.
-    ``horizon``: what a risk looks ahead, gap included.
-    ``renew``: what is published is written again when its end moves by so much, or is so near.
-    ``maintenance``: planned ones: nothing new is put on their nodes, and what is seen in them is no evidence.
-    ``forget``: how long a node that is missing from the listing is remembered.
-    The other fields: one for each concept.
+    ``thresholds``: lowest node risk of each tier; without any, scores have no tier.
+    ``thresholds_from``: ``settings``: ``thresholds``. ``scores``: the thresholds that scoring used
+    (:func:`policy.tiers.choose_thresholds`), see :meth:`by_scores`. ``costs``: ``high`` is the break-even risk of each
+    node, see :meth:`thresholds_of`.
+    ``rungs``: actions allowed on a prediction. Without ``drain``, jobs are left to finish. Hard rules drain regardless.
+    ``probe`` and ``checkpoint`` are opt-in.
+    ``horizon``: prediction horizon of a risk, gap included.
+    ``renew``: a published prediction is rewritten if its expiry is later by at least this, or less than this ahead.
+    ``maintenance``: maintenance windows; no new action on their nodes, and reports from within them are no evidence.
+    ``forget``: how long a node missing from the listing is remembered.
     """
 
     thresholds: TierThresholds = field(default_factory=TierThresholds)
@@ -54,11 +53,11 @@ class PolicyConfig:
     probes: ProbeConfig = field(default_factory=ProbeConfig)
 
     def thresholds_of(self, node: NodeView, now: datetime) -> TierThresholds:
-        """Give the thresholds of one node.
+        """Return the thresholds of one node.
 
-        With ``costs``, ``high`` is the risk at or above which a drain of this very node, with the jobs that run on it
-        now, saves more than it costs (``Worth.break_even``), and never below a lower tier. A
-        node of which no drain is worth its cost is never ``high``.
+        With ``costs``, ``high`` is the break-even risk of draining this node with its current jobs
+        (``Worth.break_even``), at least the thresholds of lower tiers. Without a break-even, ``thresholds`` apply
+        as set.
         """
         if self.thresholds_from != "costs":
             return self.thresholds
@@ -70,5 +69,5 @@ class PolicyConfig:
         return replace(self.thresholds, high=max(even, *below) if below else even)
 
     def by_scores(self, chosen: ChosenThresholds) -> "PolicyConfig":
-        """Give the settings with the thresholds behind the scores, and the risk of a node that these are for."""
+        """Return the settings with the thresholds that scoring used, and the node risk they apply to."""
         return replace(self, thresholds=chosen.thresholds, node_risk=NodeRiskConfig(chosen.basis))

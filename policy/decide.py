@@ -1,4 +1,4 @@
-"""One decision about the whole fleet: a pure function of what was seen, what is remembered, and the time."""
+"""One decision about the whole fleet: a pure function of observations, remembered state and time."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,21 +33,20 @@ _WANTED: Mapping[str, Level] = {
 def decide(
     fleet: Sequence[NodeView], state: PolicyState, signals: Signals, config: PolicyConfig, now: datetime
 ) -> Plan:
-    """Decide about a fleet.
+    """Plan actions for a fleet.
 
-    ``fleet``: every node, as read just now, in any order. Nodes without units are passed over.
-    ``state``: of the decision before; an empty one to begin with, or when it was lost.
-    ``now``: Aware; the only time there is.
-    Returns: the same for the same inputs. Given the plan's own state, the same fleet and the same time, it gives the
-    same actions and the same state again; once the actions are carried out, none.
-    Raises ``ValueError`` if two nodes share a name, or the time has no zone.
+    ``fleet``: every node, as read just now, in any order. Nodes without units are ignored.
+    ``state``: state of the previous plan; empty at first, or if it was lost.
+    ``now``: aware; no other clock is read.
+    Raises ``ValueError`` if two nodes share a name, or ``now`` has no zone.
 
-    A node's target begins with what its tier asks for and is lowered in turn by: opt-outs and other owners, a person's
-    undoing, its group's stage, the hold-out, the kill switch, the breaker, the budget, and what a drain is worth. What
-    exceeds the target is released, and no limit postpones that: it can only lower a target further.
-    A release of everything leaves the breaker as it was.
-    Marked nodes keep their marks through a full budget and an open breaker, for these forbid what is
-    new.
+    Deterministic and idempotent: with the plan's own state, the same fleet and the same time, it returns the same
+    actions and state; after the actions are carried out, it returns none.
+
+    A node's target starts at the level of its tier. Opt-outs, other owners, an operator's removal of our taints, the
+    group's stage, the hold-out, the kill switch, the breaker, the budget and the cost-benefit of a drain may lower it.
+    Taints above the target are released; no limit postpones a release. An open breaker and an exhausted budget block
+    only new actions, so tainted nodes keep their taints. Release-all leaves the breaker unchanged.
     """
     if now.tzinfo is None:
         raise ValueError(f"now is {now}: give a time with a zone")
@@ -55,11 +54,11 @@ def decide(
     if len({node.name for node in nodes}) != len(nodes):
         twice = next(a.name for a, b in pairwise(nodes) if a.name == b.name)
         raise ValueError(f"node {twice} was given twice: give each node once, under one name")
-    same = {id(node.units): node for node in nodes}  # in a replay many nodes have the very same units
+    same = {id(node.units): node for node in nodes}  # in a replay, many nodes share one units object
     known = {units: read_node(node, config.node_risk, now) for units, node in same.items()}
     cases = [_open(node, known[id(node.units)], state, config, now) for node in nodes]
-    # Nothing new follows a release of everything, and whoever asks for it may well do so without scores: to look at the
-    # fleet then would open the breaker, and keep it open when they continue.
+    # Release-all permits no new action and may be set while scores are missing. Evaluating the breaker then would open
+    # it, and it would still be open when operation resumes.
     breaker, opened = (state.breaker, ()) if signals.release_all else _breaker(cases, state, signals, config, now)
     stages, moved = _stages(cases, state, signals.outcomes, config, now)
     reasons = ["release-all is set: all predrain markers are removed"] if signals.release_all else []
@@ -67,7 +66,7 @@ def decide(
     reasons += notices_of(fleet)
     removals = removals_of([(case.node, case.assessment) for case in cases if case.assessment.undone])
     for case in cases:
-        if case.wanted or case.level:  # else there is nothing to limit
+        if case.wanted or case.level:  # otherwise there is nothing to limit
             limit(case, stages, breaker, signals, config, now, removals.get(case.node.name, ""))
         value(case, config, now)
     granted = grant(
@@ -81,7 +80,7 @@ def decide(
     for case in cases:
         if case.asks and case.node.name in granted.refused:
             case.lower(Level.AVOID, f"over budget, soft taint only: {granted.refused[case.node.name]}")
-        cap(case, config)  # breaker and budget fall back to a soft taint, which may not be among the rungs
+        cap(case, config)  # breaker and budget fall back to a soft taint, which the rungs may not allow
         weigh(case)
     actions = [(case, action) for case in cases if case.target or case.level for action in _actions(case, config, now)]
     actions.sort(key=lambda planned: (VERBS.index(planned[1].verb), -planned[0].urgency, planned[1].node))
@@ -112,12 +111,13 @@ def decide(
 
 
 def carried_out(state: PolicyState, actions: Iterable[Action]) -> PolicyState:
-    """Take note of what the scheduler has confirmed.
+    """Record the actions that the scheduler has confirmed.
 
-    ``actions``: those of the plan's that were confirmed, in their order.
-    Returns: for the next decision, whose fleet must have been read after the last of these writes. Without this a
-    person who takes a mark off before the next decision goes unnoticed here, and only the adapter can tell
+    Without this, only the adapter can detect a taint that an operator removes before the next decision
     (:attr:`policy.fleet.NodeView.undone`).
+
+    ``actions``: the confirmed actions of the plan, in order.
+    Returns: state for the next decision, whose fleet must be read after the last of these writes.
     """
     nodes = dict(state.nodes)
     for action in actions:
@@ -162,7 +162,7 @@ def _breaker(
 
 
 def _reports(case: Case, config: PolicyConfig, now: datetime) -> Iterator[Fact]:
-    """Give what speaks for ``high`` on a node: each fact, for an older one may be evidence of its own."""
+    """Return the evidence for ``high`` on a node: every fact, because an older one may be outside of a burst."""
     for hit in hits_of(case.node, config.rules, now) if case.assessment.rules else ():
         if hit.rule.tier == "high":
             yield Fact(hit.rule.fact, hit.seen_at)
@@ -190,7 +190,7 @@ def _stages(
 
 
 def _needed(cases: list[Case], config: PolicyConfig, now: datetime) -> Mapping[Stage, float]:
-    """Return the precision that each stage requires in a group: what is not known is not taken to be low."""
+    """Return the precision that each stage requires in a group; fixed values if risks or jobs are unknown."""
     risks = [case.assessment.risk for case in cases if case.assessment.risk is not None]
     soft = max(FIXED["soft"] if not risks else math.fsum(risks) / len(risks), 1e-6)
     if not any(case.node.jobs for case in cases):
@@ -208,7 +208,7 @@ def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
         return []
     verbs: list[tuple[Verb, Level]] = []
     if target < level:
-        bare = target is Level.AVOID and not marks.soft  # below the hard mark there is no soft taint to keep
+        bare = target is Level.AVOID and not marks.soft  # no soft taint exists below the hard one
         published_level = Level.PUBLISH if marks.published else Level.NONE
         verbs.append(("release", published_level if bare else target))
     if target >= Level.PUBLISH and not case.mute and _republish(case, config, now):
@@ -252,13 +252,13 @@ def _remember(
             given_back = level.hard and not case.target.hard
             at = now if given_back or kept.released_at == now else None
             kept = changed(kept, maintenance=maintenance, seen=level, target=case.target, released_at=at)
-        else:  # its marks are not known
+        else:  # its taints are unknown
             kept = changed(kept, maintenance=maintenance)
         request, decided_at = requested.get(case.node.name), assessment.reading.decided_at
         if request is not None and request.rung == "probe" and decided_at is not None:
             kept = changed(kept, probed=LastRequest(now, request.risk, decided_at))
         elif kept.probed is not None and now - kept.probed.at >= config.probes.base_every:
-            kept = changed(kept, probed=None)  # it is due again in any case
+            kept = changed(kept, probed=None)  # due again regardless
         if TIERS.index(assessment.tier) > max(TIERS.index(kept.alerted), TIERS.index("watch")):
             kept = replace(kept, alerted=assessment.tier)
             unit, by_rule = assessment.blamed

@@ -1,8 +1,8 @@
-"""Alerts as episodes: which alerts open one, when a node may open another, and what became of each.
+"""Episodes of alerts: which alerts open one, and their outcomes.
 
-A node's alert opens an episode. It lasts for the drain horizon, gap included: the node is drained then, so its alerts
-in that time belong to the episode, and the next one opens another. An episode is right if an incident follows its
-opening within the drain horizon, and unknown while that cannot be known yet.
+An alert on a node opens an episode, which lasts for the drain horizon, gap included. Further alerts within it belong
+to the episode, since the node is already drained; the next alert after it opens another. An episode is right if an
+incident starts within the drain horizon of its opening, and unknown until that is decided.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,16 +21,16 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 NEW_EVIDENCE = 2.0
-"""Evidence is new when the risk is at least this many times that of the alert which opened the last episode."""
+"""Minimum ratio of a risk to that of the alert that opened the last episode, for it to count as new evidence."""
 
 
 def openings(node: Ints, time: Ints, reach_ms: int | Ints) -> Bools:
-    """Tell which alerts open an episode.
+    """Return which alerts open an episode.
 
-    ``node``, ``time``: node and time (milliseconds) of each alert; rows in any order; shape (n,).
-    ``reach_ms``: how long an episode lasts (milliseconds), of all alerts or of each; 0: every alert opens one.
+    ``node``, ``time``: node and time (ms) of each alert, in any order; shape (n,).
+    ``reach_ms``: duration of an episode, for all alerts or for each; 0: every alert opens one.
     Returns: true for the first alert of a node, and for each later one more than ``reach_ms`` after the opening of the
-    episode before it; shape (n,).
+    previous episode; shape (n,).
     """
     opened = np.zeros(len(node), dtype=np.bool_)
     reach = np.broadcast_to(np.asarray(reach_ms, dtype=np.int64), opened.shape)
@@ -39,11 +39,11 @@ def openings(node: Ints, time: Ints, reach_ms: int | Ints) -> Bools:
     place = np.unique(node, return_inverse=True)[1]
     start = int(time.min())
     width = int(time.max()) - start + int(reach.max()) + 1
-    key = place * width + (time - start)  # no episode reaches into the next node
+    key = place * width + (time - start)  # width keeps episodes from reaching into the next node
     order = np.arange(len(key)) if (np.diff(key) >= 0).all() else np.argsort(key, kind="stable")
     key, place, reach = key[order], place[order], reach[order]
     starts = np.flatnonzero(np.diff(place, prepend=-1) != 0)
-    while len(starts):  # one round for the first episode of every node, one for the second, and so on
+    while len(starts):  # iteration i finds the i-th episode of every node
         opened[order[starts]] = True
         later = np.searchsorted(key, key[starts] + reach[starts], side="right")
         inside = later < len(key)
@@ -54,17 +54,17 @@ def openings(node: Ints, time: Ints, reach_ms: int | Ints) -> Bools:
 Verdict = Literal["right", "wrong", "inconclusive", "open"]
 
 OUTCOME_TIMEOUT = timedelta(days=7)
-"""How long after the horizon a diagnostic of a drained unit is waited for before its alert is inconclusive."""
+"""Time after the horizon to wait for a diagnostic of a drained unit, before its alert is inconclusive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """The beginning of an alert on a node.
+    """An alert on a node, at the time it was raised.
 
-    ``unit``: the unit that it is due to; ``group``: as ``cluster/group``.
-    ``tier``: ``elevated`` or ``high``: what the alert asked for.
-    ``horizon``: what the model looks ahead, gap included.
-    ``by_rule``: a hard rule raised it: it says nothing of the model.
+    ``unit``: unit that caused it; ``group``: ``cluster/group``.
+    ``tier``: ``elevated`` or ``high``.
+    ``horizon``: prediction horizon, gap included.
+    ``by_rule``: raised by a hard rule, so it does not count for the model's precision.
     """
 
     unit: str
@@ -78,7 +78,7 @@ class Alert:
 
 
 def opens_episode(alerts: Sequence[Alert]) -> Bools:
-    """Tell which alerts open an episode (:func:`openings`); each would last for its horizon."""
+    """Return which alerts open an episode (:func:`openings`); each episode lasts for the alert's horizon."""
     node = np.unique(np.array([alert.node for alert in alerts], dtype=str), return_inverse=True)[1]
     time = np.array([alert.at.timestamp() * 1000 for alert in alerts]).astype(np.int64)
     reach = np.array([alert.horizon.total_seconds() * 1000 for alert in alerts]).astype(np.int64)
@@ -92,11 +92,10 @@ HappeningKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something that tells of an alert's outcome.
+    """An event that bears on the outcome of an alert.
 
-    ``kind``: ``incident``; ``diagnostic_failed``, ``diagnostic_passed``; ``drained``
-    and ``returned``: out of service and back, by anybody's hand; ``left``: removed from the fleet. A diagnostic that
-    was aborted is none of these and tells nothing.
+    ``kind``: ``incident``; ``diagnostic_failed``, ``diagnostic_passed``; ``drained`` and ``returned``: taken out of
+    service and back, by anyone; ``left``: removed from the fleet. Aborted diagnostics are not included.
     """
 
     kind: HappeningKind
@@ -105,7 +104,7 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class AlertOutcome:
-    """An alert with what became of it."""
+    """An alert with its verdict."""
 
     alert: Alert
     verdict: Verdict
@@ -118,16 +117,15 @@ _FAILURES = {"incident": "an incident", "diagnostic_failed": "a failed diagnosti
 def evaluate_alert(
     alert: Alert, happenings: Iterable[Happening], now: datetime, *, timeout: timedelta = OUTCOME_TIMEOUT
 ) -> AlertOutcome:
-    """Say what became of an alert.
+    """Evaluate an alert.
 
-    ``happenings``: of all units of its node, in any order; those before the alert count only for whether the node was
-    in service at it.
-    ``now``: Aware; what lies after it is not looked at.
-    ``timeout``: how long after the horizon an outcome may still come before a drained unit is given up as
-    inconclusive.
-    Returns: ``right``: within the horizon an incident or a failed diagnostic followed, drained or
-    not. ``wrong``: the unit served on through the whole horizon, or passed a diagnostic and went a further horizon
-    without an incident. ``inconclusive``: no longer decidable. ``open``: not yet.
+    ``happenings``: events of all units of the node, in any order; earlier events only determine whether the node was in
+    service at the alert.
+    ``now``: aware; later events are ignored.
+    ``timeout``: time after the horizon until a drained unit without an outcome is inconclusive.
+    Returns: ``right``: an incident or a failed diagnostic followed within the horizon, drained or not. ``wrong``: the
+    unit stayed in service through the horizon, or passed a diagnostic and had no incident for a further horizon.
+    ``inconclusive``: can no longer be decided. ``open``: not decided yet.
     """
     seen = sorted((event for event in happenings if event.at <= now), key=lambda event: event.at)
     end = alert.at + alert.horizon
@@ -153,7 +151,7 @@ def evaluate_alert(
 
 
 def _out_of_service(seen: list[Happening], start: datetime, end: datetime) -> bool:
-    """Tell whether a unit was out of service at some time of a span."""
+    """Return whether a unit was out of service at any time within a span."""
     out = False
     for event in (event for event in seen if event.at <= end):
         if event.kind in ("drained", "left"):
@@ -167,11 +165,11 @@ def _out_of_service(seen: list[Happening], start: datetime, end: datetime) -> bo
 
 
 def caught_causes(cause: Ints, caught: Bools) -> tuple[Ints, Bools]:
-    """Group node incidents by common cause. A cause is caught if at least half of its incidents are.
+    """Group node incidents by common cause; a cause is caught if at least half of its incidents are.
 
-    A cause that hits many nodes would else be caught by nearly any alert.
+    With a laxer rule, nearly any alert would catch a cause that hits many nodes.
 
-    ``cause``, ``caught``: of each node incident; shape (n,).
+    ``cause``, ``caught``: cause and outcome of each node incident; shape (n,).
     Returns: the causes, ascending, and whether each is caught.
     """
     causes, code, size = np.unique(cause, return_inverse=True, return_counts=True)

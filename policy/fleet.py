@@ -1,4 +1,4 @@
-"""What the controller saw of a fleet: units with their scores and facts, jobs, and the owners of the marks on a node.
+"""Snapshot of a fleet as read by the controller: nodes, units with scores and facts, jobs, taints and their owners.
 
 All times are aware.
 """
@@ -15,7 +15,7 @@ from policy.episodes import AlertOutcome
 
 
 class Level(IntEnum):
-    """Which predrain marks are on a node, each level with all below it."""
+    """Level of predrain's taints and labels on a node; each includes the levels below."""
 
     NONE = 0
     PUBLISH = 1
@@ -25,7 +25,7 @@ class Level(IntEnum):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, *_: object) -> core_schema.CoreSchema:
-        """Read and write it by its name."""
+        """Serialize by lowercase name."""
         by_name = core_schema.plain_serializer_function_ser_schema(lambda level: level.name.lower())
         return core_schema.no_info_plain_validator_function(cls._named, serialization=by_name)
 
@@ -40,17 +40,17 @@ class Level(IntEnum):
 
     @property
     def hard(self) -> bool:
-        """Whether the node takes no new work because of us."""
+        """Whether the level keeps all new work off the node."""
         return self >= Level.SWAP
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What the model says of one unit.
+    """The model's prediction for one unit.
 
-    ``risk``: Calibrated, 0 to 1; None: unknown, from which nothing follows.
-    ``expires_at``: from then on it says nothing.
-    ``reasons``: in plain words, the weightiest first.
+    ``risk``: calibrated probability; None: unknown, which triggers nothing.
+    ``expires_at``: the prediction is invalid from this time on.
+    ``reasons``: as text, most important first.
     """
 
     risk: float | None
@@ -65,11 +65,11 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something a unit reported that may bypass the model.
+    """A reported fault that hard rules may act on, without the model.
 
     ``name``: as in :data:`policy.node_tier.hard_rules.RULES`: ``xid 79``, ``row_remap_failure``.
-    ``seen_at``: when it happened (an event) or was last read (a state such as a pending remap); aware. Never the time
-    at which a gauge that keeps its last XID for ever was scraped: such a fact would never end.
+    ``seen_at``: when it happened (an event) or was last read (a state such as a pending remap). Never the scrape time
+    of a gauge that keeps the last XID forever: such a fact would never expire.
     """
 
     name: str
@@ -78,12 +78,12 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class UnitView:
-    """One GPU of a node; the node itself in a fleet without GPUs.
+    """One GPU of a node, or the node itself in a fleet without GPUs.
 
-    ``name``: UUID or serial: another device in the same slot is another unit.
-    ``score``: the newest one, unknown or not.
-    ``valid_from``: what was scored or seen before is void: the device came, was repaired, or passed a diagnostic then.
-    ``probed_at``: when it last passed a probe, which lowers its risk for a while.
+    ``name``: UUID or serial, so a replacement in the same slot is another unit.
+    ``score``: the latest one, even if its risk is unknown.
+    ``valid_from``: time of installation, repair or passed diagnostic; earlier scores and facts are void.
+    ``probed_at``: when it last passed a probe, which temporarily lowers its risk.
     """
 
     name: str
@@ -97,11 +97,10 @@ class UnitView:
 class JobView:
     """A job that runs on a node.
 
-    ``gpus``: of the whole job, on all its nodes.
-    ``started_at``, ``checkpointed_at``, ``ends_at``: Aware; ``ends_at`` is when it is expected to end, such as its time
-    limit. None: not known.
-    ``can_checkpoint``: whether it writes a checkpoint when asked to.
-    ``can_shrink``: whether it continues with its other nodes when it loses this one.
+    ``gpus``: number of GPUs of the job, over all its nodes.
+    ``ends_at``: expected end, for example its time limit. Times are None if unknown.
+    ``can_checkpoint``: whether it writes a checkpoint on demand.
+    ``can_shrink``: whether it continues on its other nodes after losing this one (elastic).
     """
 
     name: str
@@ -119,7 +118,7 @@ class JobView:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What is published on a node: the tier and its expiry."""
+    """Tier and expiry published on a node."""
 
     tier: str
     expires_at: datetime
@@ -127,10 +126,10 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The predrain marks on a node now, as read from the scheduler.
+    """Predrain's taints and labels on a node, as read from the scheduler.
 
-    ``soft``, ``tainted``, ``drained``: the soft taint; the hard taint (Slurm: DRAIN); a drain, finished or not.
-    ``hard_since``: when we first took the node out of service; what a rate limit needs when the state is lost.
+    ``soft``, ``tainted``, ``drained``: soft taint; hard taint (Slurm: DRAIN); drain, in progress or finished.
+    ``hard_since``: when predrain took the node out of service; rate limits need it if the state is lost.
     """
 
     published: Published | None = None
@@ -158,7 +157,7 @@ NO_MARKS = Marks()
 def _scopes(
     cluster: str, group: str, rack: str | None, domain: str | None, jobs: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
-    """Give the scopes of a node; a fleet has few different ones, and a decision asks for those of every node."""
+    """Return the scopes of a node; cached, because nodes share few distinct combinations."""
     scopes = [("fleet", ""), ("cluster", cluster), ("group", f"{cluster}/{group}")]
     scopes += [(scope, f"{cluster}/{name}") for scope, name in (("rack", rack), ("domain", domain)) if name is not None]
     scopes += [("job", f"{cluster}/{name}") for name in sorted({*jobs})]
@@ -169,27 +168,27 @@ def _scopes(
 class NodeView:
     """One node, as read just now.
 
-    ``name``, ``cluster``, ``group``: the name is unique in the fleet.
-    ``rack``, ``domain``: rack and NVLink domain; None: not known, no budget of that scope.
-    ``units``: from the inventory, not from what answers now. A node without units is no part of the fleet: it is
-    neither counted nor touched.
-    ``opt_out``: words of the label or annotation that tells us to keep off.
-    ``owner``: another tool that has taken the node over.
-    ``cordoned_by``: who else took it out of service: a person, another tool. None: no one else.
-    ``down``: not ready, for whatever reason.
-    ``readable``: False: state, reason or owner could not be read; then nothing at all is done, for it might be undoing
-    a human.
-    ``undone``: the adapter knows that somebody else removed a mark of predrain in this episode.
-    ``marked_at``: when predrain set the highest mark that it recorded, aware; None: not known.
-    ``uncordoned``: it was our cordon: then what else keeps work off the node goes with it.
-    ``resting``: why the node is out of service as planned, such as power saving: no failure, and no capacity.
-    ``unwritable``: why nothing may be written to the node now, releases included, such as a reboot under way.
-    ``notice``: what an operator should look at, such as a mark of predrain that somebody edited.
-    ``software``: versions of driver and exporter in one text.
-    ``maintenance``: words of the maintenance that it is in; None: in none.
-    ``planned``: begin and end of each maintenance that events tell of, as far as it may matter.
-    ``since``: since when there is a node under this name, aware; None: not known. Where the scheduler does not say
-    which units are in it, what was said of units of that name before may be about another machine.
+    ``name``: unique in the fleet.
+    ``rack``, ``domain``: rack and NVLink domain; None: unknown, budgets of that scope do not apply.
+    ``units``: from the inventory, not from live telemetry. Nodes without units are ignored: never counted, never
+    changed.
+    ``opt_out``: label or annotation that opts the node out.
+    ``owner``: another tool that controls the node.
+    ``cordoned_by``: operator or other tool that took it out of service; None: nobody but predrain.
+    ``down``: not ready, for any reason.
+    ``readable``: False: state, reason or owner could not be read. The node is then left alone, since any action might
+    override an operator.
+    ``undone``: the adapter knows that another client removed a predrain taint or label in this episode.
+    ``marked_at``: when predrain set the highest recorded level; None: unknown.
+    ``uncordoned``: an operator removed predrain's cordon, so its other taints are removed too.
+    ``resting``: why the node is out of service as planned, for example power saving; neither failed nor capacity.
+    ``unwritable``: why writes to the node are suspended, releases included, for example during a reboot.
+    ``notice``: message for operators, for example about a predrain taint that somebody edited.
+    ``software``: driver and exporter versions as one string.
+    ``maintenance``: description of the current maintenance; None: none.
+    ``planned``: start and end of each relevant maintenance known from events.
+    ``since``: when a node of this name first existed; None: unknown. If the scheduler does not report the units of a
+    node, earlier reports under that name may be about another machine.
     """
 
     name: str
@@ -218,17 +217,17 @@ class NodeView:
 
     @property
     def group_key(self) -> str:
-        """The group with its cluster, as stages, budgets and outcomes name it."""
+        """Group qualified by its cluster: ``cluster/group``."""
         return f"{self.cluster}/{self.group}"
 
     @property
     def scopes(self) -> tuple[tuple[str, str], ...]:
-        """The scopes that the node counts in, each with its name."""
+        """Scopes that the node counts in."""
         return _scopes(self.cluster, self.group, self.rack, self.domain, tuple([job.name for job in self.jobs]))
 
     @property
     def foreign(self) -> str | None:
-        """Why the node is not ours to act on, in words; None: it is."""
+        """Why predrain must not act on the node; None if it may."""
         if not self.readable:
             return "its state cannot be read"
         if self.opt_out is not None:
@@ -260,8 +259,7 @@ class NodeView:
     def counted(self) -> bool:
         """Whether limits count the node.
 
-        One that rests is neither out of service nor spare capacity: a share of the fleet is
-        a share of the nodes that are not at rest.
+        A node at planned rest is neither out of service nor spare capacity, so shares of the fleet exclude it.
         """
         return self.resting is None or self.lost is not None
 
@@ -270,7 +268,7 @@ _NOTICES_SHOWN = 20
 
 
 def notices_of(fleet: Sequence[NodeView]) -> list[str]:
-    """Return what an operator should look at, on nodes without units too; of many nodes the first."""
+    """Return the first notices of all nodes, including nodes without units."""
     notices = sorted(f"{node.name}: {node.notice}" for node in fleet if node.notice is not None)
     more = len(notices) - _NOTICES_SHOWN
     return [*notices[:_NOTICES_SHOWN], *([f"and {more} more nodes with this notice"] if more > 0 else [])]
@@ -278,18 +276,18 @@ def notices_of(fleet: Sequence[NodeView]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What a decision needs to know of the fleet as a whole.
+    """Fleet-wide inputs of a decision.
 
-    ``read_at``: when the scheduler was read; None: it could not be.
-    ``scheduler_error``: why it could not be read, or not wholly.
-    ``model_fitted_at``: until when the model's training data reach; None: not known.
-    ``missing_channels``: channels that the model was trained on and that no longer arrive.
-    ``outcomes``: what became of the alerts so far, as the ledger has evaluated them.
-    ``kill``: the kill switch: nothing new on any node.
-    ``release_all``: all predrain marks are removed.
-    ``reset_breaker_at``: when a person last closed the breaker by hand.
-    ``probes``: nodes that are being probed; None: no probe can be started.
-    ``checkpoints``: whether jobs can be asked for a checkpoint.
+    ``read_at``: when the scheduler was read; None: reading failed.
+    ``scheduler_error``: why reading failed, fully or in part.
+    ``model_fitted_at``: end of the model's training data; None: unknown.
+    ``missing_channels``: channels that the model was trained on and that are missing now.
+    ``outcomes``: outcomes of past alerts, from the ledger.
+    ``kill``: kill switch: no new action on any node.
+    ``release_all``: remove all predrain taints and labels.
+    ``reset_breaker_at``: time of the last manual reset of the breaker.
+    ``probes``: nodes with a running probe; None: probes cannot be started.
+    ``checkpoints``: whether checkpoints can be requested from jobs.
     """
 
     read_at: datetime | None

@@ -1,5 +1,5 @@
-"""The ladder of actions on a node at risk, each with its own cost, break-even and evidence.
+"""Ladder of actions on a node at risk, each with its own cost and break-even risk.
 
-``rungs`` names the actions and weighs them, ``probes`` chooses idle nodes for a diagnostic within a budget,
-``remedies`` is what ends a fault that a hard rule names.
+``rungs`` defines and prices the actions, ``cost_benefit`` evaluates drains, ``probes`` selects idle nodes for
+diagnostics, ``requests`` requests probes and checkpoints, ``remedies`` maps faults to recovery actions.
 """

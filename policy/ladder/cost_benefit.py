@@ -1,4 +1,4 @@
-"""What draining a node now is worth in GPU-hours, against leaving it and against a wait for its jobs."""
+"""Cost-benefit of draining a node now, in GPU-hours, compared with not draining and with waiting for its jobs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,18 +15,17 @@ _HOUR = timedelta(hours=1)
 
 @checked(frozen=True, slots=True)
 class CostBenefitConfig:
-    """What things take.
+    """Durations behind the costs, and options.
 
     ``checkpoint``: writing a checkpoint on demand.
-    ``restart``: from a job's end until it computes again elsewhere: queue, start, load.
-    ``resize``: from a node's loss until an elastic job computes again on its others; assumption.
-    ``reset``, ``reboot``: resetting the GPUs of an empty node, and rebooting it, until it takes work again.
-    ``verify``: draining and testing a node that turns out healthy, until it is back.
-    ``planned_repair``, ``unplanned_repair``: out of service for a fault that was foreseen, and for one that was not.
-    ``checkpoint_every``: how often a job writes a checkpoint: from one that it reports to the next, and at any time
-    where it reports none.
-    ``always``: drain whatever it is worth.
-    ``may_wait``: wait for a job's next checkpoint or end where that is cheaper.
+    ``restart``: from the end of a job until it computes elsewhere: queue, start, load.
+    ``resize``: from the loss of a node until an elastic job computes on its other nodes (an assumption).
+    ``reset``, ``reboot``: resetting the GPUs of an empty node, or rebooting it, until it accepts work.
+    ``verify``: draining and testing a node that turns out healthy, until it is back in service.
+    ``planned_repair``, ``unplanned_repair``: time out of service for a predicted fault, and for an unpredicted one.
+    ``checkpoint_every``: checkpoint interval of jobs, counted from the last reported checkpoint if there is one.
+    ``always``: drain regardless of the cost-benefit.
+    ``may_wait``: wait for a job's next checkpoint or end if that is cheaper.
     """
 
     checkpoint: NonNegativeTime = timedelta(minutes=5)
@@ -46,8 +45,8 @@ class CostBenefitConfig:
 class Price:
     """Cost and benefit of one action on one node, in GPU-hours.
 
-    ``unneeded``: cost where no failure follows.
-    ``saved``: what is saved, net of the action's own cost, where one does; 0 or less: never worth it.
+    ``unneeded``: cost if no failure follows.
+    ``saved``: saving if a failure follows, net of the action's own cost; 0 or less: the action never pays.
     """
 
     unneeded: float
@@ -55,7 +54,7 @@ class Price:
 
     @property
     def break_even(self) -> float | None:
-        """The risk from which the action pays; 0: it is free; None: it never pays."""
+        """Minimum risk at which the action pays; 0: it is free; None: it never pays."""
         if self.unneeded <= 0:
             return 0.0
         return None if self.saved <= 0 else self.unneeded / (self.unneeded + self.saved)
@@ -63,15 +62,14 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What a drain now is expected to save and to lose.
+    """Expected saving and loss of a drain now.
 
-    ``saved``, ``lost``: expected GPU-hours: the risk times what a drain before the failure saves; its complement times
-    what an unneeded drain costs.
-    ``break_even``: the risk at or above which a drain is worth it; None: it never is.
-    ``wait``: expected GPU-hours that waiting is better than draining now (negative: worse), for the best time within
-    the horizon at which a job ends or writes a checkpoint; None where no such time is known.
+    ``saved``, ``lost``: expected GPU-hours: the risk times the saving of a needed drain, and its complement times the
+    cost of an unneeded one.
+    ``break_even``: minimum risk at which a drain pays; None: it never pays.
+    ``wait``: expected GPU-hours gained by waiting instead of draining now (negative: lost), for the best time within
+    the horizon at which a job ends or writes a checkpoint; None if no such time is known.
     ``wait_until``: that time.
-    ``choice``: ``drain``, ``wait`` or ``leave``.
     """
 
     risk: float
@@ -93,18 +91,17 @@ def worth_of(
     now: datetime,
     found: float = 1.0,
 ) -> Worth:
-    """Weigh a drain now.
+    """Evaluate a drain now.
 
-    ``risk``: that the node fails within ``horizon`` from now, calibrated.
-    ``found``: share of these failures that the diagnostic finds. The others fail after the node is back in service.
+    ``risk``: calibrated probability that the node fails within ``horizon`` from now.
+    ``found``: share of these failures that the diagnostic finds; the others occur after the node is back in service.
 
-    A failure under a job costs all of its GPUs the work since its last checkpoint and a restart, and the node an
-    unplanned repair. A drain costs them the work since a checkpoint too, a fresh one where the job writes it on
-    demand, and a restart; then the node is out for a planned repair, or for a test if nothing was wrong. Where a node
-    is left alone it is taken to run such jobs all through the horizon. The hazard is even over the horizon, so that a
-    drain put off to r of the horizon h comes after the failure with probability ``1 - (1 - risk) ** (r / h)``; waiting
-    is better when that times what a failure costs more than a drain of the empty node, and what stopping the jobs costs
-    then, are together below what stopping them now costs.
+    A failure costs all GPUs of a job the work since its last checkpoint and a restart, and the node an unplanned
+    repair. A drain costs the work since the last checkpoint (little if the job writes one on demand) and a restart;
+    then the node is out of service for a planned repair, or for a test if it is healthy. A node that is not drained is
+    assumed to run such jobs throughout the horizon. With a constant hazard, a failure precedes a drain delayed by r of
+    the horizon h with probability ``1 - (1 - risk) ** (r / h)``. Waiting is better if the expected extra cost of that
+    failure, plus the cost of stopping the jobs then, is below the cost of stopping them now.
     """
     hours = hours_of(jobs, config, now)
     price, averted = drain_price(gpus, hours.fail, hours.stop, config, found)
@@ -129,9 +126,10 @@ def worth_of(
 
 
 def drain_price(gpus: float, fail: float, stop: float, config: CostBenefitConfig, found: float) -> tuple[Price, float]:
-    """Return the price of a drain, and what it averts where a failure follows; ``stop`` 0: the jobs end by themselves.
+    """Return the price of a drain, and the GPU-hours it averts if a failure follows.
 
-    ``fail``, ``stop``: of :class:`JobHours`. What the diagnostic does not find comes back into service, and fails.
+    ``fail``, ``stop``: of :class:`JobHours`; ``stop`` is 0 if jobs are left to finish. Faults that the diagnostic does
+    not find return to service and fail.
     """
     verify, planned, unplanned = (
         gpus * _hours(duration) for duration in (config.verify, config.planned_repair, config.unplanned_repair)
@@ -142,10 +140,10 @@ def drain_price(gpus: float, fail: float, stop: float, config: CostBenefitConfig
 
 @dataclass(frozen=True, slots=True)
 class JobHours:
-    """GPU-hours of the jobs on a node.
+    """Costs of the jobs on a node in GPU-hours.
 
-    ``stop``: what stopping them now costs; ``fail``: what they lose if the node fails.
-    ``checkpoint``: what asking those that can for a checkpoint costs; ``unsaved``: what these would have to redo.
+    ``stop``: cost of stopping them now; ``fail``: loss if the node fails.
+    ``checkpoint``: cost of checkpoints of the jobs that write them on demand; ``unsaved``: their work since the last.
     """
 
     stop: float = 0.0
@@ -155,7 +153,7 @@ class JobHours:
 
 
 def hours_of(jobs: Sequence[JobView], config: CostBenefitConfig, now: datetime) -> JobHours:
-    """Return what the jobs of a node cost in each case, as is expected now."""
+    """Return the expected costs of a node's jobs."""
     able = [job for job in jobs if job.can_checkpoint and job.checkpointed_at is not None]
     return JobHours(
         _stop(jobs, config, now, now),
@@ -166,7 +164,7 @@ def hours_of(jobs: Sequence[JobView], config: CostBenefitConfig, now: datetime) 
 
 
 def _turns(jobs: Sequence[JobView], config: CostBenefitConfig) -> list[tuple[datetime, str]]:
-    """Give when stopping the jobs gets cheaper, as far as it is known."""
+    """Return the known times at which stopping the jobs becomes cheaper."""
     turns = [(job.ends_at, f"the end of {job.name}") for job in jobs if job.ends_at is not None]
     for job in jobs:
         if job.checkpointed_at is not None and not job.can_checkpoint:
@@ -175,7 +173,7 @@ def _turns(jobs: Sequence[JobView], config: CostBenefitConfig) -> list[tuple[dat
 
 
 def _stop(jobs: Sequence[JobView], config: CostBenefitConfig, now: datetime, at: datetime) -> float:
-    """Give the GPU-hours that stopping the jobs at a time costs, as is expected now."""
+    """Return the GPU-hours that stopping the jobs at time ``at`` is expected to cost."""
     stopped = [job for job in jobs if at == now or job.ends_at is None or job.ends_at > at]
     return sum(job.gpus * _hours(_rework(job, config, now, at) + _again(job, config)) for job in stopped)
 
@@ -189,7 +187,7 @@ def _hours(value: timedelta) -> float:
 
 
 def _rework(job: JobView, config: CostBenefitConfig, now: datetime, at: datetime) -> timedelta:
-    """Give the work that is lost, or the time that its checkpoint takes, if a job is stopped at a time."""
+    """Return the work lost if a job is stopped at time ``at``, or the duration of its on-demand checkpoint."""
     every = config.checkpoint_every
     if job.can_checkpoint:
         return config.checkpoint
@@ -198,10 +196,10 @@ def _rework(job: JobView, config: CostBenefitConfig, now: datetime, at: datetime
     age = max(at - job.checkpointed_at, timedelta(0))
     if at == now or now - job.checkpointed_at > every or age < every:
         return age
-    return max(age % every, config.checkpoint)  # until the one to come is written and reported
+    return max(age % every, config.checkpoint)  # the next checkpoint takes time to be written and reported
 
 
 def _rework_at_failure(job: JobView, config: CostBenefitConfig, now: datetime) -> timedelta:
     every = config.checkpoint_every
     age = every if job.checkpointed_at is None else now - job.checkpointed_at
-    return age if age > every else every / 2  # its checkpoint is overdue: it writes them more rarely
+    return age if age > every else every / 2  # an overdue checkpoint: the job's interval must be longer

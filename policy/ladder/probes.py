@@ -1,4 +1,4 @@
-"""Which idle nodes are probed: a diagnostic on a node that has no job, riskiest first, within a budget."""
+"""Selection of idle nodes for a diagnostic (probe): riskiest first, within a budget."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -14,22 +14,23 @@ from foundation.settings import NonNegativeTime, PositiveTime, Share
 FOUND: Final[Mapping[str, float]] = {
     "memory": 0.6, "interconnect": 0.6, "thermal_power": 0.5, "bus": 0.4, "firmware": 0.3, "other": 0.3,
 }  # fmt: skip
-"""Share of the failures of a family that a diagnostic finds within three days before they begin. Assumptions: stress
-tests reach memory and links well, and sudden losses of a device hardly."""
+"""Share of a family's failures that a diagnostic in the three days before them finds. Assumptions: stress tests cover
+memory and links well, but rarely reveal the sudden loss of a device."""
 
 
 @checked(frozen=True, slots=True)
 class ProbeConfig:
-    """How idle nodes are probed.
+    """Settings of probes.
 
-    ``duration``: of one diagnostic.
-    ``every``: a node is not probed again before. ``base_every``: the same for nodes below ``min_lift``.
-    ``max_concurrent``, ``max_idle_share``: probes at the same time, and as a share of the idle nodes; at least one.
-    ``min_lift``: nodes are at risk from this multiple of the fleet's mean risk on.
-    ``found``: by failure family, the share that a probe finds.
-    ``idle_cost``: energy and wear of an idle GPU under test, as a share of a GPU-hour.
-    ``preemption``: for how long a probe that is preempted delays the job.
-    ``lowers_for``: how long a probe that passed lowers the risk of its node.
+    ``duration``: duration of a diagnostic.
+    ``every``: minimum interval between probes of a node at risk; ``base_every``: the same for other nodes.
+    ``max_concurrent``, ``max_idle_share``: maximum number of concurrent probes, and as a share of idle nodes (at least
+    one).
+    ``min_lift``: a node is at risk from this multiple of the fleet's mean risk.
+    ``found``: share of failures that a probe finds, by failure family.
+    ``idle_cost``: energy and wear of a GPU under test, as a share of a GPU-hour.
+    ``preemption``: delay of a job that preempts a probe.
+    ``lowers_for``: how long a passed probe lowers the risk of its unit.
     """
 
     duration: PositiveTime = timedelta(minutes=15)
@@ -45,15 +46,15 @@ class ProbeConfig:
 
     @property
     def mean_found(self) -> float:
-        """The share found, as the mean over families."""
+        """Mean of ``found`` over families."""
         return math.fsum(self.found.values()) / len(self.found) if self.found else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class IdleNode:
-    """A node without a job that may be probed.
+    """An idle node that may be probed.
 
-    ``rested``: since its last probe; None: never probed, or its risk has doubled since.
+    ``rested``: time since its last probe; None: never probed, or its risk has doubled since.
     """
 
     name: str
@@ -64,10 +65,10 @@ class IdleNode:
 def choose_probes(
     nodes: Iterable[IdleNode], *, running: int, idle: int, mean_risk: float, config: ProbeConfig
 ) -> list[str]:
-    """Return the nodes to probe now, riskiest first; of equal risks, the one that rested longest.
+    """Return the nodes to probe now, by descending risk, then by time since the last probe.
 
-    ``running``: probes under way; ``idle``: all idle nodes, those under a probe included.
-    ``mean_risk``: of the fleet.
+    ``running``: number of running probes; ``idle``: number of idle nodes, including those being probed.
+    ``mean_risk``: mean risk of the fleet.
     """
     least = config.min_lift * mean_risk
     due = [

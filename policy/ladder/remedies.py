@@ -1,6 +1,6 @@
-"""Remedies: what ends a fault that a hard rule names, and how long it keeps an emptied node out of service.
+"""Remedies: recovery actions for faults named by hard rules, and how long each keeps a drained node out of service.
 
-The names are NVIDIA's recovery actions, in ascending order of effort. ``reset`` and ``reboot`` need no part, so that
+The names are NVIDIA's recovery actions, in ascending order of effort. ``reset`` and ``reboot`` need no spare part, so
 the node may return as soon as they are done. ``replace`` is a planned repair.
 """
 
@@ -22,7 +22,7 @@ INSTRUCTIONS: dict[Remedy, str] = {
 
 
 def hardest(remedies: Iterable[Remedy]) -> Remedy | None:
-    """Return the remedy that includes the effect of the others; None without any."""
+    """Return the remedy that covers all others; None if there are none."""
     return max(remedies, key=REMEDIES.index, default=None)
 
 

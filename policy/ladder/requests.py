@@ -1,7 +1,6 @@
-"""Probes and checkpoints of one decision: nodes that stay in service, chosen by what each rung saves and costs.
+"""Requests for probes and checkpoints, on nodes that stay in service, by their expected saving and cost.
 
-The controller (:func:`policy.decide.decide`) and the replay (:mod:`evaluation.value.probing`) both call
-:func:`requests_of`.
+The controller (:func:`policy.decide.decide`) and the replay (:mod:`evaluation.value.probing`) share this code.
 """
 
 import math
@@ -28,10 +27,10 @@ _Risk = TypeVar("_Risk", float, Floats)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node that a cheap rung may be requested for.
+    """A node that a probe or checkpoint may be requested for.
 
-    ``risk``: of the node, by the scores that are valid now; ``decided_at``, ``expires_at``: of these.
-    ``barred``: why none may be requested; None: it may. ``idle``: it is in service and has no job.
+    ``risk``: node risk from the currently valid scores; ``decided_at``, ``expires_at``: times of these scores.
+    ``barred``: for each rung, why it may not be requested; None: it may. ``idle``: in service without a job.
     ``probed``: the last request for a probe.
     """
 
@@ -52,10 +51,10 @@ def requests_of(
     config: PolicyConfig,
     now: datetime,
 ) -> tuple[list[RungRequest], dict[str, str], Mapping[str, LastRequest]]:
-    """Return what is requested of nodes that stay in service, the probes to stop, and the requests to remember.
+    """Return the requests for nodes that stay in service, the probes to stop, and the checkpoint requests to remember.
 
-    ``mean_risk``: of the fleet's nodes.
-    ``asked``: the last requests for checkpoints, by ``cluster/job``.
+    ``mean_risk``: mean risk of the fleet's nodes.
+    ``asked``: last checkpoint requests, by ``cluster/job``.
     """
     requests: list[RungRequest] = []
     stopped: dict[str, str] = {}
@@ -76,7 +75,7 @@ def candidates_of(
     config: PolicyConfig,
     now: datetime,
 ) -> list[Candidate]:
-    """Return the nodes of which a risk is known, with what bars a request; none where nothing can be requested."""
+    """Return the nodes with a known risk; empty if neither probes nor checkpoints can be requested."""
     if signals.probes is None and not signals.checkpoints:
         return []
     candidates = []
@@ -102,7 +101,7 @@ def candidates_of(
 
 
 def mean_risk(candidates: Sequence[Candidate]) -> float:
-    """Return the mean risk of nodes; 0 without any."""
+    """Return the mean risk of the candidates; 0 without any."""
     return math.fsum(candidate.risk for candidate in candidates) / len(candidates) if candidates else 0.0
 
 
@@ -114,7 +113,7 @@ def _bar(
     config: PolicyConfig,
     now: datetime,
 ) -> str | None:
-    """Return why nothing is requested of a node; None: a rung of the settings may be."""
+    """Return why nothing may be requested for a node; None if something may."""
     node, assessment = case.node, case.assessment
     stage, frozen = stages[node.group_key].stage, breaker.frozen(node.group_key, node.name)
     bars = {
@@ -141,9 +140,9 @@ def probes_of(
     costs: CostBenefitConfig,
     now: datetime,
 ) -> tuple[list[RungRequest], dict[str, str]]:
-    """Return the probes to begin, riskiest first, and those of ``running`` to stop, each with the reason.
+    """Return the probes to start, riskiest first, and the ``running`` probes to stop with the reason.
 
-    A node is probed where that pays at its risk. It is probed again after the pause of the settings, or earlier once
+    A node is probed if its risk reaches the break-even, and probed again after the configured interval, or earlier if
     its risk has doubled.
     """
     known = {candidate.node.name: candidate for candidate in candidates}
@@ -192,13 +191,13 @@ def checkpoints_of(
     costs: CostBenefitConfig,
     now: datetime,
 ) -> tuple[list[RungRequest], dict[str, LastRequest]]:
-    """Return the checkpoints to ask for, riskiest node first, and what is remembered of them.
+    """Return the checkpoints to request, riskiest node first, and the requests to remember.
 
-    A job is asked where the work since its last checkpoint, times the risk that one of its nodes fails before its own
-    next one, exceeds what a checkpoint takes. It is asked once for each decision time, and again only once the risk has
-    doubled or the horizon of the last request has passed.
+    A checkpoint is requested if the job's unsaved work, times the risk that one of its nodes fails before its next
+    regular checkpoint, exceeds the cost of a checkpoint. It is requested again only on a newer decision, and only if
+    the risk has doubled or the horizon has passed since the last request.
 
-    ``asked``: the last requests, by ``cluster/job``.
+    ``asked``: last requests, by ``cluster/job``.
     """
     parts: defaultdict[str, list[tuple[Candidate, JobView]]] = defaultdict(list)
     for candidate in candidates:
@@ -237,7 +236,7 @@ def checkpoints_of(
 
 
 def _unsaved(job: JobView, costs: CostBenefitConfig, now: datetime) -> timedelta | None:
-    """Return the work that a failure now would lose; None: not known. Without a report half an interval at most."""
+    """Return the work that a failure now would lose; at most half an interval without a reported checkpoint."""
     if job.checkpointed_at is not None:
         return max(now - job.checkpointed_at, timedelta(0))
     if job.started_at is None:
@@ -254,12 +253,12 @@ def _is_new(last: LastRequest | None, candidate: Candidate, horizon: timedelta, 
 
 
 def risk_after_pass(risk: _Risk, found: float) -> _Risk:
-    """Return the risk of a unit after a diagnostic that finds a share of the failures to come has passed."""
+    """Return the posterior risk of a unit that passed a diagnostic with sensitivity ``found``."""
     return risk * (1 - found) / (1 - risk * found)
 
 
 def after_probes(node: NodeView, config: ProbeConfig, now: datetime) -> NodeView:
-    """Return a node with the risks of units that lately passed a probe lowered by the share that a probe finds."""
+    """Lower the risks of units that recently passed a probe (:func:`risk_after_pass`)."""
     if all(unit.probed_at is None for unit in node.units):
         return node
     return replace(node, units=tuple(_after_probe(unit, config, now) for unit in node.units))

@@ -1,4 +1,4 @@
-"""The rungs of the ladder: what each action costs a node, what it saves, and the risk from which it pays."""
+"""Rungs of the ladder: cost, saving and break-even risk of each action on a node."""
 
 import math
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ from policy.ladder.probes import ProbeConfig
 
 Rung = Literal["publish", "avoid", "probe", "checkpoint", "swap", "drain"]
 RUNGS: Final[tuple[Rung, ...]] = ("publish", "avoid", "probe", "checkpoint", "swap", "drain")
-"""In ascending order of cost: label the node; new jobs prefer others; run a diagnostic while it is idle; ask its jobs
-for a checkpoint; take it out when its jobs stop by themselves; take its jobs off it."""
+"""In ascending order of cost: label the node; steer new jobs to other nodes; run a diagnostic while idle; request
+checkpoints from its jobs; accept no new jobs and take it out when the current ones end; evict its jobs."""
 
 _HOUR = timedelta(hours=1)
 
@@ -19,8 +19,8 @@ _HOUR = timedelta(hours=1)
 def prices(gpus: float, jobs: JobHours, costs: CostBenefitConfig, probes: ProbeConfig) -> dict[Rung, Price]:
     """Return the price of each rung on a node with these jobs.
 
-    A checkpoint is worth it when the work since the last one exceeds C/p, C being what a checkpoint costs and p the
-    risk that the node fails before the job's own next one (Aupy, Robert and Vivien, "Checkpointing algorithms and fault
+    A checkpoint pays if the work since the last one exceeds C/p, where C is the cost of a checkpoint and p the risk
+    that the node fails before the job's next one (Aupy, Robert and Vivien, "Checkpointing algorithms and fault
     prediction", 2014).
     """
     energy = gpus * (probes.duration / _HOUR) * probes.idle_cost
@@ -39,7 +39,7 @@ def prices(gpus: float, jobs: JobHours, costs: CostBenefitConfig, probes: ProbeC
 def pooled_break_even(
     rung: Rung, nodes: Iterable[tuple[int, JobHours]], costs: CostBenefitConfig, probes: ProbeConfig
 ) -> float:
-    """Return the break-even of a rung on nodes together, each with its GPUs and jobs; 1: it never pays."""
+    """Return the pooled break-even risk of a rung over nodes, given as GPUs and jobs; 1 if it never pays."""
     priced = [prices(gpus, jobs, costs, probes)[rung] for gpus, jobs in nodes]
     pooled = Price(math.fsum(price.unneeded for price in priced), math.fsum(price.saved for price in priced))
     return 1.0 if pooled.break_even is None else pooled.break_even

@@ -129,18 +129,15 @@ def as_text(accounting: Accounting) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def metrics(accounting: Accounting, prefix: str = "predrain_ingest") -> "Iterator[Metric]":
-    """Yield the counts as ``prometheus_client`` collects them; call it from the ``collect`` of a registered collector.
-
-    ``prefix``: of the names: ``PREFIX_read_total{table}``, ``PREFIX_used_total{table}``,
-    ``PREFIX_left_out_total{table,reason}`` and the gauge ``PREFIX_waiting{table,reason}``.
-    """
+def metrics(accounting: Accounting) -> "Iterator[Metric]":
+    """Yield the counts for the ``collect`` of a collector that is registered with ``prometheus_client``."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    read = CounterMetricFamily(f"{prefix}_read", "Rows that were read.", labels=["table"])
-    used = CounterMetricFamily(f"{prefix}_used", "Rows that were used.", labels=["table"])
-    left_out = CounterMetricFamily(f"{prefix}_left_out", "Rows that were left out.", labels=["table", "reason"])
-    waiting = GaugeMetricFamily(f"{prefix}_waiting", "Rows that wait.", labels=["table", "reason"])
+    reasons = ["table", "reason"]
+    read = CounterMetricFamily("predrain_ingest_read", "Rows that were read.", labels=["table"])
+    used = CounterMetricFamily("predrain_ingest_used", "Rows that were used.", labels=["table"])
+    left_out = CounterMetricFamily("predrain_ingest_left_out", "Rows that were left out.", labels=reasons)
+    waiting = GaugeMetricFamily("predrain_ingest_waiting", "Rows that wait.", labels=reasons)
     for name, account in list(accounting.tables.items()):  # another thread may count meanwhile
         read.add_metric([name], account.read)
         used.add_metric([name], account.used)

@@ -1,7 +1,6 @@
 """dataset.json: the metadata of a dataset."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,17 +22,13 @@ def instant_text(value: datetime) -> str:
     return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _by_name(value: Any) -> Any:
-    return {channel["name"]: channel for channel in value} if isinstance(value, list) else value
-
-
-def _as_list(channels: Mapping[str, Channel]) -> list[dict[str, Any]]:
-    return [channel_as_dict(channel) for channel in channels.values()]
-
-
 _Instant = Annotated[datetime, PlainSerializer(instant_text)]
 _Seconds = Annotated[timedelta, PlainSerializer(timedelta.total_seconds), Field(alias="step_seconds")]
-_Channels = Annotated[dict[str, Channel], BeforeValidator(_by_name), PlainSerializer(_as_list)]
+_Channels = Annotated[
+    dict[str, Channel],
+    BeforeValidator(lambda value: {row["name"]: row for row in value} if isinstance(value, list) else value),
+    PlainSerializer(lambda channels: [channel_as_dict(channel) for channel in channels.values()]),
+]
 _Sorted = PlainSerializer(lambda value: dict(sorted(value.items())))
 
 

@@ -210,7 +210,8 @@ def name_gpus(
             continue
         slot = given["slot"][row] if "slot" in given else None
         found = None if places is None else places.find(names, slot, node[row], int(ms[row]))
-        if found is None and (name is None or _is_place(name)) and isinstance(node[row], str):
+        is_place = name is None or is_index(name) or normalise_pci_bus_id(name) is not None
+        if found is None and is_place and isinstance(node[row], str):
             counts[UNKNOWN_GPU] += 1
             _keep_address(rows, row, names)
             name = None
@@ -222,10 +223,6 @@ def _gpus_in_text(text: str) -> set[str]:
     indices = list(_INDEX_IN_TEXT.finditer(text))
     lists = {re.sub(r"\D+", "", match["more"]) for match in indices if match["more"]}
     return {*_GPU_IN_TEXT.findall(text), *(match["index"] for match in indices), *lists}
-
-
-def _is_place(name: str) -> bool:
-    return is_index(name) or normalise_pci_bus_id(name) is not None
 
 
 def _keep_address(rows: Mapping[str, Texts], row: int, names: list[str]) -> None:

@@ -202,7 +202,7 @@ def plain_entry(number: int, line: str) -> Entry:
 def json_entries(text: str, number: int) -> list[Entry]:
     """Return the messages of a JSON document; none where it holds no log."""
     try:
-        document = json.loads(text, object_pairs_hook=_in_lower_case)
+        document = json.loads(text, object_pairs_hook=lambda pairs: {name.lower(): value for name, value in pairs})
     except (ValueError, RecursionError):
         return []
     entries: list[Entry] = []
@@ -257,10 +257,6 @@ def _records(document: Any, around: Mapping[str, Any] | None = None, depth: int 
 
 def _name(column: Any) -> str:
     return str(column.get("name") if isinstance(column, dict) else column).lower()
-
-
-def _in_lower_case(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name.lower(): value for name, value in pairs}
 
 
 def _pairs(value: Any) -> dict[str, Any]:

@@ -191,13 +191,10 @@ def _calendar_stamps(prefix: str) -> list[tuple[int, int, Stamp]]:
             break
         for match in form.finditer(prefix):
             stamp, end = _calendar(match)
-            if stamp is not None and not (stamps and _overlaps(match, stamps)):
+            overlaps = any(match.start() < stop and start < match.end() for start, stop, _ in stamps)
+            if stamp is not None and not overlaps:
                 stamps.append((match.start(), end, stamp))
     return stamps
-
-
-def _overlaps(match: re.Match[str], stamps: list[tuple[int, int, Stamp]]) -> bool:
-    return any(match.start() < end and start < match.end() for start, end, _ in stamps)
 
 
 def _calendar(match: re.Match[str]) -> tuple[Stamp | None, int]:

@@ -203,9 +203,9 @@ def derive_inventory(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.
     frame = corrected.installations
     if frame.empty:
         frame = frame.reindex(range(runs["node"].nunique())).assign(node=sorted(set(runs["node"])))
-    frame["removed_at"] = _ends(
-        frame, records(places), before, open_installations=_keys(known[known["removed_at"].isna()])
-    )
+    in_place = known[known["removed_at"].isna()]
+    of_open = set(zip(in_place["gpu"], in_place["node"], strict=True))
+    frame["removed_at"] = _ends(frame, records(places), before, open_installations=of_open)
     statics = runs[runs["gpu"].isna()].sort_values("first_ms", kind="stable").groupby("node")[_STATICS].last()
     for name in _STATICS:
         frame[name] = frame[name].where(frame[name].notna(), frame["node"].map(statics[name]))
@@ -253,10 +253,6 @@ def _places(runs: pd.DataFrame) -> pd.DataFrame:
     # Observations of the node itself do not count: a node may be watched long before its GPUs are.
     since_node = places["first_ms"] - places.groupby("node")["first_ms"].transform("min")
     return places.assign(is_from_start=since_node <= _CLEARLY_MS)
-
-
-def _keys(frame: pd.DataFrame) -> set[tuple[str, str]]:
-    return set(zip(frame["gpu"], frame["node"], strict=True))
 
 
 def _ends(

@@ -171,7 +171,8 @@ class Waiting:
         if not channels:
             raise ValueError("it has no known channel")
         for name in channels:
-            if not _is_number(table.schema.field(name).type):
+            kind = table.schema.field(name).type
+            if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
                 raise ValueError(f"column {name!r} holds no numbers")
 
     def _settled(self, path: Path, table: pa.Table) -> pa.Table | None:
@@ -194,7 +195,8 @@ class Waiting:
             return None
         storable = ~unstorable_rows(table)
         if early.any():
-            name = f"rest-{_digest(path)}-{to_ms(self.settled_until) // 1000}"
+            digest = hashlib.sha256(f"{path.parent.name}/{path.name}".encode()).hexdigest()[:24]
+            name = f"rest-{digest}-{to_ms(self.settled_until) // 1000}"
             self.staging.stage("samples", table.filter(pa.array(early & storable)), name=name)
         return table.filter(pa.array(~early & storable & ~self.wrong_clock(ms)))
 
@@ -212,14 +214,6 @@ class Waiting:
         else:
             _LOG.error("%s is invalid, moved to %s: %s", path, target, error)
         self.refused += 1
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(f"{path.parent.name}/{path.name}".encode()).hexdigest()[:24]
 
 
 STAGED_ROLE: Final = "staged"

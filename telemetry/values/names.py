@@ -1,7 +1,7 @@
 """What a column or metric of a source is called: a channel, a key of the row, a fact of the inventory, or not used."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import translate
 from typing import Final
@@ -30,11 +30,7 @@ _ROWS: Final = _WRITTEN + [  # Telegraf and nvidia_gpu_exporter make metrics of 
 EXACT_NAMES: Final[Mapping[str, SourceName]] = {row.name: row for row in _ROWS if row.target and "*" not in row.name}
 
 
-def _pattern(names: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(translate(name) for name in names))
-
-
-_UNUSED: Final = _pattern(row.name for row in _ROWS if not row.target)
+_UNUSED: Final = re.compile("|".join(translate(row.name) for row in _ROWS if not row.target))
 _DCGM: Final = frozenset(row["name"] for row in read_table("dcgm_fields.csv"))
 _REPEATS: Final = frozenset(row.name for row in _ROWS if row.target == INVENTORY)
 

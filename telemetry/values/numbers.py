@@ -100,6 +100,7 @@ _NUMBER: Final = re.compile(
     r"(?P<number>[+-]?(?:\d[\d.,' \u00a0\u202f\u2019]*|[.,]\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>[^\d\s.,+-][^\d]{0,20})?\Z"
 )
 _THOUSANDS: Final = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?\Z")
+_THOUSANDS_AND_POINT: Final = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+\.\d")
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?(?:\d{1,3}(?:\.\d{3})+|\d*),(?:\d{1,2}|\d{4,})\Z|[+-]?0?,\d+\Z|.*\.\d{3},")
 _PREFIXED: Final = re.compile(r"(?:p|x|gen ?|pcie gen ?|pcie )?(\d{1,2})x?\Z", re.IGNORECASE)
 _GENERATION_OF_SPEED: Final = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6, 128.0: 7}
@@ -187,7 +188,7 @@ def _from_texts(
     with_comma = [match["number"].strip() for text in texts if "," in text and (match := _NUMBER.match(text))]
     if any(_DECIMAL_COMMA.match(_BLANKS.sub("", number)) for number in with_comma):
         decimal = ","
-    elif decimal == "," and any(_is_only_thousands(number) for number in with_comma):
+    elif decimal == "," and any(text.count(",") > 1 or _THOUSANDS_AND_POINT.match(text) for text in with_comma):
         decimal = "."
     factors = _factors(unit, header_unit, convert)
     read = [_number(text, unit, factors, decimal) for text in texts]
@@ -270,7 +271,3 @@ def _plain(digits: str, decimal: Decimal) -> float | None:
         return float(digits)
     except ValueError:
         return None
-
-
-def _is_only_thousands(text: str) -> bool:
-    return text.count(",") > 1 or bool(re.match(r"[+-]?\d{1,3}(?:,\d{3})+\.\d", text))

@@ -1,6 +1,7 @@
-"""Models room: a feature matrix in, a trained bundle out; sliding training over time is in ``evaluation/backtest``.
+"""Models: a feature matrix in, a trained bundle out; sliding training over time is in ``evaluation/backtest``.
 
-``rows/`` reads and chooses training rows, ``learners/`` and ``sequence/`` are single models, ``ensembles/`` combines
-them, ``calibration/`` makes risks, ``training/`` fits all of it, ``bundle/`` stores it, ``registry/`` keeps the
-champion, ``explanation/`` gives reasons. Imports ``features`` (its column vocabulary and matrix); never ``telemetry``.
+``rows/`` reads and selects training rows, ``learners/`` and ``sequence/`` are single models, ``ensembles`` combines
+them, ``calibration/`` maps scores to risks, ``training/`` runs a refit, ``bundle/`` saves it, ``registry/`` manages the
+champion, ``explanation/`` attributes scores to features. Imports ``features`` (column vocabulary and matrix), never
+``telemetry``.
 """

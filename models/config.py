@@ -1,4 +1,4 @@
-"""Parameters of the models room: training sets, learners, ensembles, calibration, backtest."""
+"""Parameters of training, models, backtest, serving and promotion."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,30 +19,30 @@ Baseline = Literal["random", "history_count", "vendor_rules"]
 Combiner = Literal["intersection", "min_votes", "mean_rank", "mean_log_odds", "stacked"]
 
 LEARNERS: tuple[Learner, ...] = ("lightgbm", "xgboost", "random_forest", "logistic", "mlp")
-"""Learners that need no extra."""
+"""Learners that need no optional dependency."""
 
 SEQUENCE: tuple[Learner, ...] = ("lstm", "cnn1d")
-"""Learners that read the window as a sequence; they need the extra ``sequence``."""
+"""Sequence learners, which read raw windows and need the extra ``sequence``."""
 
 ALL_LEARNERS: tuple[Learner, ...] = (*LEARNERS, *SEQUENCE)
-"""Every learner there is, in the order of reports."""
+"""All learners, in the order of reports."""
 
 BASELINES: tuple[Baseline, ...] = ("random", "history_count", "vendor_rules")
 """Baselines in the order of reports."""
 
 
 COMBINERS: tuple[Combiner, ...] = ("intersection", "min_votes", "mean_rank", "mean_log_odds", "stacked")
-"""Combiners in the order of reports; each is also the name of a model."""
+"""Combiners in the order of reports; each is also a model name."""
 
 CASCADE = "cascade"
-"""Name of the cascade among the models."""
+"""Model name of the cascade."""
 
 PRIOR = "prior"
-"""Name of the prior among learners, where it scores alone because nothing could be fitted yet."""
+"""Learner name of the prior, which scores alone while there is nothing to fit on."""
 
 
 class TrainingSection(Section):
-    """``training``: which rows a model is fitted on, and how often."""
+    """``training``: selection of training rows, and refit interval."""
 
     window: Duration | Literal["auto", "expanding"] = "auto"
     """Training window (the paper's L_train); ``auto``: chosen at each refit, on a purged validation tail, from all
@@ -55,7 +55,7 @@ class TrainingSection(Section):
     """Candidates for ``auto``; those longer than the history are skipped and reported."""
 
     refit_every: PositiveDuration = timedelta(days=7)
-    """Interval of refits of the sliding training; without telemetry at most 3 in a row are skipped for want of new
+    """Interval of refits of the sliding training; without telemetry at most 3 in a row are skipped for lack of new
     incidents."""
 
     negative_ratio: int = Field(default=200, ge=1)
@@ -85,12 +85,12 @@ class TrainingSection(Section):
 
     @property
     def bytes_of_a_fit(self) -> int:
-        """Bytes of ``memory`` for the rows of one fit, as float32."""
+        """Share of ``memory`` for the rows of one fit (float32), in bytes."""
         return self.memory * 2**19
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of ``memory`` for the newest rows of the matrix."""
+        """Share of ``memory`` for caching the newest rows of the matrix, in bytes."""
         return self.memory * 2**18
 
 
@@ -129,7 +129,7 @@ class CascadeSection(Section):
 
 
 class CalibrationSection(Section):
-    """``models.calibration``: from scores to risks."""
+    """``models.calibration``: mapping of scores to risks."""
 
     method: Literal["isotonic", "sigmoid"] = "sigmoid"
     """Calibration method, fitted on a slice after training; sigmoid needs fewer positives."""
@@ -146,7 +146,7 @@ class CalibrationSection(Section):
 
 
 class CostsSection(Section):
-    """``models.precision_targets.costs``: what drains and failures cost, in one unit such as GPU-hours."""
+    """``models.precision_targets.costs``: costs of drains and failures, in one unit, for example GPU-hours."""
 
     unneeded_drain: float = Field(gt=0)
     """Cost of draining a GPU that would not have failed; any unit."""
@@ -168,17 +168,17 @@ class CostsSection(Section):
 
     @property
     def saved(self) -> float:
-        """What a drain before a failure saves."""
+        """Cost that a drain before a failure saves."""
         return self.missed_failure + self.lost_job - self.needed_drain
 
     @property
     def break_even(self) -> float:
-        """The risk at or above which a drain is worth it: where ``risk * saved = (1 - risk) * unneeded_drain``."""
+        """Risk from which a drain pays: ``risk * saved = (1 - risk) * unneeded_drain``."""
         return self.unneeded_drain / (self.unneeded_drain + self.saved)
 
 
 class PrecisionTargetsSection(Section):
-    """``models.precision_targets``: precisions that are promised where earlier outcomes allow it."""
+    """``models.precision_targets``: precisions to promise if earlier outcomes support them."""
 
     values: tuple[float, ...] = (0.3, 0.5, 0.85)
     """Precisions to promise if the outcomes of earlier refits support them
@@ -188,8 +188,8 @@ class PrecisionTargetsSection(Section):
     """One-sided confidence of every bound."""
 
     horizon: PositiveDuration | None = timedelta(hours=72)
-    """A drain is right if an incident follows within this of its first alert, or within ``labels.horizon`` where that
-    is longer; null: within ``labels.horizon``."""
+    """A drain is right if an incident follows within this time of its first alert, or within ``labels.horizon`` if
+    longer; null: within ``labels.horizon``."""
 
     costs: CostsSection | None = None
     """Costs for a further threshold; null: none."""
@@ -203,7 +203,7 @@ class PrecisionTargetsSection(Section):
 
 
 class ModelsSection(Section):
-    """``models``: what is trained and which of it is the profile's choice."""
+    """``models``: models to train, and the profile."""
 
     profile: str = "mean_log_odds"
     """The model whose predictions count: a learner, a baseline or an ensemble."""
@@ -237,7 +237,7 @@ class ModelsSection(Section):
 
 
 class BacktestSection(Section):
-    """``backtest``: which part of the dataset is replayed, and how many alerts."""
+    """``backtest``: test period and alert budget."""
 
     first_test: datetime | Literal["auto"] = "auto"
     """First scored decision time; ``auto``: after a third of the dataset, or as soon as the shortest window fits."""
@@ -266,7 +266,7 @@ class BacktestSection(Section):
 
 
 class ServingSection(Section):
-    """``serving``: batch scoring, and how fresh the telemetry of a unit that is scored must be."""
+    """``serving``: batch scoring, and freshness requirements of telemetry."""
 
     stale_after: Duration = timedelta(hours=1)
     """A unit whose newest usable sample is older at the decision time is ``unknown``; at least two steps and the
@@ -286,7 +286,7 @@ class ServingSection(Section):
 
 
 class PromotionSection(Section):
-    """``promotion``: what a challenger must show on recent decisions before it becomes the champion."""
+    """``promotion``: gate that a challenger must pass on recent decisions to become the champion."""
 
     period: PositiveDuration = timedelta(days=28)
     """Maximum period of the newest out-of-sample decisions on which champion and challenger are compared."""
@@ -321,18 +321,18 @@ class PromotionSection(Section):
 
 
 THREADS = 1
-"""Threads of one learner. More make a sum's order, and so its last bit, depend on the machine; and where other
-programs use the cores, OpenMP's waiting threads slow a small fit twentyfold. ``fit_all`` fits several
-learners concurrently instead."""
+"""Threads per learner. With more, summation order, and so the last bits, depend on the machine; and if other programs
+use the cores, waiting OpenMP threads slow a small fit twentyfold. ``fit_all`` fits several learners concurrently
+instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A learner's settings and its maker.
+    """Settings and factory of a learner.
 
-    ``defaults``: settings the learner is made with unless they are overridden.
-    ``build``: from a seed below 2**31 and all settings to an unfitted scikit-learn classifier.
-    ``more``: further settings that may be overridden; the library's own default holds until they are.
+    ``defaults``: default settings, which can be overridden.
+    ``build``: takes a seed below 2**31 and all settings; returns an unfitted scikit-learn classifier.
+    ``more``: further settings that can be overridden; by default, the library's values apply.
     """
 
     defaults: Mapping[str, Any]

@@ -1,7 +1,7 @@
 """Ensembles of fitted learners.
 
-Members in parallel are joined by votes with top-K sets, ranks or scores. In a cascade each stage passes on only the
-suspicious rows, and the last stage gives the score.
+Parallel members are combined by votes of top-K sets, ranks or scores. In a cascade, each stage passes on only
+suspicious rows, and the last stage determines the score.
 """
 
 import math
@@ -21,24 +21,24 @@ from models.rows.row_reader import log_odds, logit
 
 @dataclass(frozen=True, slots=True)
 class Stacker:
-    """Logistic regression over members' log-odds, kept near their plain mean: positives are few."""
+    """Logistic regression on members' log-odds, shrunk to their plain mean because positives are few."""
 
     weights: tuple[float, ...]
     intercept: float = 0.0
 
     @classmethod
     def mean(cls, members: int) -> "Stacker":
-        """Give all members the same weight."""
+        """Return equal weights for all members."""
         return cls((1 / members,) * members if members else ())
 
     @classmethod
     def fit(cls, scores: Floats, y: Ints, weight: Floats | None = None) -> "Stacker":
-        """Fit by penalised maximum likelihood.
+        """Fit by penalized maximum likelihood.
 
-        ``scores``: Log-odds that the members gave out of fold; shape (n_rows, n_members).
-        ``y``: 0 or 1; with one class only, the plain mean is returned; shape (n_rows,).
-        Returns: weights have a normal prior around one over the number of members (standard deviation 0.3) and are cut
-        at 0; the intercept has one around 0 (1.5).
+        ``scores``: out-of-fold log-odds of the members; shape (n_rows, n_members).
+        ``y``: 0 or 1; with a single class, the plain mean is returned; shape (n_rows,).
+        Returns: weights have a normal prior around 1 / n_members (standard deviation 0.3) and are non-negative; the
+        intercept has one around 0 (1.5).
         """
         members = scores.shape[1]
         start = 1 / members
@@ -60,7 +60,7 @@ class Stacker:
         return cls(tuple(map(float, optimum.x[:-1])), float(optimum.x[-1]))
 
     def log_odds(self, scores: Floats) -> Floats:
-        """Join log-odds of shape (n_rows, n_members) into one of shape (n_rows,)."""
+        """Combine log-odds of shape (n_rows, n_members) into one of shape (n_rows,)."""
         # Summed member by member: a matrix product may round a row differently in another batch.
         total = np.full(len(scores), self.intercept)
         for member, weight in enumerate(self.weights):
@@ -79,20 +79,20 @@ def combine(
     min_votes: int | None = None,
     stacker: Stacker | None = None,
 ) -> tuple[Floats, Bools | None]:
-    """Join members' scores.
+    """Combine members' scores.
 
-    ``scores``: Members' scores, riskiest highest; only their order inside a decision time counts, except for
+    ``scores``: members' scores, riskiest highest; only their order within a decision time matters, except for
     ``mean_log_odds`` and ``stacked``; shape (n_rows, n_members).
     ``tie``: hash of the unit, which orders rows of equal score; shape (n_rows,).
     ``combiner``: ``intersection``: alerts are the units that every member alerts (:func:`top_nodes`), possibly none
-    (the paper's PARALLEL); ``min_votes``: that at least ``min_votes`` members alert; ``mean_rank``: the lowest mean
-    ranks; ``mean_log_odds``: the highest means (soft voting, a logarithmic opinion pool); ``stacked``: the highest
+    (the paper's PARALLEL); ``min_votes``: those that at least ``min_votes`` members alert; ``mean_rank``: the lowest
+    mean ranks; ``mean_log_odds``: the highest means (soft voting, a logarithmic opinion pool); ``stacked``: the highest
     scores of ``stacker``. Voted rows are ordered by votes, then by mean rank.
     ``min_votes``: for ``min_votes``, from 1 to the number of members, as ``model_names`` checks; None: all members.
-    ``stacker``: for ``stacked``; None gives all members the same weight.
-    Returns: the score, which orders rows inside a decision time: for ``mean_log_odds`` and ``stacked`` a log-odds,
-    otherwise the logit of a share between 0 and 1, comparable between decision times as ranks are; and the alerts where
-    members vote (None: those of the highest scores).
+    ``stacker``: for ``stacked``; None weights all members equally.
+    Returns: the score, which orders rows within a decision time: for ``mean_log_odds`` and ``stacked`` a log-odds,
+    otherwise the logit of a share between 0 and 1, comparable across decision times as ranks are; and the alerts if
+    members vote (None: the highest scores).
     """
     members = scores.shape[1]
     if combiner in ("mean_log_odds", "stacked"):
@@ -108,29 +108,28 @@ def combine(
 
 
 BLOCKS = 3
-"""Blocks of time; the first is never scored, each other one by a model fitted on all before it."""
+"""Time blocks; the first is never scored, each other one is scored by a model fitted on all earlier blocks."""
 
 MIN_POSITIVES = 5
-"""Positive rows that a threshold is set on at least; with fewer validation positives, out-of-fold ones are used."""
+"""Minimum positive rows to set a threshold on; with fewer validation positives, out-of-fold ones are used."""
 
 MIN_SURVIVORS = 100
-"""Rows that a later stage is fitted on at least; where a filter leaves fewer, the stage learns from all rows."""
+"""Minimum rows to fit a later stage on; if a filter leaves fewer, the stage learns from all rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cascade:
-    """Fitted stages and what separates them.
+    """Fitted stages and their thresholds.
 
     With F the floor, z the log-odds of the last stage (or the mean of all stages') and n filters, a survivor's score is
-    F + log(1 + exp(z - F)), practically z except near F. A row that filter i (from 0) takes out scores F - (n - i) + a
-    share in (0, 1) that rises with its log-odds there: below all survivors, and below whatever a later filter takes
-    out.
+    F + log(1 + exp(z - F)), practically z except near F. A row rejected by filter i (from 0) scores F - (n - i) + a
+    share in (0, 1) that rises with its log-odds there: below all survivors and all rows that later filters reject.
 
-    ``thresholds``: Log-odds at or above which a row is passed on, one for each stage but the last.
-    ``floor``: Log-odds that rows filtered out stay below, and survivors above: the first percentile of the last stage's
-    training rows, at most 0, because to be filtered out is to be called healthy.
-    ``order_by``: what survivors are ordered by: the ``last`` stage's log-odds, or the ``mean`` of all stages'. The last
-    stage has learnt to distinguish survivors and nothing else; the earlier ones still know how suspicious they were.
+    ``thresholds``: log-odds at or above which a row is passed on, one per stage but the last.
+    ``floor``: log-odds that separate survivors (above) from rejected rows: the first percentile of the last stage's
+    training rows, at most 0, because rejection means healthy.
+    ``order_by``: survivors are ordered by the ``last`` stage's log-odds or the ``mean`` of all stages'. The last stage
+    has learned to distinguish survivors only; earlier stages still know how suspicious they were.
     """
 
     stages: Sequence[tuple[str, Any]]
@@ -141,7 +140,7 @@ class Cascade:
     def score(self, X: np.ndarray, first_log_odds: Floats | None = None) -> tuple[Floats, Bools]:
         """Score rows.
 
-        ``first_log_odds``: the first stage's log-odds of the rows, where they are known already; shape (n_rows,).
+        ``first_log_odds``: the first stage's log-odds of the rows, if already known; shape (n_rows,).
         Returns: the score, and whether a row passes all filters; shape (n_rows,).
         """
         filters = len(self.thresholds)
@@ -152,7 +151,7 @@ class Cascade:
             stage = self.stages[i][1]
             z = first_log_odds if i == 0 and first_log_odds is not None else log_odds(stage, X[alive])
             out = z < threshold
-            # 0.999: in float32, too, the band's upper end must not touch the next band.
+            # 0.999: keeps the bands apart in float32, too.
             score[alive[out]] = self.floor - (filters - i) + 0.999 * 2 * expit(z[out] - threshold)
             total[alive] += z
             alive = alive[~out]
@@ -182,19 +181,19 @@ def fit_cascade(
 ) -> Cascade:
     """Fit the stages one after the other.
 
-    Every stage but the last keeps the rows at or above its threshold. The next is fitted on the rows that an
-    *out-of-fold* model of the stage kept, because the stage itself has seen its training rows and would pass on
-    hardly a negative.
+    Every stage but the last keeps the rows at or above its threshold. The next one is fitted on the rows that an
+    *out-of-fold* model of the stage kept, because the stage has seen its own training rows and would pass on hardly any
+    negatives.
 
     ``stages``: names and unfitted classifiers, from first to last.
     ``times``: decision times in milliseconds; shape (n_rows,).
     ``purge_ms``: gap + horizon, between the rows that an out-of-fold model is fitted on and those it scores.
     ``recall_floor``: share of validation positives that each threshold keeps.
-    ``later_positives``: those that thresholds are set on. Without them, or with fewer than :data:`MIN_POSITIVES`,
-    thresholds are set on the out-of-fold scores.
-    ``fitted_first``: the first stage already fitted on the same rows, so that it is not fitted twice.
-    ``thresholds``: thresholds set before, on rows that were held out, one for each stage but the last.
-    Raises ``InputError`` if a stage's library refuses its settings.
+    ``later_positives``: validation positives that thresholds are set on. With fewer than :data:`MIN_POSITIVES`, or
+    none, thresholds are set on the out-of-fold scores.
+    ``fitted_first``: the first stage fitted on the same rows, to avoid fitting it twice.
+    ``thresholds``: thresholds set earlier on held-out rows, one per stage but the last.
+    Raises ``InputError`` if a stage's library rejects its settings.
     """
 
     def rows_of(at: Ints) -> FitRows:
@@ -233,10 +232,10 @@ def fit_cascade(
 
 
 def splits(y: Ints, *, times: Ints, purge_ms: int) -> Iterator[tuple[Ints, Ints]]:
-    """Give pairs of row positions: to fit on, with both classes among them, and to score.
+    """Yield pairs of row positions: to fit on (both classes present), and to score.
 
-    Borders between blocks hold equal numbers of positives apart. Rows to fit on end at least ``purge_ms`` before the
-    block begins, so that no label window, and so no incident, reaches across.
+    Borders split the positives into equal parts. Rows to fit on end at least ``purge_ms`` before the block starts, so
+    that no label window, and so no incident, spans both.
     """
     borders = np.unique(np.quantile(times[y == 1], np.arange(1, BLOCKS) / BLOCKS, method="lower"))
     for i, border in enumerate(borders):
@@ -247,22 +246,22 @@ def splits(y: Ints, *, times: Ints, purge_ms: int) -> Iterator[tuple[Ints, Ints]
 
 
 def keep_threshold(score: Floats, recall_floor: float) -> float:
-    """Give the highest threshold, a score of one or more positives, that keeps at least a share in (0, 1] of them."""
+    """Return the highest threshold that keeps at least a share in (0, 1] of one or more positive scores."""
     descending = np.sort(score)[::-1]
-    # The product may come out a hair above a whole number (0.95 * 20), which would keep one more than asked.
+    # Rounding may put the product just above an integer (0.95 * 20), which would keep one too many.
     needed = math.ceil(recall_floor * len(descending) - 1e-9)
     return float(descending[max(needed, 1) - 1])
 
 
 def _survivors(oof: Floats, y: Ints, recall_floor: float) -> tuple[float | None, Ints]:
-    """Give the out-of-fold threshold (None: no positive was scored) and which rows it passes on."""
+    """Return the out-of-fold threshold (None: no positive was scored) and the rows it passes on."""
     scored = np.flatnonzero(~np.isnan(oof))
     positives = scored[y[scored] == 1]
     if len(positives) == 0:
         return None, np.arange(len(y))
     threshold = keep_threshold(oof[positives], recall_floor)
     survivors = scored[oof[scored] >= threshold]
-    # A stage that separates (nearly) perfectly leaves the next nothing to distinguish: it learns from all rows.
+    # If a stage separates (nearly) perfectly, the next one has nothing to learn from survivors: use all rows.
     if len(np.unique(y[survivors])) < 2 or len(survivors) < MIN_SURVIVORS:
         survivors = scored if len(np.unique(y[scored])) == 2 else np.arange(len(y))
     return threshold, survivors

@@ -1,5 +1,5 @@
-"""Rows of a feature matrix: read within a bound of memory, chosen for training, ranked and hashed.
+"""Rows of a feature matrix: bounded-memory reading, selection for training, ranking and hashing.
 
-In comes a matrix with labels as of a time, out go positions, labels and weights. Start with ``training_set``.
-``failure_rate`` forecasts the rate of positives that calibration scales risks to.
+Start with ``training_set``, which turns a matrix with labels as of a time into positions, labels and weights.
+``failure_rate`` forecasts the positive rate that calibration scales risks to.
 """

@@ -1,9 +1,9 @@
-"""The rate of positives that a refit expects next, from the failures it knows of.
+"""Forecast of the positive rate after a refit, from the failures known by then.
 
 Failures of a small fleet come in bursts, and rates of a large one drift. A level that follows the newest failures
-chases bursts; the mean of everything known lags behind drift. So both are forecasts, with moving averages between them,
-and the weight of each is its probability given how many incidents the earlier weeks of this fleet brought (Bayesian
-model averaging). Counts are negative binomial of several sizes: incidents that cluster are weaker evidence.
+chases bursts; the mean of the whole history lags behind drift. Both are forecasts, with moving averages in between, and
+each is weighted by its probability given the weekly incidents of this fleet so far (Bayesian model averaging). Counts
+are negative binomial of several sizes: clustered incidents are weaker evidence.
 """
 
 from datetime import timedelta
@@ -16,7 +16,7 @@ from models.rows.ranking import Floats, Ints
 from models.rows.training_set import Labels, TrainingRows, known_rows
 
 RATE_WEIGHT = 10.0
-"""Incidents' worth of belief that the newest weeks have the rate of those before."""
+"""Prior weight, in incidents, of the hypothesis that the rate has not changed in the newest weeks."""
 
 _WEEK = timedelta(days=7)
 _WEEK_MS = 7 * 86_400_000
@@ -24,21 +24,21 @@ _RECENT, _BEFORE = 2, 4  # weeks
 _HALF_LIVES = (4.0, 13.0)  # weeks
 _BELIEFS = np.array([0.5, *(3 * [0.5 / 3])])
 _SIZES = np.array([0.5, 2.0, 8.0, 1e6])  # of the negative binomial: from clusters to Poisson
-_LEAST = 0.5  # incidents in all weeks so far that a forecast is at least worth
+_LEAST = 0.5  # minimum incidents over all weeks so far that a forecast implies
 
 
 def rate_at(rows: TrainingRows, labels: Labels, refit_ms: int, *, serves: timedelta = _WEEK) -> float:
-    """Return the share of positives among grid rows to expect after a refit, see :func:`expected_rate`.
+    """Return the expected share of positives among grid rows after a refit, see :func:`expected_rate`.
 
     ``serves``: time until the next refit.
-    Returns: from 0 to one half; 0 where no incident is known.
+    Returns: from 0 to one half; 0 if no incident is known.
     """
     known = known_rows(rows, labels, start_ms=0, complete_by_ms=refit_ms, as_of_ms=refit_ms) & ~rows.augmented
     positive = np.flatnonzero(known & (labels.label == 1))
     if not len(positive):
         return 0.0
     time = rows.time[known]
-    # The last labels complete are a horizon old: weeks end there, not at the refit.
+    # The newest complete labels are a horizon old: weeks end there, not at the refit.
     weeks = int(time.max() - time.min()) // _WEEK_MS + 1
     order = positive[np.argsort(rows.time[positive], kind="stable")]
     key = np.where(labels.incident[order] >= 0, labels.incident[order].astype(np.uint64), rows.tie[order])
@@ -48,16 +48,16 @@ def rate_at(rows: TrainingRows, labels: Labels, refit_ms: int, *, serves: timede
         return np.bincount(weeks - 1 - (time.max() - times) // _WEEK_MS, minlength=weeks).astype(np.float64)
 
     exposure, incidents = by_week(time), by_week(rows.time[first])
-    there = exposure > 0  # no decision in a gap of the data
+    there = exposure > 0  # weeks without decisions: gaps in the data
     rate = expected_rate(incidents[there], exposure[there], ahead=max(round(serves / _WEEK), 1))
     return float(min(rate * len(positive) / len(first), 0.5))
 
 
 def expected_rate(incidents: Floats, rows: Floats, ahead: int = 1) -> float:
-    """Return the incidents a row to expect next: the forecasts, weighed by what each predicted before.
+    """Return the expected incidents per row: the forecasts, weighted by their past predictive likelihood.
 
-    ``incidents``, ``rows``: incidents that began and labelled grid rows by week, oldest first; shape (weeks,).
-    ``ahead``: weeks that a forecast is for.
+    ``incidents``, ``rows``: incidents that started and labelled grid rows by week, oldest first; shape (weeks,).
+    ``ahead``: forecast horizon in weeks.
     """
     log_likelihood = np.zeros((len(_BELIEFS), len(_SIZES)))
     for week in range(_RECENT + _BEFORE, len(rows) - ahead + 1, ahead):
@@ -69,7 +69,7 @@ def expected_rate(incidents: Floats, rows: Floats, ahead: int = 1) -> float:
 
 
 def forecasts(incidents: Floats, rows: Floats) -> Floats:
-    """Return each forecast: the recent rate with its trend, moving averages, and the mean of all weeks."""
+    """Return all forecasts: the recent rate with its trend, moving averages, and the mean of all weeks."""
     age = np.arange(len(rows))[::-1]
     moving = [0.5 ** (age / half_life) for half_life in _HALF_LIVES]
     averages = [weight @ incidents / (weight @ rows) for weight in (*moving, np.ones(len(rows)))]
@@ -79,15 +79,15 @@ def forecasts(incidents: Floats, rows: Floats) -> Floats:
 
 
 def recent_rate(recent: tuple[float, float], before: tuple[float, float]) -> float:
-    """Return the rate of the last two weeks, drawn to that of the last six, with half of its trend.
+    """Return the rate of the last two weeks, shrunk to that of the last six, plus half of its trend.
 
     ``recent``, ``before``: incidents and labelled grid rows of the last two weeks and of the four weeks before.
-    Returns: incidents a row; 0 without incidents or rows.
+    Returns: incidents per row; 0 without incidents or rows.
 
-    Both rates are drawn towards their common mean with the weight of :data:`RATE_WEIGHT` incidents (the posterior mean
-    of a Poisson rate under a gamma prior). A label is known a day late and a refit serves a week, so a level set on the
-    past lags behind a fleet whose failures grow; the trend between the two windows, at most twofold, is followed half
-    of the way. Set on simulated development fleets, see docs/decisions/0007-promises.md.
+    Both rates are shrunk to their common mean with the weight of :data:`RATE_WEIGHT` incidents (the posterior mean of a
+    Poisson rate under a gamma prior). Labels are known a day late and a refit serves a week, so a level set on the past
+    lags behind a fleet with growing failure rates; half of the trend between the two windows, limited to a factor of
+    two, is extrapolated. Tuned on simulated development fleets, see docs/decisions/0007-promises.md.
     """
     if recent[0] + before[0] == 0:
         return 0.0

@@ -1,4 +1,4 @@
-"""Ranks within a decision time, with ties broken by the identity of a unit, not its row; stable hashes."""
+"""Ranks within a decision time, with ties broken by unit rather than row order; stable hashes."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -16,9 +16,9 @@ Hashes = NDArray[np.uint64]
 
 
 def name_hashes(names: Iterable[Any]) -> Hashes:
-    """Hash names the same way on every machine, in every run and release.
+    """Hash names identically on every machine, in every run and release.
 
-    ``names``: Names, such as units; null counts as the empty name.
+    ``names``: for example units; null counts as the empty name.
     Returns: first eight bytes of each name's BLAKE2b digest; shape (n,).
     """
     import pandas as pd  # scoring needs no pandas here
@@ -29,7 +29,7 @@ def name_hashes(names: Iterable[Any]) -> Hashes:
 
 
 def text_hashes(texts: Sequence[str]) -> Hashes:
-    """Give what :func:`name_hashes` gives, of texts alone, one at a time and without pandas."""
+    """Return the :func:`name_hashes` of strings, one by one and without pandas."""
     digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64, len(texts))
 
@@ -37,7 +37,7 @@ def text_hashes(texts: Sequence[str]) -> Hashes:
 def mix(values: Hashes, with_values: Hashes | Ints | int) -> Hashes:
     """Combine hashes with more values into new hashes.
 
-    Returns: hashes that change in about half of their bits with any bit of either input; shape (n,).
+    Returns: hashes of which about half of the bits change with any input bit; shape (n,).
     """
     more = np.asarray(with_values)
     if more.dtype != np.uint64:
@@ -52,17 +52,17 @@ def uniform(hashes: Hashes) -> Floats:
 
 
 def seed_of(seed: int, *purpose: object) -> int:
-    """Derive a seed below 2**31 for one purpose, such as ``seed_of(42, "lightgbm", 3)``, from the run's seed."""
+    """Derive a seed below 2**31 for a purpose from the run's seed, for example ``seed_of(42, "lightgbm", 3)``."""
     text = "\x1f".join(str(part) for part in (seed, *purpose))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") % 2**31
 
 
 def rank_within(times: Ints, score: NDArray[np.floating], tie: Hashes) -> Ints:
-    """Rank rows by score inside each decision time.
+    """Rank rows by score within each decision time.
 
-    ``times``: decision time of each row (any code that is equal for equal times); shape (n,).
+    ``times``: decision time of each row (or any code that is equal for equal times); shape (n,).
     ``score``: riskiest highest; finite; shape (n,).
-    ``tie``: orders rows of equal score, lowest first: a hash of the unit; shape (n,).
+    ``tie``: order of rows with equal score, lowest first: a hash of the unit; shape (n,).
     Returns: 1 for the riskiest row of its time; a permutation of 1..n within each time; shape (n,).
     """
     order = np.lexsort((tie, -np.asarray(score), times))
@@ -72,16 +72,16 @@ def rank_within(times: Ints, score: NDArray[np.floating], tie: Hashes) -> Ints:
 
 
 def top_nodes(times: Ints, rank: Ints, node: Ints | Hashes, k: int) -> Bools:
-    """Alert the units from the riskiest down while they are on at most ``k`` nodes.
+    """Alert units in order of risk while they are on at most ``k`` nodes.
 
-    A drain empties a node, so a budget counts nodes. Units of a node that is among the ``k`` alert too where they come
-    before the first unit of the next node.
+    A drain evacuates a node, so the budget counts nodes. Further units of these ``k`` nodes are alerted, too, if they
+    rank above the first unit of the next node.
 
     ``rank``: 1 for the riskiest row of its time, a permutation of 1..n within each; shape (n,).
     """
     alert = np.zeros(len(rank), dtype=np.bool_)
     deepest = 4 * k
-    while True:  # few rows decide: all that rank lower are looked at only where nodes have many units
+    while True:  # the top rows usually decide; go deeper only if nodes have many units
         rows = np.flatnonzero(rank <= deepest)
         rows = rows[np.lexsort((rank[rows], times[rows]))]
         by_node = np.lexsort((np.arange(len(rows)), node[rows], times[rows]))
@@ -98,13 +98,13 @@ def top_nodes(times: Ints, rank: Ints, node: Ints | Hashes, k: int) -> Bools:
 
 
 def position_in_group(sorted_groups: NDArray[Any]) -> Ints:
-    """Give 0, 1, ... within each run of equal values of a sorted array."""
+    """Return 0, 1, ... within each run of equal values of a sorted array."""
     starts = np.flatnonzero(group_starts(sorted_groups))
     return np.arange(len(sorted_groups)) - np.repeat(starts, np.diff(np.r_[starts, len(sorted_groups)]))
 
 
 def group_starts(*sorted_keys: NDArray[Any]) -> Bools:
-    """Tell which rows begin a run of equal keys; rows are sorted by them."""
+    """Return which rows start a run of equal keys; rows are sorted by the keys."""
     begins = np.ones(len(sorted_keys[0]), dtype=np.bool_)
     if len(begins):
         begins[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in sorted_keys])
@@ -112,6 +112,6 @@ def group_starts(*sorted_keys: NDArray[Any]) -> Bools:
 
 
 def group_sizes(times: Ints) -> Ints:
-    """Give, for each row, how many rows share its decision time."""
+    """Return, for each row, how many rows share its decision time."""
     _, inverse, counts = np.unique(times, return_inverse=True, return_counts=True)
     return counts[inverse].astype(np.int64)

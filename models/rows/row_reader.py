@@ -1,4 +1,4 @@
-"""Features of rows, read from a matrix within a bound of memory, and scored a batch at a time."""
+"""Features of rows: read from a matrix with bounded memory, and scored in batches."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +13,10 @@ _EDGE = 1e-7
 
 
 def log_odds(learner: Any, X: np.ndarray) -> np.ndarray:
-    """Give the log-odds of the positive class, from a learner's probabilities cut to ``[1e-7, 1 - 1e-7]``.
+    """Return the log-odds of the positive class, from probabilities clipped to ``[1e-7, 1 - 1e-7]``.
 
-    ``learner``: Fitted, with classes 0 and 1 and scikit-learn's ``predict_proba``.
-    Returns: Log-odds; empty for no rows; shape (n_rows,).
+    ``learner``: fitted, with classes 0 and 1 and scikit-learn's ``predict_proba``.
+    Returns: shape (n_rows,); empty without rows.
     """
     if len(X) == 0:
         return np.zeros(0)
@@ -24,7 +24,7 @@ def log_odds(learner: Any, X: np.ndarray) -> np.ndarray:
 
 
 def logit(probability: np.ndarray) -> np.ndarray:
-    """Give the log-odds of probabilities, cut to ``[1e-7, 1 - 1e-7]`` so that 0 and 1 stay finite."""
+    """Return the log-odds of probabilities, clipped to ``[1e-7, 1 - 1e-7]`` so that 0 and 1 stay finite."""
     inside = np.clip(np.asarray(probability, dtype=np.float64), _EDGE, 1 - _EDGE)
     return np.log(inside) - np.log1p(-inside)
 
@@ -33,24 +33,23 @@ if TYPE_CHECKING:
     from models.rows.training_set import Matrix
 
 RowReader = Callable[[Ints], np.ndarray]
-"""From positions of rows to their features, float32, shape (n_rows, n_features)."""
+"""Maps row positions to their features, float32, shape (n_rows, n_features)."""
 
 HELD_BYTES = 2**30
-"""What a reader holds at most by default, in bytes: what the default of ``training.memory`` gives."""
+"""Default cache size of a reader in bytes, equal to that of the default of ``training.memory``."""
 
 _CHUNK_BYTES = 2**28
 
 
 class HeldRows:
-    """Holds a matrix from its first use on where it fits; else the newest of the rows asked for so far.
+    """Caches a whole matrix on first use if it fits, else the newest rows requested so far.
 
-    Refits and tests move on in time, and a matrix is ordered by time: what the next one asks for is mostly what the
-    last ones had, and rows that follow. Those are added to a ring of rows, whose oldest they overwrite, so a sliding
-    backtest reads each row of the matrix once where its span fits into the ring. Rows older than the ring are read
-    again each time.
+    Refits and tests advance in time, and a matrix is ordered by time: each mostly needs rows that earlier ones read,
+    plus the rows that follow. New rows overwrite the oldest ones in a ring buffer, so a sliding backtest reads each row
+    once if its span fits. Rows older than the ring are read again each time.
 
-    ``held_bytes``: memory that it may hold features in.
-    May be called from several threads.
+    ``held_bytes``: cache size for features.
+    Thread-safe.
     """
 
     def __init__(self, matrix: "Matrix", held_bytes: int = HELD_BYTES) -> None:
@@ -62,7 +61,7 @@ class HeldRows:
         self._turn = threading.Lock()
 
     def __call__(self, rows: Ints) -> np.ndarray:
-        """Give the features of rows by their positions, in any order, repeats allowed."""
+        """Return the features of rows by position, in any order, repeats allowed."""
         rows = np.asarray(rows, dtype=np.int64)
         if len(rows) == 0:
             return self._matrix.values(rows)
@@ -94,7 +93,7 @@ class HeldRows:
 
 
 class Room:
-    """Bytes that several threads share: one that needs more than is left waits until others are done."""
+    """Memory budget in bytes shared by threads: a thread that needs more than is left waits for others."""
 
     def __init__(self, total: int) -> None:
         self._total = self._left = total
@@ -102,7 +101,7 @@ class Room:
 
     @contextmanager
     def take(self, wanted: int) -> Iterator[None]:
-        """Hold bytes, at most all of them; a thread that holds some must not take more: it could wait for itself."""
+        """Reserve bytes, capped at the total; must not be nested within a thread, which could deadlock."""
         taken = min(wanted, self._total)
         with self._changed:
             self._changed.wait_for(lambda: self._left >= taken)
@@ -116,13 +115,13 @@ class Room:
 
 
 AT_ONCE = 65_536
-"""Rows read at a time: some 80 MB of features where there are 320.
+"""Rows read at a time: some 80 MB at 320 features.
 
-No parameter: products of matrices may differ in their last bits with the number of rows."""
+Not a parameter: the last bits of matrix products may depend on the number of rows."""
 
 
 def batches(count: int) -> Iterator[slice]:
-    """Cut so many rows into batches; none of them: one batch that is empty.
+    """Split a number of rows into batches; zero rows yield one empty batch.
 
     >>> [(batch.start, batch.stop) for batch in batches(100_000)]
     [(0, 65536), (65536, 100000)]
@@ -132,7 +131,7 @@ def batches(count: int) -> Iterator[slice]:
 
 
 def log_odds_of(learners: Sequence[Any], read: RowReader, rows: Ints) -> list[Floats]:
-    """Give the log-odds of fitted learners for rows, each row read once."""
+    """Return the log-odds of fitted learners for rows, reading each row once."""
     scores = [np.empty(len(rows)) for _ in learners]
     for batch in batches(len(rows)):
         values = read(rows[batch])

@@ -1,8 +1,8 @@
-"""Which rows a model is fitted on: every positive, and negatives drawn so that the clock tells nothing.
+"""Selection of training rows: all positives, and negatives sampled so that time is no predictor.
 
-Augmented positives end at odd times of the day. If negatives were only on the decision grid, a model would learn the
-clock instead of the failure. So negatives are drawn at the positives' own times, and weighted where a time has too few,
-until positives and negatives are in the same proportion on the grid, off it, and at each time off it.
+Augmented positives are at off-grid times of the day. If negatives were on the decision grid only, a model would learn
+the time of day instead of the failure. Negatives are therefore drawn at the positives' own times, and weighted if a
+time has too few, until the class proportions are equal on the grid, off it, and at each time off it.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,19 +20,19 @@ from models.rows.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, p
 
 MAX_NEGATIVES = 50_000
 MIN_RATIO = 5
-"""Negatives of a training set without telemetry: at most so many, but so many for each positive."""
+"""Negatives of a training set without telemetry: at most :data:`MAX_NEGATIVES`, but at least this many per positive."""
 
 
 class Matrix(Protocol):
-    """What the models room asks of a feature matrix; :class:`features.matrix.matrix.FeatureMatrix` has it."""
+    """Interface of a feature matrix for models; implemented by :class:`features.matrix.matrix.FeatureMatrix`."""
 
     @property
     def rows(self) -> pd.DataFrame:
-        """``decision_time``, ``node``, ``gpu``, ``unit``, ``augmented``, and where known ``established_at``."""
+        """Columns ``decision_time``, ``node``, ``gpu``, ``unit``, ``augmented``, and ``established_at`` if known."""
 
     @property
     def columns(self) -> Sequence[FeatureColumn]:
-        """What each feature is, in order."""
+        """Feature columns, in order."""
 
     @property
     def span(self) -> tuple[datetime, datetime]:
@@ -51,17 +51,17 @@ class Matrix(Protocol):
     def labels(
         self, as_of: datetime | None = None, *, horizon: timedelta | None = None, rows: Ints | None = None
     ) -> pd.DataFrame:
-        """Labels of all rows, or of some, as known at a time, for the matrix's own horizon or another."""
+        """Labels of all or some rows as known at a time, for the matrix's own horizon or another."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """The rows of a matrix as arrays, each of shape (n_rows,).
+    """Rows of a matrix as arrays, each of shape (n_rows,).
 
     ``time``: decision times in milliseconds since the epoch (UTC).
-    ``augmented``: whether the row exists for training only.
-    ``established``: when it became known that an augmented row exists (its incident's known-at time), in milliseconds;
-    the lowest integer for grid rows and where the matrix does not say.
+    ``augmented``: whether the row is for training only.
+    ``established``: when an augmented row became known to exist (its incident's known-at time), in milliseconds; the
+    lowest integer for grid rows and if the matrix does not record it.
     ``tie``: hash of the unit.
     ``node``: code of the node (:func:`node_codes`).
     """
@@ -74,7 +74,7 @@ class TrainingRows:
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> Self:
-        """Read :attr:`Matrix.rows`."""
+        """Build from :attr:`Matrix.rows`."""
         established = np.full(len(frame), -NEVER, dtype=np.int64)
         if "established_at" in frame.columns:
             established_ms = milliseconds(frame["established_at"], "established_at")
@@ -89,17 +89,17 @@ class TrainingRows:
 
     @property
     def grid_times(self) -> Ints:
-        """Distinct decision times of the grid, ascending."""
+        """Distinct grid times, ascending."""
         return np.unique(self.time[~self.augmented])
 
 
 def acted_on(frame: pd.DataFrame) -> pd.Series:
-    """Give what an action on each row takes out: its node, or what :data:`ACTED_ON` names."""
+    """Return the target of an action on each row: its node, or the column :data:`ACTED_ON` if present."""
     return frame[ACTED_ON if ACTED_ON in frame.columns else "node"]
 
 
 def node_codes(frame: pd.DataFrame) -> Ints:
-    """Give codes of what rows with ``node`` and ``unit`` are acted on; a unit without a node is one by itself."""
+    """Return codes of the action targets of rows; a unit without a node is its own target."""
     node, names = coded(acted_on(frame))
     return node if (node >= 0).all() else np.where(node < 0, len(names) + coded(frame["unit"])[0], node)
 
@@ -108,8 +108,9 @@ def node_codes(frame: pd.DataFrame) -> Ints:
 class Labels:
     """Labels of all rows as known at one time, each of shape (n_rows,).
 
-    ``label``: 1, 0, or -1 where there is none (censored, or not known yet).
-    ``complete``: when the label can first be known: decision time + gap + horizon, in milliseconds since the epoch.
+    ``label``: 1, 0, or -1 for none (censored, or not known yet).
+    ``complete``: earliest time at which the label can be known: decision time + gap + horizon, in milliseconds since
+    the epoch.
     ``incident``: the incident of a positive; -1: none.
     """
 
@@ -119,7 +120,7 @@ class Labels:
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> Self:
-        """Read what :meth:`Matrix.labels` gives."""
+        """Build from the result of :meth:`Matrix.labels`."""
         incident = frame["incident"] if "incident" in frame.columns else pd.Series(-1, index=frame.index, dtype="Int64")
         return cls(
             label=frame["label"].fillna(-1).to_numpy(dtype=np.int8),
@@ -133,12 +134,11 @@ class TrainingSet:
     """Rows to fit on.
 
     ``rows``: positions in the matrix, ascending; shape (n,).
-    ``weight``: 1 for a positive; for a negative what makes the proportions hold where too few negatives were there;
-    shape (n,).
-    ``prior_shift``: what to add to the log-odds of a model fitted on these rows to undo the sampling: the log of the
-    odds of grid rows in the span over the log of the weighted odds here. Augmented positives count in the second only.
-    ``n_positive``, ``n_negative``, ``n_augmented``: rows by label, and how many of the positives are augmented.
-    ``thinned_to``: negatives for each positive, where there was room for fewer than asked for; None: as asked for.
+    ``weight``: 1 for a positive; for a negative, corrects proportions if there were too few negatives; shape (n,).
+    ``prior_shift``: added to the log-odds of a model fitted on these rows to undo the sampling: log of the odds of grid
+    rows in the span, minus log of the weighted odds here. Augmented positives count in the latter only.
+    ``n_positive``, ``n_negative``, ``n_augmented``: rows by label, and augmented ones among the positives.
+    ``thinned_to``: negatives per positive if memory limited them; None: as requested.
     """
 
     rows: Ints
@@ -158,20 +158,20 @@ class TrainingSet:
 
     @property
     def sampled_log_odds(self) -> float:
-        """Log of the weighted odds of the two classes: the level of a model that is fitted on these rows."""
+        """Log of the weighted class odds: the base level of a model fitted on these rows."""
         return float(np.log(self.weight[self.label == 1].sum() / self.weight[self.label == 0].sum()))
 
 
 def known_rows(rows: TrainingRows, labels: Labels, *, start_ms: int, complete_by_ms: int, as_of_ms: int) -> Bools:
-    """Tell which rows have a decision time from ``start_ms`` on and a label complete and known in time.
+    """Return the rows decided from ``start_ms`` on whose label is complete and known in time.
 
     ``complete_by_ms``: labels must be complete (decision time + gap + horizon) by then; at most ``as_of_ms``.
     ``as_of_ms``: the refit; an augmented row must have been established by then.
     """
     usable = (rows.time >= start_ms) & (labels.complete <= min(complete_by_ms, as_of_ms)) & (labels.label >= 0)
     usable &= ~rows.augmented | (rows.established <= as_of_ms)
-    # An augmented time must have a known positive: else the incident that made it is not known yet, and the mere
-    # existence of its rows tells of it.
+    # An augmented time must have a known positive: otherwise its incident is not known yet, and the mere existence of
+    # its rows would leak it.
     causes = np.unique(rows.time[usable & rows.augmented & (labels.label == 1)])
     return usable & (~rows.augmented | np.isin(rows.time, causes))
 
@@ -188,19 +188,19 @@ def choose_rows(
     max_rows: int | None = None,
     events_only: bool = False,
 ) -> TrainingSet:
-    """Choose all positives and ``negative_ratio`` negatives for each.
+    """Select all positives and ``negative_ratio`` negatives for each.
 
     Off the grid, each time with p positives gets ``negative_ratio * p`` negatives of that time. On the grid, half of
-    the negatives come from the positives' own times and the rest from all times of the span, so that quiet days are
-    seen as well. Where there are too few, the ones there are weigh more.
+    the negatives come from the positives' own times and the rest from all times of the span, to include quiet days. If
+    there are too few, they are weighted up.
 
-    ``rows``, ``labels``, ``start_ms``, ``complete_by_ms``, ``as_of_ms``: as :func:`known_rows` takes them.
-    ``seed``: seed of the draw, which depends on a row's unit and time and on nothing else: not on the order of rows.
-    ``max_rows``: rows that there is room for. Where as many negatives as asked for would take more, as many are drawn
-    for each positive as fit, at least one: positives are never left out.
-    ``events_only``: no feature comes from telemetry. Negatives then repeat one another, and :data:`MAX_NEGATIVES` are
-    enough, or :data:`MIN_RATIO` for each positive.
-    Returns: possibly of one class only: see :attr:`TrainingSet.usable`.
+    ``rows``, ``labels``, ``start_ms``, ``complete_by_ms``, ``as_of_ms``: see :func:`known_rows`.
+    ``seed``: seed of the draw, which depends on a row's unit and time only, not on row order.
+    ``max_rows``: maximum rows. If the requested negatives exceed it, fewer are drawn per positive, at least one;
+    positives are always included.
+    ``events_only``: no feature comes from telemetry. Negatives are then repetitive, and :data:`MAX_NEGATIVES`, or
+    :data:`MIN_RATIO` per positive, suffice.
+    Returns: possibly with a single class, see :attr:`TrainingSet.usable`.
     """
     known = known_rows(rows, labels, start_ms=start_ms, complete_by_ms=complete_by_ms, as_of_ms=as_of_ms)
     positive = known & (labels.label == 1)
@@ -220,7 +220,7 @@ def choose_rows(
         chosen = np.concatenate([positives, on_rows, off_rows])
         if max_rows is None or len(chosen) <= max_rows or ratio == 1:
             break
-        # halves of odd quotas are rounded up at each time, so a step may leave some rows too many
+        # odd quotas are halved upwards at each time, so a step may still exceed the limit
         ratio = thinned_to = min(ratio - 1, max((max_rows - len(positives)) // len(positives), 1))
     label = np.repeat([1, 0], [len(positives), len(on_rows) + len(off_rows)])
     weight = np.concatenate([np.ones(len(positives)), on_weight, off_weight])
@@ -228,7 +228,7 @@ def choose_rows(
 
     shift = 0.0
     if len(positives) and len(on_rows) + len(off_rows):
-        # Half a positive represents none: the span has augmented windows of an incident but no grid row of it.
+        # Half a positive stands for none: the incident has augmented rows in the span, but no grid row.
         true_odds = max(len(on_positive), 0.5) / max(int((negative & ~rows.augmented).sum()), 1)
         shift = float(np.log(true_odds) - np.log(len(positives) / (on_weight.sum() + off_weight.sum())))
     return TrainingSet(
@@ -245,7 +245,7 @@ def choose_rows(
 
 
 def count_incidents(tie: Hashes, incident: Ints) -> int:
-    """Count distinct incidents among positive rows; a row whose incident is not given represents its unit."""
+    """Count distinct incidents among positive rows; a row without incident is counted by unit."""
     key = np.where(incident >= 0, incident.astype(np.uint64), tie)
     return len(np.unique(key))
 
@@ -282,11 +282,11 @@ def _draw_at(rows: TrainingRows, among: Bools, times: Ints, quotas: Ints, priori
 
 
 LabelsAt = Callable[[datetime | None], Labels]
-"""From an instant to the labels of the predictions' rows as they were known then; None: by everything known."""
+"""Maps an instant to the labels of the predictions' rows as known then; None: with all data."""
 
 
 def row_positions(matrix: Matrix, predictions: pd.DataFrame) -> Ints:
-    """Find the rows of a prediction frame.
+    """Return the matrix positions of a prediction frame's rows.
 
     ``predictions``: ``decision_time`` and ``unit``, all on the decision grid.
     Raises ``KeyError`` if a row is not in the matrix: the predictions belong to another.
@@ -310,9 +310,9 @@ def row_positions(matrix: Matrix, predictions: pd.DataFrame) -> Ints:
 
 
 def labels_of_rows(matrix: Matrix, at: Ints, horizon: timedelta | None = None) -> LabelsAt:
-    """Give a reader of the labels of rows as known at any time.
+    """Return a function that reads the labels of rows as known at any time.
 
-    ``horizon``: another horizon than the matrix's own.
+    ``horizon``: overrides the matrix's own horizon.
     """
 
     def read(as_of: datetime | None) -> Labels:
@@ -323,9 +323,9 @@ def labels_of_rows(matrix: Matrix, at: Ints, horizon: timedelta | None = None) -
 
 @dataclass(frozen=True, slots=True)
 class IncidentGroups:
-    """Node incident and common cause by incident, for incidents numbered as of one time; shape (n_incidents,).
+    """Node incident and common cause by incident number, as of one time; shape (n_incidents,).
 
-    An entry that is no incident is -1 everywhere.
+    Numbers without an incident map to -1.
     """
 
     node_incident: Ints
@@ -333,7 +333,7 @@ class IncidentGroups:
 
     @classmethod
     def of(cls, incidents: pd.DataFrame) -> "IncidentGroups":
-        """Read what :meth:`Matrix.incidents` gives for the same time as the labels."""
+        """Build from the result of :meth:`Matrix.incidents` as of the same time as the labels."""
         number = incidents["incident"].to_numpy(dtype=np.int64)
 
         def table(values: np.ndarray) -> Ints:

@@ -1,5 +1,4 @@
-"""From scores to risks that compare across time, at the main horizon and at further ones.
+"""Calibration: map scores to risks that are comparable across time, at the main and at further horizons.
 
-In come scores and labels of a later slice, out come maps to risks. Start with ``fitting``; ``horizons`` has the further
-ones.
+Start with ``fitting``, which fits the map on scores and labels of a later slice; ``horizons`` adds further horizons.
 """

@@ -1,4 +1,4 @@
-"""From scores to risks: a monotone map fitted on a slice of time that the frozen model has not been fitted on."""
+"""Calibration of scores: a monotone map fitted on a time slice that the frozen model was not fitted on."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,18 +11,18 @@ from sklearn.isotonic import IsotonicRegression
 from models.rows.ranking import Floats
 
 EDGE = 1e-6
-"""Risks keep this far from 0 and 1."""
+"""Distance that risks keep from 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibrator:
     """A monotone map from scores to risks in the open interval (0, 1).
 
-    ``method``: ``sigmoid``: risk = expit(intercept + slope * score); ``isotonic``: interpolated between the knots;
-    ``prior``: as ``sigmoid``, not fitted on a slice but from the base rate (see
+    ``method``: ``sigmoid``: risk = expit(intercept + slope * score); ``isotonic``: interpolated between knots;
+    ``prior``: like ``sigmoid``, but derived from the base rate instead of a slice (see
     :func:`models.calibration.fitting.fit_calibrator`).
     ``slope``, ``intercept``: of the sigmoid; the slope is positive.
-    ``knots``, ``risks``: scores ascending and risks ascending, for ``isotonic``; empty otherwise.
+    ``knots``, ``risks``: for ``isotonic``, scores and their risks, ascending; else empty.
     """
 
     method: Literal["sigmoid", "isotonic", "prior"]
@@ -32,7 +32,7 @@ class Calibrator:
     risks: tuple[float, ...] = ()
 
     def risk(self, score: Floats) -> Floats:
-        """Give the risk of scores, shape kept, float64; never falls as the score rises, but for rounding."""
+        """Return the risks of scores, shape kept, float64; non-decreasing in the score, except for rounding."""
         values = np.asarray(score, dtype=np.float64)
         if self.method == "isotonic":
             risk = np.interp(values, self.knots, self.risks)
@@ -42,11 +42,11 @@ class Calibrator:
 
 
 MIN_INCIDENTS = 5
-"""Distinct incidents that a slice must hold for a map to be fitted on it; below, its risks would be noise."""
+"""Minimum distinct incidents in a slice to fit a map on; with fewer, risks would be noise."""
 
 _FARTHEST = 8.0
 _ORDER_SLOPE = 0.5
-"""Slope of scores that only order rows, where no slice says better: a guess on the careful side."""
+"""Default slope of scores that are ranks only: a conservative guess."""
 
 
 def fit_calibrator(
@@ -58,21 +58,20 @@ def fit_calibrator(
     base_rate: float,
     log_odds: bool,
 ) -> Calibrator:
-    """Fit a map on the rows of a slice, or fall back to what is known without one.
+    """Fit a map on the rows of a slice, or return the fallback.
 
-    ``score``: scores of grid rows that the model was not fitted on. Rows without a label may be among them: they count
-    only for the fallback; shape (n,).
+    ``score``: scores of grid rows that the model was not fitted on. Rows without a label affect only the fallback;
+    shape (n,).
     ``label``: 1, 0, or -1 for none; shape (n,).
-    ``n_incidents``: distinct incidents among the positives. With fewer than :data:`MIN_INCIDENTS`, or one class only,
+    ``n_incidents``: distinct incidents among the positives. With fewer than :data:`MIN_INCIDENTS`, or a single class,
     the fallback is used.
     ``base_rate``: share of positives among grid rows of the training window, for the fallback.
-    ``log_odds``: whether the score is a log-odds already corrected for sampling. Then the fallback is that score
-    itself. Otherwise (an order only, such as a mean rank) it is a sigmoid with a slope of one half whose mean over the
-    rows is the base rate.
+    ``log_odds``: whether the score is a log-odds already corrected for sampling. The fallback is then the score itself;
+    otherwise (ranks only) a sigmoid with slope 0.5 whose mean over the rows is the base rate.
     Returns: a strictly positive slope, or ascending knots: risks never reverse the order of scores.
 
-    The sigmoid is Platt's, with normal priors that pull towards the fallback: log slope (standard deviation 0.5 for
-    log-odds, 1.5 for an order) and intercept (1.5). A handful of positives thus moves it little.
+    The sigmoid is Platt's, with normal priors that shrink it to the fallback: on the log slope (standard deviation 0.5
+    for log-odds, 1.5 for ranks) and the intercept (1.5). A few positives thus change it little.
     """
     score = np.asarray(score, dtype=np.float64)
     known = np.asarray(label) >= 0
@@ -86,10 +85,10 @@ def fit_calibrator(
 
 
 def at_level(calibrator: Calibrator, score: Floats, rate: float) -> Calibrator:
-    """Shift a map in log-odds until its mean risk over given scores is a rate; the order of risks stays.
+    """Shift a map in log-odds so that its mean risk over the given scores equals a rate; order is preserved.
 
     ``score``: scores of recent rows, with or without labels; shape (n,).
-    ``rate``: between 0 and 1; a rate of 0 or no scores leave the map as it is.
+    ``rate``: between 0 and 1; with a rate of 0 or without scores, the map is returned unchanged.
     """
     score = np.asarray(score, dtype=np.float64)
     if len(score) == 0 or rate <= 0:
@@ -128,7 +127,7 @@ def _fallback(score: Floats, base_rate: float, log_odds: bool) -> Calibrator:
 
 
 def _sigmoid(score: Floats, y: Floats, start: Calibrator, slope_deviation: float) -> Calibrator:
-    # Slope and intercept at the mean score are nearly independent, at zero they are not.
+    # Centered at the mean score, slope and intercept are nearly independent.
     middle = float(score.mean())
     origin = start.intercept + start.slope * middle
 
@@ -154,6 +153,6 @@ def _sigmoid(score: Floats, y: Floats, start: Calibrator, slope_deviation: float
 def _isotonic(score: Floats, y: Floats) -> Calibrator:
     fitted = IsotonicRegression(y_min=0, y_max=1).fit(score, y)
     knots = np.asarray(fitted.X_thresholds_, dtype=np.float64)
-    # No risk of exactly 0 or 1: half an observation each way, as Laplace would have it.
+    # Smooth by half an observation of each class, so that no risk is exactly 0 or 1.
     risks = (np.asarray(fitted.y_thresholds_) * len(y) + 0.5) / (len(y) + 1)
     return Calibrator("isotonic", knots=tuple(map(float, knots)), risks=tuple(map(float, risks)))

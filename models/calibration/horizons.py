@@ -1,12 +1,12 @@
-"""Risks at several horizons that agree with each other: none falls as the horizon grows, and the main one is ``risk``.
+"""Consistent risks at several horizons: non-decreasing with the horizon, and equal to ``risk`` at the main one.
 
-Each horizon's risk is made from the next one towards the main horizon, so that agreement needs no repair afterwards:
+Each horizon's risk derives from the next one towards the main horizon, so that risks are consistent by construction:
 
-- a shorter one is a share of the next longer: of the incidents within that, how many come within this;
-- a longer one adds, among those who survive the next shorter, how many fail until this.
+- a shorter horizon has a share of the next longer one's risk: of the incidents within that, how many start within this;
+- a longer one adds the units that survive the next shorter one and fail within this.
 
-Both are logistic in the log-odds of the calibrated main risk, with slopes that are never negative, so that the order of
-the units is the same at every horizon.
+Both are logistic in the log-odds of the calibrated main risk, with non-negative slopes, so that the order of units is
+the same at every horizon.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,15 +25,15 @@ from models.rows.ranking import Floats, Ints
 from models.rows.training_set import Labels, Matrix, TrainingRows, count_incidents, row_positions
 
 EDGE = 1e-6
-"""Risks keep this far from 0 and 1 before their log-odds are taken."""
+"""Distance that risks keep from 0 and 1 before log-odds are computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """From the risk at one horizon to that at the next away from the main one.
+    """Conditional share between a horizon and its neighbour towards the main one.
 
-    ``level``: Log-odds of the conditional share where the main risk is the base rate.
-    ``slope``: by how much they rise with the log-odds of the main risk; not negative.
+    ``level``: log-odds of the share where the main risk equals the base rate.
+    ``slope``: change per unit of the main risk's log-odds; non-negative.
     """
 
     hours: float
@@ -43,11 +43,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class HorizonMap:
-    """Risks at all horizons from the risk at the main one.
+    """Maps the risk at the main horizon to risks at all horizons.
 
-    ``main_hours``: the horizon of the labels that models are trained on.
-    ``base``: Log-odds of the base rate at the main horizon: where levels are measured.
-    ``shorter``, ``longer``: away from the main horizon: shorter ones descending, longer ones ascending.
+    ``main_hours``: the horizon of the training labels.
+    ``base``: log-odds of the base rate at the main horizon, where levels are measured.
+    ``shorter``, ``longer``: outwards from the main horizon: shorter ones descending, longer ones ascending.
     """
 
     main_hours: float
@@ -57,7 +57,7 @@ class HorizonMap:
 
     @property
     def hours(self) -> tuple[float, ...]:
-        """All horizons, ascending, the main one among them."""
+        """All horizons, ascending, including the main one."""
         return (
             *(link.hours for link in reversed(self.shorter)),
             self.main_hours,
@@ -65,9 +65,9 @@ class HorizonMap:
         )
 
     def risks(self, risk: Floats) -> Floats:
-        """Give the risks at all horizons.
+        """Return the risks at all horizons.
 
-        Returns: columns as :attr:`hours`: never falling along a row, all between 0 and 1, the main one as given; shape
+        Returns: columns as :attr:`hours`: non-decreasing along a row, between 0 and 1, the main one unchanged; shape
         (n, horizons).
         """
         main = np.asarray(risk, dtype=np.float64)
@@ -80,34 +80,34 @@ class HorizonMap:
         return np.column_stack([*reversed(below[1:]), main, *above[1:]])
 
     def to_json(self) -> dict[str, Any]:
-        """Give the map as a JSON object."""
+        """Return the map as a JSON object."""
         return dict(TypeAdapter(HorizonMap).dump_python(self, mode="json"))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "HorizonMap":
-        """Read what :meth:`to_json` wrote."""
+        """Read the result of :meth:`to_json`."""
         return TypeAdapter(cls).validate_python(content)
 
 
 def horizon_column(hours: float) -> str:
-    """Name the column of a horizon's risk: ``risk_6h``, ``risk_30m``."""
+    """Return the column name of a horizon's risk: ``risk_6h``, ``risk_30m``."""
     minutes = round(hours * 60)
     return f"risk_{minutes // 60}h" if minutes % 60 == 0 else f"risk_{minutes}m"
 
 
 def horizon_maps(stored: Sequence[Mapping[str, Any] | None]) -> tuple[HorizonMap, ...]:
-    """Read the maps of all folds; empty where any fold has none."""
+    """Read the maps of all folds; empty if any fold lacks one."""
     maps = tuple(HorizonMap.from_json(content) for content in stored if content is not None)
     return maps if len(maps) == len(stored) else ()
 
 
 def add_risks(risk: Floats, fold: np.ndarray, maps: Sequence[HorizonMap]) -> dict[str, np.ndarray]:
-    """Give the columns of the further horizons for rows of several folds.
+    """Return the risk columns of all horizons for rows of several folds.
 
     ``risk``: risks at the main horizon; shape (n,).
-    ``fold``: whose map a row takes, as a position in ``maps``; shape (n,).
-    ``maps``: one for each fold, all of the same horizons.
-    Returns: one column for each horizon, ascending, the main one included.
+    ``fold``: position in ``maps`` of each row's map; shape (n,).
+    ``maps``: one per fold, all with the same horizons.
+    Returns: one column per horizon, ascending, including the main one.
     """
     hours = maps[0].hours
     out = np.empty((len(risk), len(hours)), dtype=np.float64)
@@ -118,10 +118,10 @@ def add_risks(risk: Floats, fold: np.ndarray, maps: Sequence[HorizonMap]) -> dic
 
 
 _LEVEL_DEVIATION = 1.0
-"""Standard deviation of the prior on a link's level (log-odds): failures in a burst or a lull stay within a few."""
+"""Standard deviation of the prior on a link's level (log-odds); covers bursts and lulls of failures."""
 _SLOPE_DEVIATION = 0.5
 _LONGER_SLOPE = 0.5
-"""Prior slope of longer horizons: who was at risk and survived is at half of that risk (in log-odds) afterwards."""
+"""Prior slope of longer horizons: units that were at risk and survived keep half of that risk (in log-odds)."""
 _MAX_SLOPE = 3.0
 
 
@@ -129,7 +129,7 @@ _MAX_SLOPE = 3.0
 class HorizonLabels:
     """Labels of the same rows at one horizon.
 
-    ``label``: 1, 0, or -1 where there is none; shape (n,).
+    ``label``: 1, 0, or -1 for none; shape (n,).
     """
 
     label: np.ndarray
@@ -146,11 +146,11 @@ def fit_horizons(
 ) -> HorizonMap:
     """Fit the links on rows that the model was not fitted on.
 
-    ``others``: labels of the same rows at the further horizons; the main one may be among them.
+    ``others``: labels of the same rows at the further horizons; may include the main one.
 
-    Rows of one incident tell one thing. So the likelihood is weighted by incidents over positive rows before it meets
-    the priors: the level's is normal around a constant hazard, the slope's around 0 (shorter) or one half (longer),
-    cut at 0.
+    Rows of one incident are not independent, so the likelihood is weighted by incidents over positive rows. The prior
+    on the level is normal around a constant hazard, that on the slope around 0 (shorter) or 0.5 (longer), truncated at
+    0.
     """
     risk = np.asarray(risk, dtype=np.float64)
     base = float(logit(np.clip(base_rate, EDGE, 0.5)))
@@ -160,7 +160,7 @@ def fit_horizons(
     for further in sorted((span for span in others if span < horizon), reverse=True):
         here, share = others[further], _hours(further) / hours
         rows = (within.label == 1) & (here.label >= 0)
-        # Each incident appears in several rows.
+        # Several rows share an incident.
         weight = within.incidents / max(int(rows.sum()), 1)
         shorter.append(_link(log_odds, rows, here, weight, _hours(further), float(logit(share)), 0.0))
         within, hours = here, _hours(further)
@@ -181,15 +181,15 @@ def fit_horizons(
 def slice_horizons(
     matrix: Matrix, rows: TrainingRows, labels: Labels, chosen: Ints, horizons: Sequence[timedelta], *, refit_ms: int
 ) -> tuple[timedelta, dict[timedelta, HorizonLabels]]:
-    """Label chosen rows at further horizons, as known at a refit.
+    """Label rows at further horizons, as known at a refit.
 
-    ``refit_ms``: the refit in milliseconds since the epoch. Labels that are not complete by then are none.
-    Returns: the horizon of the matrix's own labels, and the labels at each of ``horizons``; empty without any.
+    ``refit_ms``: the refit in milliseconds since the epoch. Labels that are not complete by then are -1.
+    Returns: the horizon of the matrix's own labels, and the labels at each of ``horizons``.
     """
     as_of = instants(np.array([refit_ms], dtype=np.int64))[0].to_pydatetime()
     others: dict[timedelta, HorizonLabels] = {}
     main = timedelta(0)
-    asked = np.append(chosen, 0)  # one row at least tells how much longer the horizon is
+    asked = np.append(chosen, 0)  # at least one row, to derive the main horizon
     for horizon in horizons:
         further = Labels.of(matrix.labels(as_of, horizon=horizon, rows=asked))
         main = horizon - timedelta(milliseconds=int(further.complete[-1] - labels.complete[0]))
@@ -229,7 +229,7 @@ def horizon_table(predictions: pd.DataFrame, matrix: Matrix, maps: tuple[Horizon
     """Compare mean risk and outcome at each horizon.
 
     ``predictions``: one model and variant of a backtest: ``decision_time``, ``unit``, ``risk``, ``fold``.
-    Returns: ``hours``, ``rows`` (with a label at this horizon), ``positives``, ``mean_risk``, ``rate``, ``ratio`` (mean
+    Returns: ``hours``, ``rows`` (labelled at this horizon), ``positives``, ``mean_risk``, ``rate``, ``ratio`` (mean
     risk over rate; NaN without positives), ``brier_skill`` (against the constant rate of the same rows).
     """
     at = row_positions(matrix, predictions)

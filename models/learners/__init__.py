@@ -1,4 +1,4 @@
-"""The learners and baselines by name, with settings that hold up when failures are rare.
+"""Learners and baselines by name, with default settings for rare failures.
 
-In come a name and settings, out comes a scikit-learn classifier. Start with ``factory``.
+Start with ``factory``, which turns a name and settings into a scikit-learn classifier.
 """

@@ -1,4 +1,4 @@
-"""Baselines, which learn nothing: chance, the count of past faults, and the vendor's own thresholds."""
+"""Baselines without training: random, the count of past faults, and vendor thresholds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from features.vocabulary import FeatureColumn
 from models.rows.ranking import Floats, Hashes, mix, uniform
 
 HISTORY_WINDOW = timedelta(days=30)
-"""The history that ``history_count`` counts over (the window that re-runs of the paper found telling)."""
+"""Window of ``history_count`` (predictive in reproductions of the paper)."""
 
 HARDWARE_HISTORY = frozenset(
     {"incident", "failure", "xid_memory", "xid_bus", "xid_firmware", "xid_interconnect", "xid_precursor"}
 )
-"""Hardware causes of :data:`features.groups.history.WHATS`; ``xid_hardware`` would count these twice."""
+"""Hardware events among :data:`features.groups.history.WHATS`; ``xid_hardware`` would count them twice."""
 
 
 class Baseline:
-    """What gives points to rows.
+    """Scores rows without a fit.
 
     ``seed``: seed of ``random``; the others ignore it.
     """
@@ -38,11 +38,11 @@ class Baseline:
         raise NotImplementedError
 
     def unavailable(self) -> str:
-        """Return why the matrix has no data for this baseline, so that all rows get the same points; empty: it has."""
+        """Return why the matrix lacks the data of this baseline, so that all rows tie; empty: available."""
         return ""
 
     def _find(self, **wanted: object) -> list[int]:
-        """Positions of the columns whose attributes equal the wanted values; shortest window first."""
+        """Return the columns whose attributes equal the given values; shortest window first."""
         positions = [
             (column.window or timedelta(0), i)
             for i, column in enumerate(self.columns)
@@ -52,7 +52,7 @@ class Baseline:
 
 
 class RandomScore(Baseline):
-    """Chance: a number drawn from who the row is, the same in every run."""
+    """Random scores, reproducible for a unit and decision time."""
 
     def points(self, X: np.ndarray, identity: Hashes) -> Floats:
         """Draw one number in (0, 1) for each row; see :meth:`Baseline.points`."""
@@ -60,17 +60,17 @@ class RandomScore(Baseline):
 
 
 class HistoryCount(Baseline):
-    """The number of hardware faults known of the GPU in the last 30 days; among equals, of its node.
+    """Number of known hardware faults of the GPU in the last 30 days; ties are broken by that of its node.
 
-    Counts the columns of group ``history`` with statistic ``count`` over 30 days (over the longest window there is, if
-    not that one) of :data:`HARDWARE_HISTORY`: incidents, and XIDs that NVIDIA lays on the hardware. Application XIDs do
-    not count. A dataset of nodes has the node's count only.
+    Sums the ``count`` columns of group ``history`` for :data:`HARDWARE_HISTORY` over 30 days (or else the longest
+    window): incidents, and XIDs that NVIDIA attributes to hardware. Application XIDs do not count. A dataset of nodes
+    has the node's count only.
     """
 
     def points(self, X: np.ndarray, identity: Hashes) -> Floats:
-        """Give the GPU's count plus the node's squeezed into [0, 1); see :meth:`Baseline.points`."""
+        """Return the GPU's count plus the node's squashed into [0, 1); see :meth:`Baseline.points`."""
         of_gpu = self._count(X, "gpu")
-        node = np.maximum(self._count(X, "node"), 0)  # a caller's rows may hold anything, and -1 would divide by zero
+        node = np.maximum(self._count(X, "node"), 0)  # rows are unchecked, and -1 would divide by zero
         return of_gpu + node / (1 + node)
 
     def unavailable(self) -> str:
@@ -103,14 +103,14 @@ class HistoryCount(Baseline):
 
 @dataclass(frozen=True, slots=True)
 class VendorRule:
-    """One threshold of NVIDIA's: a column's value over ``per`` seconds (if given) at or above ``threshold``.
+    """A threshold of NVIDIA.
 
-    ``channels``: channels whose values are added up.
+    ``channels``: channels whose values are summed.
     ``statistic``: ``last`` or ``rise``.
-    ``threshold``: lowest value that is a hit; for a rate in events a second.
-    ``severity``: points of a hit: 3 means replace or reset immediately, 2 drain soon, 1 look.
+    ``threshold``: lowest value that is a hit; for a rate in events per second.
+    ``severity``: points of a hit: 3: replace or reset immediately; 2: drain soon; 1: investigate.
     ``rate``: whether the value is divided by the window's length.
-    ``above``: whether the threshold itself is no hit yet.
+    ``above``: whether the value must exceed the threshold.
     """
 
     channels: tuple[str, ...]
@@ -122,16 +122,17 @@ class VendorRule:
 
 
 class VendorRules(Baseline):
-    """NVIDIA's own health thresholds, as points by severity for each rule that is hit.
+    """NVIDIA's own health thresholds: the summed severity of all rules that are hit.
 
-    The rates of the sources are per minute or second; here a counter's rise over the shortest window there is (1 h
-    unless params say otherwise) is divided by the window's length, so a burst shorter than the window must be as much
-    stronger to be seen. Rules whose channels the dataset does not have are never hit.
+    The source's rates are per minute or second; here, a counter's rise over the shortest window (1 h by default) is
+    divided by the window's length, so a burst shorter than the window must be proportionally stronger to be detected.
+    Rules whose channels are missing are never hit.
 
-    Thresholds: NVIDIA DCGM, ``DcgmGPUHardwareLimits.h`` and ``DcgmHealthWatch.cpp`` (PCIe replays above 16 a minute at
-    generation 4 and 16 lanes; an NVLink replay or recovery; NVLink CRC errors at 100 a second; 512 uncorrectable
+    Thresholds: NVIDIA DCGM, ``DcgmGPUHardwareLimits.h`` and ``DcgmHealthWatch.cpp`` (PCIe replays above 16 per minute
+    at generation 4 and 16 lanes; an NVLink replay or recovery; NVLink CRC errors at 100 per second; 512 uncorrectable
     remapped rows; a failed remap) and NVIDIA's page-retirement policy (63 pages, or more than 15 for double-bit
-    errors). A pending remap and a new double-bit error need a reset before the next job; predrain chose their severity.
+    errors). A pending remap and a new double-bit error need a reset before the next job; their severity is predrain's
+    choice.
     """
 
     RULES: ClassVar[tuple[VendorRule, ...]] = (
@@ -149,7 +150,7 @@ class VendorRules(Baseline):
     )
 
     def points(self, X: np.ndarray, identity: Hashes) -> Floats:
-        """Add up the severities of the rules hit; see :meth:`Baseline.points`."""
+        """Sum the severities of the rules that are hit; see :meth:`Baseline.points`."""
         total = np.zeros(len(X))
         for rule in self.RULES:
             total += rule.severity * self._hit(rule, X)
@@ -170,12 +171,12 @@ class VendorRules(Baseline):
             positions = self._find(group="telemetry", channel=channel, statistic=rule.statistic)
             if not positions:
                 continue
-            # A rate wants the shortest window; an event that must not happen at all, the longest.
+            # Rates need the shortest window; events that must never happen need the longest.
             i = positions[0] if rule.rate or rule.statistic == "last" else positions[-1]
             window = self.columns[i].window
             seconds = window.total_seconds() if rule.rate and window else 1.0
             value += np.nan_to_num(X[:, i].astype(np.float64), nan=0.0) / seconds
-        # Stored features are float32: a rate that is exactly at its threshold may come out a hair above it.
+        # Features are float32: a rate exactly at its threshold may be rounded above it.
         return value > rule.threshold * (1 + 1e-6) if rule.above else value >= rule.threshold * (1 - 1e-6)
 
 
@@ -187,8 +188,5 @@ _CLASSES: dict[str, type[Baseline]] = {
 
 
 def make_baseline(name: str, *, columns: Sequence[FeatureColumn], seed: int) -> Baseline:
-    """Make a baseline.
-
-    Returns: ready to score: baselines need no fit.
-    """
+    """Make a baseline, ready to score."""
     return _CLASSES[name](columns, seed)

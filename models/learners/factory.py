@@ -1,10 +1,10 @@
-"""The learners by name, with settings that hold up when failures are rare; the five classic ones are made here.
+"""Learners by name, with default settings for rare failures; includes the factories of the five classic ones.
 
-Each is an ordinary scikit-learn classifier: ``fit(X, y, sample_weight=None)``, ``predict_proba(X)``, NaN allowed.
-Given the same data, seed and settings, each gives the same model bit for bit.
+Each is a plain scikit-learn classifier: ``fit(X, y, sample_weight=None)``, ``predict_proba(X)``, NaN allowed. The same
+data, seed and settings give a bit-identical model.
 
-The defaults are regularised strongly: a training set holds windows of tens of incidents and hundreds of features, and
-on simulated fleets fewer leaves, fewer features a tree and larger penalties each raised precision at the alert budget.
+Defaults are strongly regularized: training windows contain tens of incidents and hundreds of features, and on simulated
+fleets fewer leaves, fewer features per tree and larger penalties each raised precision at the alert budget.
 """
 
 import hashlib
@@ -29,21 +29,21 @@ from models.config import ALL_LEARNERS, SEQUENCE, THREADS, Recipe
 from models.learners.prepared import PreparedClassifier
 
 AT_ONCE = 2
-"""Learners fitted at the same time; does not change the result."""
+"""Learners fitted concurrently; does not change the result."""
 
 _UNREACHABLE = 1e9
 
 _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: | at \S+, line \d+ ?\.?$")
-"""Where in its own source a library noticed something."""
+"""Source location that a library adds to its messages."""
 
 _LIGHTGBM: dict[str, Any] = {
-    # Few leaves and large ones: the positives of a training set come from tens of incidents, not from hundreds.
+    # Few and large leaves: the positives of a training set come from tens of incidents, not hundreds.
     "n_estimators": 150,
     "learning_rate": 0.05,
     "num_leaves": 4,
     "min_child_samples": 40,
-    # A leaf of 40 rows at a rate of 0.07 % has a hessian of 0.03. The floor must lie well below that, or no leaf can
-    # hold the positives; without the l2 term such a leaf's Newton step is so long that the model collapses.
+    # A leaf of 40 rows at a rate of 0.07 % has a hessian of 0.03. The minimum must be well below that, or no leaf can
+    # hold the positives; without the L2 term, the Newton step of such a leaf is so large that the model collapses.
     "min_child_weight": 1e-4,
     "reg_lambda": 5.0,
     "subsample": 0.7,
@@ -57,7 +57,7 @@ _XGBOOST: dict[str, Any] = {
     "n_estimators": 150,
     "learning_rate": 0.05,
     "max_depth": 2,
-    # In units of hessian, p(1 - p) a row: see the note above.
+    # Sum of hessians, p(1 - p) per row: see above.
     "min_child_weight": 0.02,
     "reg_lambda": 5.0,
     "max_delta_step": 2.0,
@@ -68,8 +68,8 @@ _XGBOOST: dict[str, Any] = {
 }
 
 MANY_INCIDENTS = 500
-"""Boosted trees are larger where a training set holds this many incidents. On subsets of Titan's GPUs small ones rank
-better up to 370 incidents, large ones no worse at 710 and better at 1,410 (docs/decisions/0026)."""
+"""Incidents from which boosted trees get larger. On subsets of Titan's GPUs, small trees rank better up to 370
+incidents; large ones are no worse at 710 and better at 1,410 (docs/decisions/0026)."""
 
 _MANY: dict[str, dict[str, Any]] = {"lightgbm": {"num_leaves": 8}, "xgboost": {"max_depth": 3}}
 
@@ -89,12 +89,12 @@ _LOGISTIC: dict[str, Any] = {
 
 _MLP: dict[str, Any] = {
     "hidden_layer_sizes": (64,),
-    # The library divides it by the weights of a batch, not of all rows: it goes together with batch_size, and the same
-    # with smaller batches leaves nothing learned.
+    # The library divides it by the sum of weights of a batch, not of all rows: tune it with batch_size; with smaller
+    # batches, the same value prevents any learning.
     "alpha": 8.0,
     "batch_size": 1024,
     "learning_rate_init": 2e-3,
-    # Passes over the training rows, 3 or more (our name, not the library's).
+    # Passes over the training rows, at least 3 (not a scikit-learn parameter).
     "epochs": 10,
 }
 
@@ -112,8 +112,8 @@ def _xgboost(seed: int, settings: dict[str, Any]) -> xgboost.XGBClassifier:
 
 
 def _random_forest(seed: int, settings: dict[str, Any]) -> RandomForestClassifier:
-    # No n_jobs: a forest that predicts on two threads adds its trees in the order in which they happen to finish, and
-    # the last bit of a score changes from run to run.
+    # No n_jobs: with two threads, a forest sums its trees in order of completion, and the last bit of a score varies
+    # between runs.
     return RandomForestClassifier(**settings, random_state=seed)
 
 
@@ -122,9 +122,9 @@ def _logistic(seed: int, settings: dict[str, Any]) -> PreparedClassifier:
 
 
 def _mlp(seed: int, settings: dict[str, Any]) -> PreparedClassifier:
-    # A fixed number of epochs and no validation share: scikit-learn would draw that share at random over rows, so that
-    # windows of one incident were on both sides of it. An improvement that no epoch can reach makes the library stop
-    # after exactly that many, where reaching max_iter would warn.
+    # A fixed number of epochs and no validation split: scikit-learn's random split would put windows of one incident on
+    # both sides. An unreachable tolerance stops training after exactly that many epochs, whereas reaching max_iter
+    # would warn.
     settings = dict(settings)
     size, epochs = settings.pop("hidden_layer_sizes"), settings.pop("epochs")
     layers = tuple(size) if isinstance(size, list | tuple) else (size,)
@@ -181,12 +181,12 @@ _RECIPES: dict[str, Recipe] = {
 def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = None, incidents: int = 0) -> Any:
     """Make an unfitted learner.
 
-    ``incidents``: those that it will be fitted on; its size follows them.
-    ``settings``: overrides of the defaults, in the library's own names (and ``epochs`` of ``mlp``).
+    ``incidents``: number of incidents it will be fitted on, which determines its size.
+    ``settings``: overrides of the defaults, by the library's own names (and ``epochs`` of ``mlp``).
     Returns: ``lightgbm.LGBMClassifier``, ``xgboost.XGBClassifier``, ``RandomForestClassifier``, or a
     :class:`models.learners.prepared.PreparedClassifier` around ``LogisticRegression`` or ``MLPClassifier``.
-    Raises ``InputError`` if there is no such learner or setting (the nearest valid name is given). Values are refused
-    by the library when it fits.
+    Raises ``InputError`` for an unknown learner or setting (suggesting the nearest valid name). Values are validated by
+    the library when it fits.
     """
     recipe = _recipe(name)
     overrides = dict(settings or {})
@@ -203,21 +203,21 @@ def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = N
 
 
 class LoadedLightGBM:
-    """A LightGBM model read from its text, with the part of scikit-learn's contract that scoring needs."""
+    """A LightGBM model read from text, with the part of the scikit-learn interface that scoring needs."""
 
     def __init__(self, booster: lightgbm.Booster) -> None:
         self.booster_ = booster
         self.classes_ = np.array([0, 1])
 
     def predict_proba(self, X: np.ndarray) -> np.ndarray:
-        """Give the probability of both classes, shape (n_rows, 2), bit-identical to the fitted classifier's."""
+        """Return the probability of both classes, shape (n_rows, 2), bit-identical to the fitted classifier's."""
         positive = np.asarray(self.booster_.predict(X, num_threads=THREADS))
         return np.column_stack([1 - positive, positive])
 
 
 @dataclass(frozen=True)
 class FitRows:
-    """Rows of both classes to fit on: features, labels and weights, shared by all learners that are fitted on them."""
+    """Training rows of both classes: features, labels and weights, shared by the learners fitted on them."""
 
     X: np.ndarray
     y: np.ndarray
@@ -225,7 +225,7 @@ class FitRows:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the content, computed once."""
+        """Hash of the content, cached."""
         arrays = [self.X, self.y] if self.weight is None else [self.X, self.y, self.weight]
         digest = hashlib.blake2b(repr([(array.shape, str(array.dtype)) for array in arrays]).encode(), digest_size=16)
         for array in arrays:
@@ -235,7 +235,7 @@ class FitRows:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A learner to fit: its name among :data:`models.config.ALL_LEARNERS`, unfitted, and its rows."""
+    """A learner to fit: its name in :data:`models.config.ALL_LEARNERS`, the unfitted classifier, and its rows."""
 
     name: str
     learner: Any
@@ -243,16 +243,16 @@ class Fit:
 
 
 LearnerStore = Callable[[Fit, Callable[[], Any]], Any]
-"""Gives a fit's learner from a store, or fits it by the function given and keeps it."""
+"""Returns a fit's learner from a cache, or fits it with the given function and caches it."""
 
 
 def fit_all(
     fits: Sequence[Fit], fitted: Callable[[str], None] | None = None, store: LearnerStore | None = None
 ) -> list[Any]:
-    """Fit learners, :data:`AT_ONCE` at a time, and give them in the same order.
+    """Fit learners, :data:`AT_ONCE` concurrently, and return them in the same order.
 
-    ``fitted``: called with the name of each learner when it is fitted, from a thread.
-    Raises ``InputError`` with the library's first line if a library refuses a fit, mostly for its settings.
+    ``fitted``: called from a thread with the name of each learner once it is fitted.
+    Raises ``InputError`` with the library's message if a library rejects a fit, usually for its settings.
     """
 
     def fit(one: Fit) -> Any:
@@ -272,7 +272,7 @@ def fit_all(
             fitted(one.name)
         return learner
 
-    # One limit around all: set and lifted by each of two fits at a time, it would be lifted too early for the other.
+    # One limit around all fits: concurrent fits would lift each other's limit too early.
     with threadpool_limits(limits=THREADS):
         return list(joblib.Parallel(n_jobs=AT_ONCE, backend="threading")(joblib.delayed(run)(fit) for fit in fits))
 

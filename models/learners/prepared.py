@@ -1,4 +1,4 @@
-"""Features made fit for learners that cannot take NaN or heavy tails, and a classifier that does it on the way in."""
+"""Feature scaling for learners that need finite, bounded inputs, and wrappers that scale or select columns."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
@@ -15,14 +15,14 @@ from models.sequence.layout import window_of
 
 
 def signed_log(values: np.ndarray) -> np.ndarray:
-    """Give the logarithm of one plus the size of each value, with the value's sign; NaN stays."""
+    """Return log(1 + abs(x)) with the sign of x; NaN stays NaN."""
     out = np.abs(values, order="C")
     np.log1p(out, out=out)
     return np.copysign(out, values, out=out)
 
 
 def scale_logs(logs: np.ndarray, center: np.ndarray, scale: np.ndarray, clip: float) -> np.ndarray:
-    """Scale logarithms in place, for a classifier that takes no NaN.
+    """Scale signed logarithms in place, for classifiers that cannot handle NaN.
 
     ``logs``: signed logarithms of features; NaN: unknown; shape (n_rows, n_features).
     ``center``, ``scale``: median and spread of each feature's signed logarithm; shape (n_features,).
@@ -35,27 +35,27 @@ def scale_logs(logs: np.ndarray, center: np.ndarray, scale: np.ndarray, clip: fl
 
 
 _IQR_TO_SIGMA = 1.349
-"""Interquartile range of a normal distribution over its standard deviation."""
+"""Ratio of interquartile range to standard deviation of a normal distribution."""
 
 _COLUMNS = 16
-"""Columns of float32 that a cache line holds."""
+"""Columns of float32 per cache line."""
 
 
 _STEPS = 100
-"""Steps of a network in a pass over its rows, at least: few rows come in smaller batches, so that they teach as much.
-The library divides a network's penalty by a batch's sum of weights, so the penalty shrinks with the batch, to weigh the
-same."""
+"""Minimum gradient steps of a network per epoch: smaller data uses smaller batches, so that it learns as much. The
+library divides a network's penalty by a batch's sum of weights, so the penalty shrinks with the batch to have the same
+effect."""
 
 
 class SignedLogScaler(TransformerMixin, BaseEstimator):
-    """Take the signed logarithm of each feature, centre and scale it robustly, clip it, and put 0 for NaN.
+    """Transform features by signed logarithm, robust centering and scaling, clipping, and 0 for NaN.
 
-    Counters and byte rates span ten decades and most features have rare huge values that are the signal; the signed
-    logarithm keeps their order and bounds their leverage. NaN becomes the column's median, without an indicator
-    column: that telemetry is missing has features of its own (group ``gaps``).
+    Counters and byte rates span ten decades, and most features have rare huge values that are the signal; the signed
+    logarithm keeps their order and bounds their leverage. NaN becomes the column's median, without an indicator column:
+    missing telemetry has its own features (group ``gaps``).
 
     ``center_``: median of the signed logarithm; 0 for a column that is all NaN; shape (n_features,).
-    ``scale_``: interquartile range over 1.349, or the standard deviation where that is 0, or 1 where both are; shape
+    ``scale_``: interquartile range over 1.349, or the standard deviation if that is 0, or 1 if both are; shape
     (n_features,).
     """
 
@@ -63,12 +63,12 @@ class SignedLogScaler(TransformerMixin, BaseEstimator):
         self.clip = clip
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Learn the centre and scale of each column of ``X``, shape (n_rows, n_features); NaN allowed."""
+        """Fit center and scale of each column of ``X``, shape (n_rows, n_features); NaN allowed."""
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         return self._learn(signed_log(X))
 
     def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
-        """Fit, then give ``X`` transformed; takes the logarithms once."""
+        """Fit and transform ``X``, computing the logarithms once."""
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         logs = signed_log(X)
         self._learn(logs)
@@ -82,7 +82,7 @@ class SignedLogScaler(TransformerMixin, BaseEstimator):
             statistics = [_location_and_spread(column) for column in _columns(logs, np.flatnonzero(known))]
             low, middle, high, deviation = np.array(statistics).T
             spread = (high - low) / _IQR_TO_SIGMA
-            # Most counters are 0 nearly always: their quartiles coincide, and the deviation takes over.
+            # Most counters are almost always 0: their quartiles coincide, so use the standard deviation.
             spread = np.where(spread > 1e-9, spread, np.where(deviation > 1e-9, deviation, 1.0))
             center[known], scale[known] = middle, spread
         self.center_ = center
@@ -90,7 +90,7 @@ class SignedLogScaler(TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: Any) -> np.ndarray:
-        """Give ``X`` transformed: same shape, finite, within ``[-clip, clip]``."""
+        """Transform ``X``: same shape, finite, within ``[-clip, clip]``."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", reset=False)
         return scale_logs(signed_log(X), self.center_, self.scale_, self.clip)
@@ -103,12 +103,12 @@ class SignedLogScaler(TransformerMixin, BaseEstimator):
 
 
 class PreparedClassifier(ClassifierMixin, BaseEstimator):
-    """A classifier behind a :class:`SignedLogScaler`, fitted on one thread so that the result is the same anywhere.
+    """A classifier behind a :class:`SignedLogScaler`, fitted on one thread for reproducibility.
 
-    Weights go to the classifier only: they undo the sampling of negatives, and scaling needs no such correction.
+    Weights apply to the classifier only: they undo the sampling of negatives, which scaling does not need.
 
-    ``classifier``: what is fitted on the prepared features; must take ``sample_weight``. None: logistic regression. The
-    batches of a network hold a hundredth of the rows at most.
+    ``classifier``: fitted on the scaled features; must accept ``sample_weight``. None: logistic regression. Batches of
+    a network hold at most a hundredth of the rows.
     """
 
     def __init__(self, classifier: Any = None, clip: float = 5.0) -> None:
@@ -121,7 +121,7 @@ class PreparedClassifier(ClassifierMixin, BaseEstimator):
         self.scaler_ = SignedLogScaler(self.clip)
         self.classifier_ = LogisticRegression() if self.classifier is None else clone(self.classifier)
         batch = getattr(self.classifier_, "batch_size", None)
-        if isinstance(batch, int) and batch > 0:  # what makes no sense is the library's to refuse
+        if isinstance(batch, int) and batch > 0:  # the library rejects invalid values
             taken = max(1, min(batch, len(X) // _STEPS))
             self.classifier_.set_params(batch_size=taken, alpha=self.classifier_.alpha * taken / batch)
         prepared = self.scaler_.fit_transform(X)
@@ -134,14 +134,14 @@ class PreparedClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Give the probability of each class, shape (n_rows, n_classes)."""
+        """Return the probability of each class, shape (n_rows, n_classes)."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", reset=False)
         with threadpool_limits(limits=1):
             return self.classifier_.predict_proba(self.scaler_.transform(X))
 
     def predict(self, X: Any) -> np.ndarray:
-        """Give the most probable class of each row, shape (n_rows,)."""
+        """Return the most probable class of each row, shape (n_rows,)."""
         best = np.argmax(self.predict_proba(X), axis=1)
         return self.classes_[best]
 
@@ -152,22 +152,22 @@ class PreparedClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _columns(values: np.ndarray, chosen: np.ndarray) -> Iterator[np.ndarray]:
-    """Give some columns one after the other; taken by the dozen, since each row that is touched costs the same."""
+    """Yield the chosen columns; copied in batches, since each touched row costs a cache line."""
     for begin in range(0, len(chosen), _COLUMNS):
         yield from np.ascontiguousarray(values[:, chosen[begin : begin + _COLUMNS]].T)
 
 
 def _location_and_spread(column: np.ndarray) -> np.ndarray:
-    """Give quartiles and standard deviation of what is known of a column; one at a time, in its own precision."""
+    """Return quartiles (in the column's own precision) and standard deviation of a column's known values."""
     known = column[~np.isnan(column)]
     return np.r_[np.quantile(known, [0.25, 0.5, 0.75]), known.std(dtype=np.float64)]
 
 
 class ColumnSubset(BaseEstimator):
-    """Fit and score a classifier on some columns of the rows.
+    """Fit and score a classifier on a subset of columns.
 
-    ``classifier``: fitted as a clone; None: given fitted, see :meth:`around`.
-    ``columns``: positions of the columns that it sees.
+    ``classifier``: cloned for fitting; None: already fitted, see :meth:`around`.
+    ``columns``: positions of its columns.
     """
 
     def __init__(self, classifier: Any = None, columns: Sequence[int] = ()) -> None:
@@ -176,36 +176,36 @@ class ColumnSubset(BaseEstimator):
 
     @classmethod
     def around(cls, fitted: Any, columns: Sequence[int]) -> "ColumnSubset":
-        """Wrap a classifier that is fitted already."""
+        """Wrap a fitted classifier."""
         wrapped = cls(None, columns)
         wrapped.classifier_ = fitted
         return wrapped
 
     def fit(self, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None = None) -> Self:
-        """Fit the classifier on rows of shape (n_rows, n_features); NaN allowed if it takes it."""
+        """Fit the classifier on rows of shape (n_rows, n_features); NaN allowed if it accepts them."""
         self.classifier_ = clone(self.classifier).fit(self.select(X), y, sample_weight=sample_weight)
         return self
 
     def predict_proba(self, X: np.ndarray) -> np.ndarray:
-        """Give the probability of both classes, shape (n_rows, 2)."""
+        """Return the probability of both classes, shape (n_rows, 2)."""
         return np.asarray(self.classifier_.predict_proba(self.select(X)))
 
     def select(self, X: np.ndarray) -> np.ndarray:
-        """Copy the columns that the classifier sees, in row order as libraries expect it."""
+        """Copy the classifier's columns in row-major order, as libraries expect."""
         return np.ascontiguousarray(np.take(X, self.columns, axis=1))
 
 
 def inner_of(learner: Any) -> Any:
-    """Give the classifier inside a fitted :class:`ColumnSubset`; anything else as it is."""
+    """Return the classifier inside a fitted :class:`ColumnSubset`; anything else unchanged."""
     return learner.classifier_ if isinstance(learner, ColumnSubset) else learner
 
 
 def seen_columns(columns: Sequence[FeatureColumn], groups: Sequence[Group] | None = None) -> tuple[int, ...]:
-    """Give the positions of the columns that a learner of tabular rows sees.
+    """Return the positions of the columns that a tabular learner uses.
 
-    ``columns``: a raw window at their end is left out.
+    ``columns``: a raw window at their end is excluded.
     ``groups``: its feature groups; None: all.
-    Returns: all where no column is of one of the groups, as in data without telemetry.
+    Returns: all tabular columns if none belongs to the groups, as in data without telemetry.
     """
     window = window_of(columns)
     tabular = tuple(range(len(columns) if window is None else window.tabular))

@@ -1,7 +1,7 @@
-"""A prior: a LightGBM model of many other fleets, whose log-odds are pooled with those of a fleet's own learners.
+"""Prior: a LightGBM model of many other fleets, whose log-odds are pooled with those of a fleet's own learners.
 
-Columns are matched by name. A split on a column that a matrix lacks is cut out of its tree: rows go where an unknown
-value goes. So the prior, laid onto a matrix's columns, is an ordinary LightGBM model of that matrix.
+Columns are matched by name. Splits on columns that a matrix lacks are removed from their trees: rows follow the branch
+of missing values. The result is an ordinary LightGBM model of that matrix.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from models.learners.factory import LoadedLightGBM, make_learner
 from models.rows.ranking import Bools, Floats
 
 SHIPPED: Final = "shipped"
-"""``training.prior`` that takes the prior that predrain ships."""
+"""Value of ``training.prior`` for the prior included in predrain."""
 
 CARD: Final = "card.json"
 MODEL: Final = "model.txt"
@@ -42,8 +42,8 @@ _SETTINGS: Final[dict[str, Any]] = {
 class PriorCard(BaseModel):
     """Description of a prior.
 
-    ``columns``: names of the features of ``model.txt``, in order.
-    ``made_of``: the fleets, as JSON holds it: how many, seed, sizes, ranges, incidents and rows.
+    ``columns``: feature names of ``model.txt``, in order.
+    ``made_of``: the source fleets as JSON: number, seed, sizes, ranges, incidents and rows.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -56,13 +56,13 @@ class PriorCard(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """A prior that was read or fitted; ``model`` is LightGBM's text."""
+    """A loaded or fitted prior; ``model`` is LightGBM's text format."""
 
     card: PriorCard
     model: str
 
     def coverage(self, columns: Sequence[FeatureColumn]) -> float:
-        """Give the share of the gain of the prior's splits that lies on columns, from 0 to 1."""
+        """Return the share of the prior's split gain on the given columns, from 0 to 1."""
         names = {column.name for column in columns}
         known = [name in names for name in self.card.columns]
         features = re.findall(r"^split_feature=(.*)$", self.model, re.MULTILINE)
@@ -72,7 +72,7 @@ class Prior:
         return float(gain[here].sum() / gain.sum()) if gain.any() else 0.0
 
     def on(self, columns: Sequence[FeatureColumn]) -> LoadedLightGBM:
-        """Lay the prior onto columns."""
+        """Return the prior as a model of the given columns."""
         index_of = {column.name: i for i, column in enumerate(columns)}
         position = {i: index_of[name] for i, name in enumerate(self.card.columns) if name in index_of}
         head, *trees = self.model.split("\nTree=")
@@ -94,23 +94,23 @@ def fit_prior(
 ) -> Prior:
     """Fit a prior on rows of other fleets, of both classes; the same rows and seed give the same text."""
     learner = make_learner("lightgbm", seed=seed, settings=_SETTINGS).fit(X, y, sample_weight=weight)
-    # the parameters at the end of the text hold no model
+    # the parameters at the end are not part of the model
     model = learner.booster_.model_to_string(num_iteration=-1).split("\nfeature_importances:")[0]
     digest = hashlib.sha256(model.encode()).hexdigest()
     return Prior(PriorCard(columns=tuple(columns), sha256=digest, made_of=dict(made_of)), model)
 
 
 def write_prior(prior: Prior, folder: Path) -> None:
-    """Write a prior's files into a folder that exists."""
+    """Write a prior's files into an existing folder."""
     card = json.dumps(prior.card.model_dump(mode="json"), indent=1, sort_keys=True)
     (folder / MODEL).write_text(prior.model, encoding="utf-8", newline="\n")
     (folder / CARD).write_text(card + "\n", encoding="utf-8", newline="\n")
 
 
 def load_prior(place: str) -> Prior:
-    """Read a prior: :data:`SHIPPED`, or the folder that ``predrain prior build`` wrote.
+    """Load a prior: :data:`SHIPPED`, or a folder written by ``predrain prior build``.
 
-    Raises ``InputError`` if there is none, or its model is not the one that its card names.
+    Raises ``InputError`` if there is none, or its model does not match its card.
     """
     folder = resources.files("models.learners") / "prior_data" if place == SHIPPED else Path(place)
     where, again = "parameter training.prior", "Build it again with `predrain prior build`."
@@ -129,7 +129,7 @@ def load_prior(place: str) -> Prior:
 
 
 def _tree(text: str, position: Mapping[int, int]) -> list[str]:
-    """Rewrite one tree of LightGBM's text: features renumbered, those without a position cut out."""
+    """Rewrite one tree of LightGBM's text format: renumber features, remove those without a position."""
     fields = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     parts = {key: value.split() for key, value in fields.items()}
     nodes: list[int] = []
@@ -143,7 +143,7 @@ def _tree(text: str, position: Mapping[int, int]) -> list[str]:
         left, right = int(parts["left_child"][node]), int(parts["right_child"][node])
         if int(parts["split_feature"][node]) not in position:
             kind = int(parts["decision_type"][node])
-            # an unknown value goes the default way, or counts as 0 where no row of the fit had one
+            # missing values take the default branch, or count as 0 if the training data had none
             to_left = kind & 2 if kind >> 2 & 3 == 2 else float(parts["threshold"][node]) >= 0
             return walk(left if to_left else right)
         new_node = len(nodes)
@@ -170,14 +170,15 @@ def _tree(text: str, position: Mapping[int, int]) -> list[str]:
 
 
 HALF: Final = 100.0
-"""Own incidents that leave half to a prior; measured on simulated fleets, see docs/decisions/0029-priors.md."""
+"""Own incidents at which the prior has a share of one half; tuned on simulated fleets, see
+docs/decisions/0029-priors.md."""
 
 DEVIATION: Final = 0.2
-"""How far the share may lie from what is believed, as a standard deviation."""
+"""Standard deviation of the normal prior on the share."""
 
 
 def believed_share(n_incidents: int, coverage: float) -> float:
-    """Give the share of a prior after so many own incidents, where nothing else is known.
+    """Return the default share of a prior, given the number of own incidents.
 
     ``coverage``: see :meth:`Prior.coverage`; a prior counts only as far as its columns exist here.
     """
@@ -185,12 +186,12 @@ def believed_share(n_incidents: int, coverage: float) -> float:
 
 
 def fit_share(own: Floats, prior: Floats, positive: Bools, *, n_incidents: int, believed: float) -> float:
-    """Fit the share of a prior by penalised likelihood on rows that neither was fitted on.
+    """Fit the share of a prior by penalized likelihood on rows that neither model was fitted on.
 
-    Share, slope and level are fitted together, so that only what distinguishes rows counts. Rows of one incident count
-    as one; the share has a normal prior around what is believed, the logarithm of the slope one around 0 (0.5).
+    Share, slope and level are fitted jointly, so that only discrimination between rows counts. Rows of one incident
+    count as one; the share has a normal prior around ``believed``, the log slope one around 0 (0.5).
 
-    Returns: from 0 to 1; 0 where these rows are no likelier than by own log-odds alone: a prior must not harm.
+    Returns: from 0 to 1; 0 if the likelihood does not exceed that of the own log-odds alone: a prior must not harm.
     """
     from scipy.optimize import minimize  # scoring needs no optimizer
 

@@ -1,1 +1,1 @@
-"""Learners that read a raw window as a sequence: an LSTM and a convolutional network (the extra ``sequence``)."""
+"""Sequence learners on raw windows: an LSTM and a convolutional network (extra ``sequence``)."""

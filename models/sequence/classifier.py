@@ -1,6 +1,6 @@
-"""An LSTM or a convolutional network as a scikit-learn classifier: its recipe, its fit, and its file.
+"""LSTM or convolutional network as a scikit-learn classifier: recipe, fit, and file format.
 
-The file is safetensors, with all but the weights as JSON in its header: nothing in it can run.
+The file is safetensors, with everything but the weights as JSON in its header: reading it cannot run code.
 """
 
 import json
@@ -24,18 +24,17 @@ from models.sequence.layout import SequenceLayout, SequenceScaler, require_torch
 class SequenceClassifier(ClassifierMixin, BaseEstimator):
     """A network that reads a raw window as a sequence, with the static features repeated at every step.
 
-    Fitted with Adam on the weighted binary cross-entropy. The last share of the rows in time is held out, apart from
-    the rest by the purge, and fitting ends where its loss no longer falls; the weights are those of the best epoch.
-    Where either part would lack a class, ``fixed_epochs`` are run on all rows instead.
+    Fitted with AdamW on the weighted binary cross-entropy. The last share of the rows in time is held out, separated
+    from the rest by the purge, for early stopping; the weights are those of the best epoch. If either part would lack a
+    class, ``fixed_epochs`` are run on all rows instead.
 
-    ``network``: one layer of LSTM whose last state decides, or three convolutions with pooling.
-    ``layout``: positions of window and statics in a row; None: every feature is a step of a single channel.
-    ``patience``: passes without a better tail after which fitting ends.
-    ``fixed_epochs``: passes where there is no usable tail.
-    ``purge``: gap + horizon: rows to fit on end that long before the tail begins, so that no incident is in both.
-    ``random_state``: seed of first weights and order of batches; None: 0, because a learner that differs from run to
-    run is of no use here.
-    ``epochs_``: passes over the rows that the weights have seen.
+    ``network``: ``lstm`` or ``cnn1d``, see :class:`models.sequence.network.NetworkShape`.
+    ``layout``: positions of window and static features in a row; None: every feature is a step of a single channel.
+    ``patience``: epochs without a better tail loss before early stopping.
+    ``fixed_epochs``: epochs without a usable tail.
+    ``purge``: gap + horizon: rows to fit on end that long before the tail starts, so that no incident is in both.
+    ``random_state``: seed of initial weights and batch order; None: 0, for reproducibility.
+    ``epochs_``: epochs that the weights were trained for.
     """
 
     classes_: np.ndarray
@@ -73,9 +72,9 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, times: Any = None) -> Self:
         """Fit scaler and network.
 
-        ``X``: rows as ``layout`` says; NaN: unknown; shape (n_rows, n_features).
+        ``X``: rows in ``layout``; NaN: unknown; shape (n_rows, n_features).
         ``y``: two classes; the second in sorted order is the positive one; shape (n_rows,).
-        ``times``: decision times in milliseconds; None: rows are in the order of time, and nothing is purged; shape
+        ``times``: decision times in milliseconds; None: rows are in order of time, and nothing is purged; shape
         (n_rows,).
         Raises ``InputError`` if PyTorch is not installed.
         """
@@ -105,8 +104,8 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def _split(self, y: Ints, weight: Floats, times: Ints, *, purged: bool) -> tuple[Bools, Bools | None]:
-        """Tell which rows to fit on, and which, later ones, end the fitting; None: none do."""
-        everything = weight > 0  # a row that weighs nothing must not end the fitting either
+        """Return the rows to fit on, and the later ones for early stopping; None: no usable tail."""
+        everything = weight > 0  # rows without weight must not affect early stopping either
         used = np.flatnonzero(everything)
         border = np.quantile(times[used], 1 - self.tail_share, method="higher")
         gap = 0 if self.purge is None or not purged else duration_ms(self.purge)
@@ -122,9 +121,9 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         return NetworkShape(self.network, inputs, self.hidden, self.filters)
 
     def check_weights(self) -> None:
-        """Refuse weights that are not those of this network, as in a file that was changed.
+        """Validate that the weights match the network, as a file may have been modified.
 
-        Raises ``ValueError`` if a weight is missing, too many, or of another shape.
+        Raises ``ValueError`` if a weight is missing, unexpected, or of another shape.
         """
         from models.sequence.network import weight_shapes  # PyTorch is optional
 
@@ -134,7 +133,7 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"weights of shapes {shapes} where {wanted} were expected")
 
     def _begin_fit(self, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Check the training data, remember the classes, and give ``X``, ``y`` as 0 and 1, and the weights."""
+        """Validate the training data, set the classes, and return ``X``, ``y`` as 0 and 1, and the weights."""
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         check_classification_targets(y)
         kind = type_of_target(y, input_name="y")
@@ -151,13 +150,13 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         return validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", reset=False)
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Give the probability of both classes, shape (n_rows, 2), for ``X`` of shape (n_rows, n_features)."""
+        """Return the probability of both classes, shape (n_rows, 2), for ``X`` of shape (n_rows, n_features)."""
         X = self._checked(X)
         positive = expit(self._score(len(X), lambda begin, end: self.scaler_.transform(X[begin:end])))
         return np.column_stack([1 - positive, positive])
 
     def predict(self, X: Any) -> np.ndarray:
-        """Give the more probable class of each row, shape (n_rows,)."""
+        """Return the more probable class of each row, shape (n_rows,)."""
         above = (self.predict_proba(X)[:, 1] > 0.5).astype(int)
         return self.classes_[above]
 
@@ -168,9 +167,11 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         return network_log_odds(self._shape(), self.weights_, inputs, rows)
 
     def occluded(self, X: Any) -> Floats:
-        """Give what each channel and static adds to the log-odds: the score less that with it at its median.
+        """Return how much each channel and static feature adds to the log-odds, relative to its median.
 
-        Returns: a channel's addition is at its newest step, 0 at the others; features the network does not read
+        An unknown category replaces the median of categorical features.
+
+        Returns: a channel's contribution is at its newest step, 0 at the others; features that the network does not use
         have 0; shape (n_rows, n_features).
         """
         X = self._checked(X)
@@ -204,7 +205,7 @@ _DEFAULTS: dict[str, Any] = {
     "learning_rate": 1e-3,
     "weight_decay": 0.0,
     "batch_size": 128,
-    # At most; the tail ends it.
+    # Maximum; early stopping may end it sooner.
     "epochs": 20,
     "patience": 3,
     "fixed_epochs": 5,
@@ -213,7 +214,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def recipe(name: str) -> Recipe:
-    """Give the recipe of ``lstm`` or ``cnn1d``.
+    """Return the recipe of ``lstm`` or ``cnn1d``.
 
     Raises ``InputError`` if PyTorch is not installed.
     """
@@ -231,7 +232,7 @@ _SCALER = ("center", "scale", "static_center", "static_scale")
 
 
 def dump_sequence(learner: SequenceClassifier) -> bytes:
-    """Write a fitted sequence learner; the same learner gives the same bytes."""
+    """Serialize a fitted sequence learner; the same learner gives the same bytes."""
     require_torch(learner.network)
     from safetensors.numpy import save
 
@@ -252,7 +253,7 @@ def dump_sequence(learner: SequenceClassifier) -> bytes:
 
 
 def load_sequence(name: str, content: bytes) -> SequenceClassifier:
-    """Read what :func:`dump_sequence` wrote; probabilities are bit-identical on the same number of threads.
+    """Load the result of :func:`dump_sequence`; probabilities are bit-identical with the same number of threads.
 
     Raises ``InputError`` if PyTorch is not installed.
     Raises ``ValueError`` if it is not a file of that learner.
@@ -282,6 +283,6 @@ def load_sequence(name: str, content: bytes) -> SequenceClassifier:
 
 
 def _header(content: bytes) -> Any:
-    # Eight bytes of length, then JSON: the format's own header, whose ``__metadata__`` the NumPy reader does not give.
+    # Safetensors header: eight bytes of length, then JSON, whose ``__metadata__`` the NumPy reader does not return.
     length = int.from_bytes(content[:8], "little")
     return json.loads(json.loads(content[8 : 8 + length])["__metadata__"][_KEY])

@@ -1,8 +1,8 @@
-"""Rows that hold the flattened raw window after their features, and how a network reads them.
+"""Rows with a flattened raw window after their features, and preprocessing for networks.
 
-One array of rows serves every learner: sequence learners take the window and the static features out of it, scaled and
-with unknown values marked. All others are wrapped to see the columns before the window. Ensembles, calibration, scoring
-and explanation need not know. Runs without a sequence learner have exactly the matrix's own rows.
+All learners share one array of rows: sequence learners extract the window and the static features, scale them and mask
+unknown values; other learners are wrapped to use the columns before the window. Ensembles, calibration, scoring and
+explanation are unaffected. Runs without sequence learners use the matrix's rows unchanged.
 """
 
 import hashlib
@@ -26,20 +26,20 @@ from models.rows.ranking import Ints
 from models.rows.training_set import Matrix
 
 NEEDED = ("torch", "safetensors")
-"""Packages of the extra."""
+"""Packages of the extra ``sequence``."""
 
 NEEDS_IT = "parameter models.learners, or the learners of the bundle"
 
 
 def versions() -> dict[str, str]:
-    """Give the versions of the extra's packages, without the build that a wheel names (``+cpu``)."""
+    """Return the versions of the extra's packages, without the local label of a wheel (``+cpu``)."""
     return {package: importlib.metadata.version(package).split("+")[0] for package in NEEDED}
 
 
 def require_torch(name: str) -> None:
-    """Refuse to continue without PyTorch.
+    """Require PyTorch.
 
-    Raises ``InputError`` if PyTorch or safetensors is not installed, or cannot be loaded.
+    Raises ``InputError`` if PyTorch or safetensors is not installed or fails to load.
     """
     absent = [package for package in NEEDED if importlib.util.find_spec(package) is None]
     if absent:
@@ -53,7 +53,7 @@ def require_torch(name: str) -> None:
     for package in NEEDED:
         try:
             importlib.import_module(package)
-        except (ImportError, OSError, RuntimeError, AttributeError) as error:  # half installed, or of another platform
+        except (ImportError, OSError, RuntimeError, AttributeError) as error:  # incomplete, or of another platform
             raise InputError(
                 f"the learner {name} needs {package}, which is installed but cannot be loaded: {error}",
                 NEEDS_IT,
@@ -62,16 +62,16 @@ def require_torch(name: str) -> None:
 
 
 STEP_STATISTICS = ("step_mean", "step_rise")
-"""Statistics of the columns that make up a flattened raw window; of :mod:`features.matrix.sequences`."""
+"""Statistics of the columns of a flattened raw window; see :mod:`features.matrix.sequences`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceLayout:
-    """Positions of a window and its statics in a row.
+    """Positions of window and static features in a row.
 
-    ``begin``: first column of the flattened window, which is ordered by step (oldest first), in it by channel.
+    ``begin``: first column of the flattened window, ordered by step (oldest first), then channel.
     ``statics``: columns that are repeated at every step.
-    ``categories``: for each of ``statics`` how many categories its codes have; 0: a number.
+    ``categories``: number of categories of each of ``statics``; 0: numeric.
     """
 
     begin: int
@@ -82,16 +82,16 @@ class SequenceLayout:
 
     @classmethod
     def plain(cls, features: int) -> Self:
-        """Take every feature for a step of a single channel."""
+        """Treat every feature as a step of a single channel."""
         return cls(0, features, 1)
 
     @property
     def width(self) -> int:
-        """Columns that a row has at least."""
+        """Minimum number of columns of a row."""
         return max([self.begin + self.steps * self.channels, *(at + 1 for at in self.statics)])
 
     def split(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Give the windows, shape (n, steps, channels), and the statics, shape (n, statics), of rows.
+        """Return windows, shape (n, steps, channels), and static features, shape (n, statics), of rows.
 
         Raises ``ValueError`` if the rows are narrower than the layout.
         """
@@ -105,7 +105,7 @@ class SequenceLayout:
 class WindowFacts:
     """The raw window among the columns of a run or bundle.
 
-    ``tabular``: columns before the window: what learners that do not read it as a sequence are given.
+    ``tabular``: number of columns before the window, which tabular learners use.
     """
 
     tabular: int
@@ -115,7 +115,7 @@ class WindowFacts:
     layout: SequenceLayout
 
     def to_json(self) -> dict[str, Any]:
-        """Give the facts as a manifest says them."""
+        """Return the entry of a manifest."""
         return {
             "channels": list(self.channels),
             "window_seconds": self.window.total_seconds(),
@@ -125,7 +125,7 @@ class WindowFacts:
 
 
 def window_of(columns: Sequence[FeatureColumn]) -> WindowFacts | None:
-    """Find the raw window among columns; None where they have none."""
+    """Find the raw window among columns; None if there is none."""
     spans = [column.window for column in columns if column.statistic in STEP_STATISTICS and column.window is not None]
     if not spans:
         return None
@@ -144,24 +144,24 @@ def window_of(columns: Sequence[FeatureColumn]) -> WindowFacts | None:
 
 
 _IQR_TO_SIGMA = 1.349
-"""Interquartile range of a normal distribution over its standard deviation."""
+"""Ratio of interquartile range to standard deviation of a normal distribution."""
 
 _ROWS = 20_000
-"""Rows that quantiles are taken of at most, evenly spread: more move them by less than the clipping hides."""
+"""Maximum rows for quantiles, evenly spaced: more would change them by less than clipping hides."""
 
 CLIP = 5.0
-"""Scaled values beyond this many (robust) standard deviations are cut to it."""
+"""Clipping limit of scaled values, in (robust) standard deviations."""
 
 Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceScaler:
-    """Robust centre and scale of each channel and each numeric static.
+    """Robust center and scale of each channel and each numeric static feature.
 
-    ``center``, ``scale``: Median, and interquartile range over 1.349 (the standard deviation where that is 0; 1 where
-    both are), over all steps of the training rows; shape (channels,).
-    ``static_center``, ``static_scale``: the same of the statics; 0 and 1 for codes; shape (statics,).
+    ``center``, ``scale``: median, and interquartile range over 1.349 (the standard deviation if that is 0; 1 if both
+    are), over all steps of the training rows; shape (channels,).
+    ``static_center``, ``static_scale``: the same for static features; 0 and 1 for codes; shape (statics,).
     """
 
     layout: SequenceLayout
@@ -172,7 +172,7 @@ class SequenceScaler:
 
     @classmethod
     def fit(cls, X: np.ndarray, layout: SequenceLayout) -> Self:
-        """Learn centre and scale from training rows, shape (n, features); NaN: unknown."""
+        """Fit center and scale on training rows, shape (n, features); NaN: unknown."""
         some = X[:: -(-len(X) // _ROWS)]
         window, static = layout.split(some)
         center, scale = _robust(window.reshape(-1, layout.channels))
@@ -183,15 +183,14 @@ class SequenceScaler:
 
     @property
     def static_width(self) -> int:
-        """Numbers that the statics become: value and mask of a number, one for each category of a code."""
+        """Network inputs of the static features: value and mask of a number, one-hot for a code."""
         return sum(count or 2 for count in self.layout.categories)
 
     def transform(self, X: np.ndarray) -> tuple[Float32Array, Float32Array]:
         """Scale rows.
 
         Returns ``window``: values (0 where unknown), then masks (1 where known); shape (n, steps, 2 * channels).
-        Returns ``static``: values and masks of numbers; of codes 1 at the category and 0 elsewhere (0 everywhere:
-        unknown); shape (n, static_width).
+        Returns ``static``: values and masks of numbers; one-hot codes (all 0: unknown); shape (n, static_width).
         """
         window, static = self.layout.split(np.asarray(X, dtype=np.float32))
         return _masked((window - self.center) / self.scale), self._static(static)
@@ -229,9 +228,9 @@ def _robust(values: np.ndarray) -> tuple[Float32Array, Float32Array]:
 
 
 def with_windows(matrix: Matrix, learners: Iterable[str]) -> Matrix:
-    """Give the matrix itself, or one whose rows hold the raw windows if one of the learners reads them.
+    """Return the matrix, or one whose rows include the raw windows if one of the learners needs them.
 
-    Raises ``InputError`` if a sequence learner is asked for and PyTorch is not installed, or the matrix has no raw
+    Raises ``InputError`` if a sequence learner is requested and PyTorch is not installed, or the matrix has no raw
     windows.
     """
     asked = sorted(set(SEQUENCE) & set(learners))
@@ -248,9 +247,9 @@ def with_windows(matrix: Matrix, learners: Iterable[str]) -> Matrix:
 
 
 class WindowedMatrix:
-    """A matrix whose rows hold the flattened raw window after their features; otherwise the matrix it is made of.
+    """A matrix whose rows include the flattened raw window after their features; otherwise delegates to ``matrix``.
 
-    ``matrix``: a :class:`features.matrix.matrix.FeatureMatrix` that holds raw windows (its ``sequences`` is not None).
+    ``matrix``: a :class:`features.matrix.matrix.FeatureMatrix` with raw windows (its ``sequences`` is not None).
     """
 
     def __init__(self, matrix: Any) -> None:
@@ -262,12 +261,12 @@ class WindowedMatrix:
 
     @property
     def rows(self) -> pd.DataFrame:
-        """The rows' keys."""
+        """Row keys."""
         return self._matrix.rows
 
     @property
     def columns(self) -> Sequence[FeatureColumn]:
-        """The features, then the numbers of the window."""
+        """The features, then the columns of the window."""
         return self._columns
 
     @property
@@ -277,12 +276,12 @@ class WindowedMatrix:
 
     @property
     def digest(self) -> str:
-        """Digest of the matrix and of the PyTorch that reads the windows: another one gives other bits."""
+        """Digest of the matrix and of the PyTorch version, which affects the bits of scores."""
         read_by = json.dumps([self._matrix.digest, versions()], sort_keys=True)
         return hashlib.sha256(read_by.encode()).hexdigest()
 
     def values(self, row_indices: Any = None) -> np.ndarray:
-        """Give features and windows of rows, float32, shape (n_rows, columns); NaN: unknown."""
+        """Read features and windows of rows, float32, shape (n_rows, columns); NaN: unknown."""
         tabular = self._matrix.values(row_indices)
         window = self._matrix.windows(row_indices)
         return np.concatenate([tabular, window.reshape(len(window), -1)], axis=1)
@@ -290,23 +289,23 @@ class WindowedMatrix:
     def labels(
         self, as_of: datetime | None = None, *, horizon: timedelta | None = None, rows: Ints | None = None
     ) -> pd.DataFrame:
-        """Give the labels of all rows, or of some, as known at a time."""
+        """Return the labels of all or some rows as known at a time."""
         return self._matrix.labels(as_of, horizon=horizon, rows=rows)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # not set yet, as while it is copied
+        if name.startswith("_"):  # not set yet, for example during a copy
             raise AttributeError(name)
         return getattr(self._matrix, name)
 
 
 def tabular_columns(matrix: Matrix) -> tuple[FeatureColumn, ...]:
-    """Give the columns before the window."""
+    """Return the columns before the window."""
     columns = tuple(matrix.columns)
     return columns[: matrix.facts.tabular] if isinstance(matrix, WindowedMatrix) else columns
 
 
 def tabular_values(matrix: Matrix, values: Any) -> Any:
-    """Give a reader of the columns before the window, of a reader of a matrix's rows."""
+    """Wrap a row reader to return only the columns before the window."""
     if not isinstance(matrix, WindowedMatrix):
         return values
     tabular = matrix.facts.tabular

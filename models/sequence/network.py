@@ -1,7 +1,7 @@
-"""The two networks, in PyTorch; nothing else imports it. Arrays in, arrays out: weights are plain NumPy.
+"""The two PyTorch networks; nothing else imports PyTorch. Inputs, outputs and weights are NumPy arrays.
 
-Nothing here touches PyTorch's global random state: weights and the order of batches are drawn from NumPy's generators,
-so two networks may be fitted in two concurrent threads and each gets the same bits as alone.
+PyTorch's global random state is not used: initial weights and batch order come from NumPy generators, so networks
+fitted in concurrent threads are bit-identical to those fitted alone.
 """
 
 import math
@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from models.config import THREADS
 
 Weights = dict[str, np.ndarray]
-"""A network's weights by PyTorch's names, float32."""
+"""Weights of a network by PyTorch's names, float32."""
 
 _SCORED_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkShape:
-    """What a network is made of.
+    """Architecture of a network.
 
-    ``kind``: ``lstm`` (one layer, last state) or ``cnn1d`` (three times convolution of width 5, ReLU and pooling by
-    two, then the average over time and a dense layer). Both put out one log-odds.
+    ``kind``: ``lstm`` (one layer, last state) or ``cnn1d`` (three blocks of convolution of width 5, ReLU and max
+    pooling by two, then the average over time and a dense layer). Both output one log-odds.
     """
 
     kind: str
@@ -38,10 +38,10 @@ class NetworkShape:
 
 @dataclass(frozen=True, slots=True)
 class FitSchedule:
-    """How a network is fitted (Adam on the weighted binary cross-entropy).
+    """Training schedule (AdamW on the weighted binary cross-entropy).
 
-    ``epochs``: passes over the rows, at most if there is a tail.
-    ``patience``: passes without a lower loss on the tail after which fitting ends; the best pass's weights are kept.
+    ``epochs``: passes over the rows; the maximum if there is a tail.
+    ``patience``: epochs without a lower loss on the tail before early stopping; the best epoch's weights are kept.
     """
 
     learning_rate: float
@@ -53,9 +53,9 @@ class FitSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Rows as a network takes them.
+    """Network inputs of rows.
 
-    ``window``: shape (n, steps, values a step).
+    ``window``: shape (n, steps, values per step).
     ``static``: shape (n, statics).
     """
 
@@ -68,9 +68,9 @@ class Inputs:
 def fit_network(
     shape: NetworkShape, rows: Inputs, tail: Inputs | None, schedule: FitSchedule, *, seed: int
 ) -> tuple[Weights, int]:
-    """Fit a network.
+    """Fit a network; return the weights of the best epoch and its number.
 
-    ``tail``: later rows whose loss ends the fitting; None: all epochs are run.
+    ``tail``: later rows for early stopping; None: run all epochs.
     """
     random = np.random.default_rng(seed)
     with _deterministic():
@@ -112,9 +112,9 @@ def network_log_odds(
     inputs: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
     rows: int,
 ) -> np.ndarray:
-    """Score rows, some hundreds at a time, so that what lies between two layers stays in the cache.
+    """Score rows in batches of some hundreds, so that activations stay in the cache.
 
-    ``inputs``: from (begin, end) to windows and statics of those rows, so that all need not be scaled together.
+    ``inputs``: maps (begin, end) to windows and static features, so that not all rows are scaled at once.
     """
     out = np.empty(rows)
     with _deterministic(), torch.no_grad():
@@ -129,7 +129,7 @@ def network_log_odds(
 
 
 def weight_shapes(shape: NetworkShape) -> dict[str, tuple[int, ...]]:
-    """Give the shape of each of a network's weights, by PyTorch's names."""
+    """Return the shapes of a network's weights, by PyTorch's names."""
     return {name: tuple(value.shape) for name, value in _Network(shape).state_dict().items()}
 
 
@@ -137,7 +137,7 @@ class _Network(nn.Module):
     def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
         self.kind = shape.kind
-        with torch.device("meta"):  # weights are drawn or loaded, never PyTorch's own
+        with torch.device("meta"):  # weights are drawn or loaded, never initialized by PyTorch
             if shape.kind == "lstm":
                 self.lstm = nn.LSTM(shape.inputs, shape.hidden, batch_first=True)
             else:
@@ -163,7 +163,7 @@ class _Network(nn.Module):
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """Hold the number of threads and the algorithms, on which the last bits depend."""
+    """Fix the number of threads and the algorithms, which affect the last bits."""
     threads = torch.get_num_threads()
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(THREADS)
@@ -174,7 +174,7 @@ def _deterministic() -> Iterator[None]:
 
 
 def _draw_weights(network: _Network, random: np.random.Generator, log_odds: float) -> None:
-    """Draw first weights as PyTorch does (uniform within 1 / sqrt(fan in)); the output begins at the base rate."""
+    """Initialize weights as PyTorch does (uniform within 1 / sqrt(fan in)); the output bias is the base rate."""
     with torch.no_grad():
         for name, weight in network.named_parameters():
             hidden = network.lstm.hidden_size if name.startswith("lstm.") else 0
@@ -182,7 +182,7 @@ def _draw_weights(network: _Network, random: np.random.Generator, log_odds: floa
                 fan_in = hidden or int(np.prod(weight.shape[1:]))
             bound = 1 / math.sqrt(fan_in)
             weight.copy_(torch.from_numpy(random.uniform(-bound, bound, tuple(weight.shape)).astype(np.float32)))
-            if name == "lstm.bias_ih_l0":  # remember at first: what a cell forgets, no gradient can bring back
+            if name == "lstm.bias_ih_l0":  # forget-gate bias 1: gradients cannot restore forgotten state
                 weight[hidden : 2 * hidden] = 1.0
         network.out.bias.fill_(log_odds)
 

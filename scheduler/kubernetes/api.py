@@ -1,4 +1,4 @@
-"""An API server as the adapter reads it: a failed read is a :class:`SchedulerError`, or leaves a pod undecided."""
+"""Reads from the API server: a failure is a :class:`SchedulerError`, or leaves the decision about a pod open."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class ApiServer:
-    """The client, with the errors of the scheduler's port; ``elapsed`` is a clock in seconds that is never set."""
+    """The client with the errors of the scheduler port; ``elapsed`` is a monotonic clock in seconds."""
 
     def __init__(self, client: KubernetesClient, elapsed: Callable[[], float] = time.monotonic) -> None:
         self.name = client.name
@@ -23,7 +23,7 @@ class ApiServer:
         self.client, self.request = client, client.request
 
     def read(self, path: str, *, accept: str = "application/json", named: str | None = None) -> Object | None:
-        """Read one object, which must have the name ``named``; None: there is none; else ``SchedulerError``."""
+        """Read one object with the name ``named``; None if it does not exist. Raises ``SchedulerError``."""
         try:
             return self.client.get(path, None, accept=accept, named=named)
         except (ApiRefused, Unreachable) as error:
@@ -34,13 +34,13 @@ class ApiServer:
     def listing(
         self, path: str, params: Mapping[str, str], page_size: int, view: Callable[[Object], T | None]
     ) -> list[T]:
-        """List objects page by page (0: all in one), as ``view`` gives them (None: left out), or ``SchedulerError``."""
+        """List objects, converted by ``view`` (None drops one); raises ``SchedulerError``. Page size 0: one page."""
         return self.listing_at(path, params, page_size, view)[0]
 
     def listing_at(
         self, path: str, params: Mapping[str, str], page_size: int, view: Callable[[Object], T | None]
     ) -> tuple[list[T], str]:
-        """List objects as :meth:`listing` does, with the version to watch them from."""
+        """List objects like :meth:`listing`, and return the resourceVersion to start a watch from."""
         try:
             return self.client.list_all(path, params, view, page_size)
         except (ApiRefused, Unreachable) as error:
@@ -51,22 +51,22 @@ class ApiServer:
 
 
 class UndecidedError(Exception):
-    """A decision about a pod is impossible because of a failed read; the message states the cause."""
+    """A decision about a pod is impossible, e.g. after a failed read; the message states the cause."""
 
 
 class CachedReads:
-    """Reads for decisions about the pods of one round: each object is read once in 30 s."""
+    """Reads for decisions about pods, cached for 30 s."""
 
     def __init__(self, api: ApiServer) -> None:
         self.api = api
         self._results: dict[str, tuple[Any, float]] = {}  # result and time of the read, by key
 
     def object(self, path: str, resource: str) -> Object:
-        """Read one object, or raise :class:`UndecidedError`."""
+        """Read one object; raises :class:`UndecidedError`."""
         return self.cached(path, f"get {resource}", lambda: self.api.client.get(path, None))
 
     def cached(self, key: str, right: str, read: Callable[[], T]) -> T:
-        """Return a result at most ``_CACHE_S`` old, or read it."""
+        """Return a result that is at most ``_CACHE_S`` old, or read it."""
         now_s = self.api.elapsed()
         self._results = {key: result for key, result in self._results.items() if now_s - result[1] < _CACHE_S}
         if key not in self._results:
@@ -75,7 +75,7 @@ class CachedReads:
 
     @staticmethod
     def uncached(right: str, read: Callable[[], T]) -> T:
-        """Read, or raise :class:`UndecidedError`, which names the missing right if the server denied it."""
+        """Read; raises :class:`UndecidedError`, which names the missing RBAC permission on a 403."""
         try:
             return read()
         except ApiRefused as error:

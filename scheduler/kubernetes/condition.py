@@ -1,6 +1,6 @@
-"""The node condition ``GPUFailurePredicted`` and its event: for people, and for tools that follow conditions.
+"""The node condition ``GPUFailurePredicted`` and its event, for operators and tools that watch conditions.
 
-Neither is part of a decision: predrain reads its own marks from label, annotation and taints only.
+They are not inputs of decisions: predrain reads its own markers from label, annotations and taints only.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ _OF_TIER: Final = {
 
 
 def condition_after(action: Action, current: Object | None, now: datetime) -> Object | None:
-    """Return the condition that reports the outcome of an action that changes the prediction; None: none does.
+    """Return the condition after an action that changes the prediction; None if it stays unchanged.
 
-    ``True`` means tier ``high``, for tools that repair nodes follow it. A node that is released because nothing is
-    known of it any more becomes ``Unknown``; on one that is clear the condition is removed.
+    Only tier ``high`` is ``True``, because repair tools react to it. On a node released without a prediction it becomes
+    ``Unknown``; on a clear node it is removed.
     """
     if action.verb != "release":
         status, reason = _OF_TIER.get(action.tier, ("Unknown", "RiskUnknown"))
@@ -50,10 +50,10 @@ def condition_after(action: Action, current: Object | None, now: datetime) -> Ob
 
 
 def condition_repaired(current: Object | None, published: Published | None, now: datetime) -> Object | None:
-    """Return what an outdated condition becomes; None: it is up to date.
+    """Return the correction of an outdated condition; None if it is up to date.
 
-    A condition is left behind where a process died after it wrote the mark, or where no controller ran when the
-    prediction expired.
+    A condition becomes outdated if a process died after writing the marker, or no controller ran when the prediction
+    expired.
     """
     if current is None or (published is not None and published.expires_at > now):
         return None
@@ -64,20 +64,20 @@ def condition_repaired(current: Object | None, published: Published | None, now:
 
 
 def condition_write(node: str, current: Object | None, wanted: Object) -> Write:
-    """Describe a new condition as a change of the node."""
+    """Return a change of the condition as a write."""
     before = None if current is None else f"{current.get('status')} ({current.get('reason')})"
     then = None if wanted is _REMOVED else f"{wanted['status']} ({wanted['reason']}): {wanted['message']}"
     return Write(f"node {node}", f"status.conditions[{CONDITION}]", before, then)
 
 
 def event_write(event: Object) -> Write:
-    """Describe the creation of an event as a change."""
+    """Return the creation of an event as a write."""
     target = f"node {event['involvedObject']['name']}"
     return Write(target, f"event {event['reason']}", None, f"{event['type']}: {event['message']}")
 
 
 def event_of(action: Action, before: Published | None, now: datetime) -> Object | None:
-    """Return the event that reports an action that changes the prediction; None: it only renews it."""
+    """Return the event for an action that changes the tier or withdraws the prediction; None otherwise."""
     reasons = "; ".join(action.reasons[:3])
     if action.verb != "release" and (before is None or before.tier != action.tier):
         kind = "Warning" if action.tier in ("high", "elevated") else "Normal"
@@ -93,7 +93,7 @@ def event_of(action: Action, before: Published | None, now: datetime) -> Object 
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": f"{node[:200]}.{digest}", "namespace": "default"},
-        # kubelets name the node as the uid, and that is what `kubectl describe node` looks for
+        # the kubelet uses the node name as uid, and `kubectl describe node` searches for that
         "involvedObject": {"kind": "Node", "name": node, "uid": node},
         "reason": reason,
         "message": message[:_MAX_MESSAGE],

@@ -1,4 +1,4 @@
-"""A versioned text in a ConfigMap, and the switches that a person sets on it as annotations."""
+"""A versioned text in a ConfigMap, and the operator's switches as annotations on it."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ _TEXT: Final = "state"
 _TRIES: Final = 4
 
 Change = Callable[[dict[str, Any]], dict[str, Any] | WriteResult]
-"""Returns the object to write in place of the current one, or an answer without writing."""
+"""Returns the object to write in place of the current one, or a result if there is nothing to write."""
 
 
 class ConfigMapText:
     """A text in a ConfigMap.
 
-    Its version is a digest of the text and not the object's resourceVersion, which also changes when a person sets a
-    switch on it. The write itself is a PUT of the object that was read.
+    Its version is a digest of the text, because the resourceVersion also changes when an operator sets a switch. The
+    write is a PUT with the resourceVersion that was read.
     """
 
     def __init__(self, api: ApiServer, namespace: str, name: str) -> None:
@@ -43,7 +43,7 @@ class ConfigMapText:
 
         def change(current: dict[str, Any]) -> dict[str, Any] | WriteResult:
             stored = _stored(current)
-            if stored.text == text:  # also by an earlier attempt that got no answer
+            if stored.text == text:  # possibly written by an earlier attempt without a response
                 return WriteResult("done", "", (), stored.version)
             if stored.version != version:
                 return WriteResult("conflict", f"it has version {stored.version}, expected {version}")
@@ -57,7 +57,7 @@ class ConfigMapText:
         return {} if current is None else annotations_of(current)
 
     def annotate(self, wanted: Mapping[str, str | None]) -> WriteResult:
-        """Set annotations; None: take it off."""
+        """Set annotations; None removes one."""
 
         def change(current: dict[str, Any]) -> dict[str, Any] | WriteResult:
             before = annotations_of(current)
@@ -69,7 +69,7 @@ class ConfigMapText:
         return self._change(change)
 
     def _change(self, change: Change) -> WriteResult:
-        """Read, change and write it; again where another writer came in between."""
+        """Read, change and write the object; retry on update conflicts."""
         new = {"metadata": {"name": self._name, "namespace": self._namespace}}
         try:
             for _ in range(_TRIES):
@@ -101,7 +101,7 @@ class ConfigMapText:
 
 
 class SwitchAnnotations:
-    """The switches as annotations of a ConfigMap, where ``kubectl annotate`` sets them too."""
+    """The switches as annotations of a ConfigMap, which ``kubectl annotate`` can set too."""
 
     def __init__(self, stored: ConfigMapText, prefix: str) -> None:
         self._stored = stored
@@ -110,9 +110,9 @@ class SwitchAnnotations:
         self.reset_breaker_at = f"{prefix}/reset-breaker-at"
 
     def read(self) -> tuple[Switches, str | None]:
-        """Read them, and what could not be parsed; raises ``SchedulerError`` if they cannot be read.
+        """Read the switches and a message about unparsable ones; raises ``SchedulerError`` if they cannot be read.
 
-        A switch whose annotation is neither ``true`` nor ``false`` counts as ``kill``.
+        A kill or release-all annotation that is neither ``true`` nor ``false`` counts as ``kill``.
         """
         texts = {key: str(text).strip() for key, text in self._stored.annotations().items()}
         values = {key: texts.get(key, "false").lower() for key in (self.kill, self.release_all)}
@@ -126,7 +126,7 @@ class SwitchAnnotations:
         return Switches(kill, values[self.release_all] == "true", reset_at), message
 
     def write(self, switches: Switches) -> WriteResult:
-        """Set them."""
+        """Set the switches."""
         reset = switches.reset_breaker_at
         wanted = {
             self.kill: "true" if switches.kill else None,

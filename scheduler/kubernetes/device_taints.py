@@ -1,4 +1,4 @@
-"""Hard marks as device taints too (``DeviceTaintRule``), for GPUs that resource claims allocate."""
+"""Device taints (``DeviceTaintRule``) for hard markers, for GPUs that are allocated by resource claims."""
 
 import hashlib
 import json
@@ -18,12 +18,12 @@ GROUP: Final = "/apis/resource.k8s.io"
 RULES: Final = "devicetaintrules"
 SLICES: Final = "resourceslices"
 NEWEST_FIRST: Final = ("v1", "v1beta2", "v1beta1", "v1alpha3")
-"""Versions of the group that this code has read the schemas of (Kubernetes 1.33 to 1.37)."""
+"""Supported versions of the API group (Kubernetes 1.33 to 1.37)."""
 
 _NAME: Final = "predrain-"
 _PAGE: Final = 250
 _MAX_NEW: Final = 50
-"""Rules created in one round; the rest is left to the next."""
+"""Limit on rules created per round."""
 
 _MAX_TRIES: Final = 2
 _GONE: Final = 404
@@ -34,7 +34,7 @@ _UUIDS: Final = ("uuid", "parentUUID")
 
 @dataclass(frozen=True, slots=True)
 class SliceDevice:
-    """A device of a ResourceSlice; ``uuid`` of the GPU that it is, or is a part of."""
+    """A device of a ResourceSlice; ``uuid``: of the GPU, also for a partition of it."""
 
     driver: str
     pool: str
@@ -45,9 +45,8 @@ class SliceDevice:
 class DeviceTaints:
     """The device taints of one cluster.
 
-    Only rules with predrain's name and label are touched, and of these none that somebody edited. There is one for each
-    device of a GPU that a hard mark is due to, with effect ``NoSchedule``, while the mark is on its node:
-    who holds the device keeps it.
+    Only rules with predrain's name prefix and label that nobody edited are changed. While a node has a hard marker,
+    each device of the GPUs that caused it has one rule with effect ``NoSchedule``; running pods keep their devices.
     """
 
     def __init__(self, api: ApiServer, prefix: str, drivers: Sequence[str]) -> None:
@@ -57,15 +56,15 @@ class DeviceTaints:
         self._key = f"{prefix}/at-risk"
         self._drivers = frozenset(drivers)
         self._offered: tuple[str, str] | None = None
-        self._set: dict[str, int] = {}  # how often each rule was set that is still wanted
+        self._set: dict[str, int] = {}  # number of times each wanted rule was set
 
     def follow(
         self, signals: Sequence[NodeSignal], blocked: Callable[[], str | None], may_begin: Callable[[], bool]
     ) -> tuple[str, ...]:
-        """Make the rules be those that the marks ask for; return what was done and what failed.
+        """Reconcile the rules with the markers; return messages about changes and failures.
 
-        ``blocked``: says why nothing may be written now; None: it may.
-        ``may_begin``: whether anything new may be set, asked right before.
+        ``blocked``: returns why nothing may be written now, or None.
+        ``may_begin``: whether new rules may be created, checked right before.
         """
         try:
             versions = self._versions()
@@ -78,11 +77,11 @@ class DeviceTaints:
                 notes += [self._create(versions[0], rule, blocked()) for rule in missing]
             return tuple(notes)
         except (SchedulerError, Unreachable) as error:
-            self._offered = None  # the server may be another one by now
+            self._offered = None  # the server may have changed
             return (f"device taints were not updated: {error}",)
 
     def preview(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
-        """Return the rules that :meth:`follow` would delete and create; writes nothing."""
+        """Return the rules that :meth:`follow` would delete and create."""
         versions = self._versions()
         if versions is None:
             return ()
@@ -99,7 +98,7 @@ class DeviceTaints:
     def _compared(
         self, signals: Sequence[NodeSignal], rules: str, slices: str
     ) -> tuple[list[str], dict[str, Object], list[Object]]:
-        """Return messages about what cannot be read, the rules to delete, and those to create, bounded per round."""
+        """Return messages, the rules to delete, and the rules to create, limited per round."""
         existing = self._existing(rules)
         notes: list[str] = []
         wanted: dict[str, Object] = {}
@@ -107,7 +106,7 @@ class DeviceTaints:
         for signal in signals:
             if not signal.level.hard:
                 continue
-            if not signal.units:  # its state was lost, but its mark is set
+            if not signal.units:  # the safety state was lost, but the marker is set
                 unclear.add(signal.node)
                 continue
             try:
@@ -133,7 +132,7 @@ class DeviceTaints:
         return json_object((rule["metadata"].get("annotations") or {}).get(self._about))
 
     def _versions(self) -> tuple[str, str] | None:
-        """Return the newest versions of rules and slices that the server offers; None: it has no device taints."""
+        """Return the newest served versions of rules and slices; None if device taints are not supported."""
         if self._offered is None:
             offered: dict[str, str] = {}
             for version in NEWEST_FIRST:
@@ -185,7 +184,7 @@ class DeviceTaints:
 
     def _delete(self, version: str, name: str, metadata: Object, why: str | None) -> str:
         if why is None:
-            # exactly the rule that was read: another one of that name is another's, or newer
+            # delete exactly the rule that was read, not a newer one with the same name
             read = {key: metadata.get(key) for key in ("uid", "resourceVersion")}
             options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": read}
             response = self._api.request("DELETE", f"{GROUP}/{version}/{RULES}/{name}", body=options)
@@ -196,7 +195,7 @@ class DeviceTaints:
 
 
 def _seal(rule: Object) -> str:
-    """Return the digest of a rule's name, device and taint; a server adds a time to the taint."""
+    """Return the digest of a rule's name, device and taint, without the time that the server adds."""
     spec = rule["spec"]
     taint = {key: value for key, value in (spec.get("taint") or {}).items() if key != "timeAdded"}
     content = {"name": rule["metadata"].get("name"), "device": spec.get("deviceSelector"), "taint": taint}
@@ -204,13 +203,13 @@ def _seal(rule: Object) -> str:
 
 
 def name_of(device: SliceDevice) -> str:
-    """Name the rule of a device: another GPU behind the same device name is another rule."""
+    """Return the name of a device's rule; it includes the GPU, so that a replacement gets its own rule."""
     text = "|".join((device.driver, device.pool, device.name, device.uuid))
     return f"{_NAME}{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def devices_of(slices: Sequence[Object], drivers: frozenset[str]) -> list[SliceDevice]:
-    """Read the devices of a node's ResourceSlices, of any version; of a pool only the newest generation counts."""
+    """Return the devices of a node's ResourceSlices of any version; only the newest generation of a pool counts."""
     newest: dict[tuple[str, str], int] = {}
     pools = []
     for spec in slices:
@@ -230,7 +229,7 @@ def devices_of(slices: Sequence[Object], drivers: frozenset[str]) -> list[SliceD
 
 
 def _uuid(device: Mapping[str, Any]) -> str | None:
-    # v1beta1 has the attributes one level down
+    # v1beta1 nests the attributes under `basic`
     attributes = device.get("attributes") or (device.get("basic") or {}).get("attributes") or {}
     values = {
         str(key).rpartition("/")[2]: value.get("string") for key, value in attributes.items() if isinstance(value, dict)

@@ -1,4 +1,4 @@
-"""Runs a diagnostic on an emptied node as a Job from the operator's manifest, and reads its reported result."""
+"""Runs a diagnostic on an empty node as a Job from the operator's manifest, and reads its result."""
 
 import copy
 import hashlib
@@ -27,7 +27,7 @@ _PROBE_GRACE_S: Final = 30
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Read a YAML file with one ``batch/v1`` Job, or raise ``InputError``; name, place and retries are set by us."""
+    """Read a YAML file with one ``batch/v1`` Job; raises ``InputError``. predrain sets name, node and retries."""
     try:
         content = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -49,11 +49,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
 class KubernetesVerification:
     """Runs diagnostics as Jobs in predrain's namespace, from a manifest of the operator.
 
-    The Job is bound to its node by name and tolerates the predrain taints. Its containers get ``PREDRAIN_NODE``,
+    The Job is bound to its node by name and tolerates predrain's taints. Its containers get ``PREDRAIN_NODE``,
     ``PREDRAIN_KEY``, ``PREDRAIN_GPUS`` and ``PREDRAIN_REMEDY`` (empty: diagnose only). One of them reports in its
-    termination message: ``{"result": "passed" | "failed", "node": …, "key": …}``. A Job that ended without that, on
-    another node, or that reports ``passed`` and failed, is inconclusive. A probe has the priority class of the
-    settings, which must never preempt, and does not run on a node that is cordoned.
+    termination message: ``{"result": "passed" | "failed", "node": …, "key": …}``. A Job without such a report, with
+    more than one, or that reports ``passed`` but failed, is inconclusive. A probe has the priority class of the
+    settings, never preempts, and does not run on a cordoned node.
     """
 
     def __init__(self, scheduler: KubernetesScheduler, manifest: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ class KubernetesVerification:
         *,
         probe: bool = False,
     ) -> WriteResult:
-        """Create the Job; an existing one with this key was started before."""
+        """Create the Job; ``already`` if one with this key exists."""
         leadership = self._scheduler.leadership
 
         def create() -> WriteResult:
@@ -89,7 +89,7 @@ class KubernetesVerification:
         return leadership.fenced(fence.holder, fence.until, create)
 
     def result(self, node: str, key: str) -> DiagnosticResult:
-        """Read the state of the diagnostic, or raise ``SchedulerError``."""
+        """Read the state of the diagnostic; raises ``SchedulerError``."""
         job = self._api.read(f"{self._folder}/{name_of(key)}", named=name_of(key))
         if job is None:
             return DiagnosticResult("missing")
@@ -118,7 +118,7 @@ class KubernetesVerification:
         return DiagnosticResult(statement["result"], message, failed, at)
 
     def drop(self, node: str, key: str) -> None:
-        """Delete the Job with its pods; a failure is passed over, for it ends by its own deadline."""
+        """Delete the Job with its pods; failures are ignored, because the Job has its own deadline."""
         body = {"propagationPolicy": "Background"}
         try:
             self._api.request("DELETE", f"{self._folder}/{name_of(key)}", None, body)
@@ -170,7 +170,7 @@ class KubernetesVerification:
 
 
 _OWN_CORDON = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}
-"""With ``kubernetes.cordon`` the node carries a predrain cordon; no diagnostic begins on one that others cordoned."""
+"""With ``kubernetes.cordon`` predrain cordons the node itself; diagnostics never start on nodes cordoned by others."""
 
 
 def name_of(key: str) -> str:
@@ -187,7 +187,7 @@ def _phase(pod: Object) -> str:
 
 
 def _statements(pod: Object, node: str, key: str) -> list[dict[str, Any]]:
-    """Return the results that containers report for this node and this run in their termination messages."""
+    """Return the results for this node and key in the termination messages of a pod's containers."""
     if (pod.get("spec") or {}).get("nodeName") != node:
         return []
     statements = []

@@ -1,4 +1,4 @@
-"""Which replica may write: a Lease of the API server, taken so that no clock of another machine is trusted."""
+"""Leader election by a Lease, without trusting the clock of another machine."""
 
 import math
 from collections.abc import Callable
@@ -19,12 +19,12 @@ _LOOK_EVERY_S: Final = 1.0
 class Leadership:
     """A Lease.
 
-    Another holder's lease is over when it was seen unchanged for as long as it claims to last, by the local monotonic
-    clock: ``renewTime`` is a time of the other's clock and only compared with itself. The own lease ends ``duration``
-    after the moment before the request was sent, by the wall clock or the monotonic one, whichever comes first.
+    Another holder's lease has expired once it was observed unchanged for its duration by the local monotonic clock;
+    ``renewTime`` comes from the holder's clock and is only compared for equality. Our own lease expires ``duration``
+    after the time before the request was sent, by the wall or the monotonic clock, whichever comes first.
 
-    ``waits``: another holder's lease is watched until it is renewed or over: for a process that does one round and
-    ends, which would never see a lease twice.
+    ``waits``: wait until another holder's lease is renewed or has expired; for a process that runs a single round, and
+    would otherwise never observe a lease twice.
     """
 
     def __init__(
@@ -42,18 +42,18 @@ class Leadership:
         self._held: tuple[str, datetime, float] | None = None  # holder, end, and the end by the monotonic clock
 
     def may_write(self, holder: str) -> str | None:
-        """Return why a process may not write now; None: it may."""
+        """Return why a process may not write now; None if it may."""
         if self._held is None or self._held[0] != holder:
             return f"{holder} does not hold the lease"
         return f"the lease of {holder} has expired" if self.left() <= timedelta(0) else None
 
     def blocked(self, holder: str, until: datetime) -> str | None:
-        """Return why a process may not write now, or not any more; None: it may."""
+        """Return why a process may not write now, including after ``until``; None if it may."""
         late = "the lease expired before it was sent" if self._clock.now() >= until else None
         return self.may_write(holder) or late
 
     def fenced(self, holder: str, until: datetime, call: Callable[[], WriteResult]) -> WriteResult:
-        """Make a write if the lease is held, and return its answer; no answer of the server is ``timeout``."""
+        """Make a write if the lease is held, and return its result; ``timeout`` if the server did not respond."""
         why = self.blocked(holder, until)
         if why is not None:
             return WriteResult("refused", why)
@@ -65,14 +65,14 @@ class Leadership:
             return WriteResult("timeout" if error.sent else "refused", str(error))
 
     def left(self) -> timedelta:
-        """Return how long the lease is still held."""
+        """Return the remaining time of the lease."""
         if self._held is None:
             return timedelta(0)
         _, until, ends_s = self._held
         return min(until - self._clock.now(), timedelta(seconds=ends_s - self._api.elapsed()))
 
     def take(self, holder: str, duration: timedelta) -> datetime | None:
-        """Take or prolong it; None: another one holds it; raise ``SchedulerError`` if that is not known."""
+        """Acquire or renew the lease; None if another process holds it. Raises ``SchedulerError`` if unknown."""
         self._held = None
         while True:
             asked, asked_s = self._clock.now(), self._api.elapsed()
@@ -86,20 +86,20 @@ class Leadership:
             self._sleep(min(wait, _LOOK_EVERY_S))
 
     def drop(self, holder: str) -> None:
-        """Release the lease if it is held here; a failure is ignored."""
+        """Release the lease if this process holds it; failures are ignored."""
         self._held = None
         try:
             current = self._api.read(self._path, named=self._name)
             if current is None or _spec(current).get("holderIdentity") != holder:
                 return
-            # An empty holder is how Kubernetes' own components give a lease back.
+            # Kubernetes' own components release a lease with an empty holder.
             spec = {**_spec(current), "holderIdentity": "", "leaseDurationSeconds": 1}
             self._api.request("PUT", self._path, body={**current, "spec": spec}, timeout=timedelta(seconds=3))
         except (SchedulerError, Unreachable):
             return
 
     def _foreign_for(self, current: Object | None, holder: str) -> float | None:
-        """Return the seconds left of another holder's lease; 0: it was renewed meanwhile; None: it is free."""
+        """Return the seconds until another holder's lease expires; 0 if it was just renewed, None if it is free."""
         spec = _spec(current)
         other = spec.get("holderIdentity")
         if not other or other == holder:
@@ -149,7 +149,7 @@ class Leadership:
         return until
 
     def _is(self, holder: str, stamp: str) -> bool:
-        """Whether the stored lease is from an earlier attempt here that got no answer."""
+        """Whether the stored lease was written by an earlier attempt of ours without a response."""
         spec = _spec(self._api.read(self._path, named=self._name))
         return spec.get("holderIdentity") == holder and spec.get("renewTime") == stamp
 

@@ -1,4 +1,4 @@
-"""Reads a node object into what the policy sees, and returns the patch that the server checks against it."""
+"""Converts node objects to the policy's view, and builds patches with optimistic locking."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,15 +24,15 @@ _DRIVERS: Final = (
     ("nvidia.com/cuda.driver.major", "nvidia.com/cuda.driver.minor", "nvidia.com/cuda.driver.rev"),
     ("amd.com/gpu.driver-version",),
 )
-_STARTS_FOR: Final = timedelta(minutes=15)  # a new node that is not ready is starting so long
+_STARTS_FOR: Final = timedelta(minutes=15)  # a new node that is not ready counts as starting
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """One node of one reading.
+    """One node as read.
 
-    ``taints``: with all their fields: those of others are sent back as they were.
-    ``condition``: predrain's, as the server gives it.
+    ``taints``: with all fields, so that foreign taints are written back unchanged.
+    ``condition``: predrain's condition, as returned by the server.
     """
 
     reading: NodeReading
@@ -43,17 +43,17 @@ class NodeSnapshot:
 
     @property
     def marked(self) -> bool:
-        """Whether it carries anything managed by predrain."""
+        """Whether it has anything managed by predrain."""
         view = self.reading.view
         return view.marks.level > Level.NONE or view.notice is not None or self.condition is not None
 
     def outside(self) -> "NodeSnapshot":
-        """Return the snapshot of a node that is selected no more: whatever of predrain's is there is removed."""
+        """Return the snapshot of a node that no longer matches the selector: predrain's markers are removed from it."""
         view = replace(self.reading.view, opt_out=self.reading.view.opt_out or "it is not in kubernetes.selector")
         return replace(self, reading=replace(self.reading, view=view))
 
     def with_jobs(self, jobs: tuple[JobView, ...] | None) -> NodeReading:
-        """Return the reading with the jobs that run there; None: they could not be read."""
+        """Return the reading with the node's jobs; None if they could not be read."""
         if jobs is None:
             return replace(self.reading, jobs_known=False)
         return replace(self.reading, view=replace(self.reading.view, jobs=jobs))
@@ -62,14 +62,14 @@ class NodeSnapshot:
 def snapshot_of(
     raw: Object, settings: KubernetesSettings, rules: KubernetesRules, keys: Keys, now: datetime
 ) -> NodeSnapshot | None:
-    """Read a node object; None: it has no name. One that cannot be parsed is not readable: nothing is done on it."""
+    """Parse a node object; None if it has no name. An unparsable node is marked unreadable, and never changed."""
     metadata = raw.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     if not isinstance(name, str) or not name:
         return None
     try:
         return _parsed(raw, settings, rules, keys, now)
-    except Exception:  # whatever one node holds must not keep the others from being released
+    except Exception:  # one malformed node must not block the release of others
         assert isinstance(metadata, dict)
         view = NodeView(name, settings.cluster, settings.group, readable=False)
         reading = NodeReading(view, str(metadata.get("resourceVersion") or ""))
@@ -96,7 +96,7 @@ def _parsed(
         node_object.name, place.get("cluster", settings.cluster), place.get("group", settings.group),
         place.get("rack"), place.get("nvlink_domain"), tuple(map(UnitView, _units(annotations, settings))),
         cordoned_by=_cordoned_by(collected, node_object, keys),
-        down=not collected.ready,  # or it never reported
+        down=not collected.ready,  # includes nodes that never reported
         resting="its removal" if metadata.get("deletionTimestamp") else "its start" if starting else None,
         owner="the client that deletes it" if metadata.get("deletionTimestamp") else None,
         software=_software(labels),
@@ -111,13 +111,13 @@ def _parsed(
 
 
 def _taint(raw: Object, keys: Keys) -> Taint:
-    """Read a taint; a time is part of the content of one under predrain's key, for predrain writes none."""
+    """Parse a taint; a time under predrain's key becomes part of the value, because predrain never writes one."""
     value, added = str(raw.get("value") or ""), raw.get("timeAdded")
     return Taint(raw["key"], f"{value} since {added}" if added and raw["key"] == keys.taint else value, raw["effect"])
 
 
 def _cordoner(managed: Sequence[Object], first: str | None) -> str | None:
-    """Return who cordoned a node; of several clients that wrote it, one that is not predrain: the cordon is shared."""
+    """Return who cordoned a node; if several clients own the field, one other than predrain: the cordon is shared."""
     writers = [
         str(entry.get("manager"))
         for entry in managed
@@ -149,10 +149,10 @@ def _units(annotations: Mapping[str, str], settings: KubernetesSettings) -> tupl
 
 
 def patch_of(snapshot: NodeSnapshot, then: NodeObject, condition: Object | None = None) -> dict[str, Any]:
-    """Return the strategic merge patch from a node as it was read to ``then``, and to a new condition.
+    """Return the strategic merge patch from a node as read to ``then``, with an optional new condition.
 
-    The server refuses it (409) on any other ``resourceVersion``. Taints have no merge key: the whole list is replaced,
-    with the taints of others in it as they were.
+    The server rejects it (409) if the ``resourceVersion`` differs. Taints have no merge key, so the whole list is
+    replaced, with foreign taints unchanged.
     """
     before = snapshot.node_object
     metadata: dict[str, Any] = {"resourceVersion": snapshot.reading.version}
@@ -176,5 +176,5 @@ def _new(taint: Taint) -> dict[str, str]:
 
 
 def status_patch(condition: Object) -> dict[str, Any]:
-    """Return the patch that merges a condition, by its type, into a node's status."""
+    """Return the patch that merges a condition by type into a node's status."""
     return {"status": {"conditions": [condition]}}

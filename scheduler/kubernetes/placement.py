@@ -1,4 +1,4 @@
-"""Whether a pod's successor could run on another node: selectors, affinity, volumes, taints and size of nodes."""
+"""Whether a pod's successor could run on another node: selectors, affinity, volumes, taints, allocatable resources."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ _CLAIMS: Final = "/apis/resource.k8s.io"
 _PAGE: Final = 250
 _HOSTNAME: Final = "kubernetes.io/hostname"
 _HARD: Final = ("NoSchedule", "NoExecute")
-_ALWAYS: Final = ("cpu", "memory", "ephemeral-storage")  # resources that each node has, also where it reports none
+_ALWAYS: Final = ("cpu", "memory", "ephemeral-storage")  # resources of every node, even if unreported
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +31,17 @@ class _Node:
 
 
 class PlacementCheck:
-    """Decides about pods, by the nodes of the cluster as listed up to 30 s ago.
+    """Decides about pods, based on a node list that is at most 30 s old.
 
-    Whether another node has room right now does not matter: an evicted pod waits in its queue. What it requests is
-    compared with the allocatable size of a whole node.
+    Free capacity does not matter, because an evicted pod waits in its queue: requests are compared with the allocatable
+    resources of an empty node.
     """
 
     def __init__(self, reads: CachedReads, *, kueue_replaces_nodes: bool) -> None:
         self._reads, self._kueue_replaces_nodes = reads, kueue_replaces_nodes
 
     def of(self, pod: Object) -> Placement:
-        """Decide about a pod; what cannot be read leaves it undecided."""
+        """Decide about a pod; failed reads leave it undecided."""
         try:
             return self._decide(pod)
         except UndecidedError as undecided:
@@ -96,7 +96,7 @@ class PlacementCheck:
         return Placement(False, wanted or "there is no other node")
 
     def _volume_selectors(self, pod: Object) -> Iterator[tuple[str, list[Object]]]:
-        """Yield what the persistent volumes of a pod require of its node."""
+        """Yield the node requirements of a pod's persistent volumes."""
         namespace = pod["metadata"].get("namespace") or "default"
         for volume in pod["spec"].get("volumes") or ():
             claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
@@ -115,14 +115,14 @@ class PlacementCheck:
                 yield f"its volume {bound} is a directory of the node", []
 
     def _nodes(self) -> list[_Node]:
-        """Return all nodes that take pods."""
+        """Return all nodes, except those being deleted."""
         path = f"{_CORE}/nodes"
         return self._reads.cached(
             path, "list nodes", lambda: self._reads.api.client.list_all(path, {}, _node, _PAGE)[0]
         )
 
     def _device_drivers(self) -> Mapping[str, set[str]]:
-        """Return the drivers that offer devices for claims, by node; how many of them a pod claims is not compared."""
+        """Return the DRA drivers of each node; the number of claimed devices is not compared."""
 
         def read() -> Mapping[str, set[str]]:
             drivers: defaultdict[str, set[str]] = defaultdict(set)
@@ -145,7 +145,7 @@ class PlacementCheck:
         return here if key == _HOSTNAME else labels.get(key)
 
     def _same_domains(self, here: str, node: _Node, near: list[Object]) -> bool:
-        """Whether a node lies with ``here`` in each domain in which the pod must be near other pods."""
+        """Whether a node shares every topology domain of the pod's required affinity with ``here``."""
         for term in near:
             key = term.get("topologyKey") or _HOSTNAME
             domain = self._label_here(here, key)
@@ -156,7 +156,7 @@ class PlacementCheck:
     def _beside_others(
         self, pod: Object, apart: list[Object], spread: list[Object], selectors: list[list[Object]]
     ) -> Callable[[_Node], bool]:
-        """Return whether a node admits the pod next to the other pods of its namespace, as they are now."""
+        """Return a predicate for nodes that admit the pod beside the current pods of its namespace."""
         metadata = pod["metadata"]
         namespace = metadata.get("namespace") or "default"
         params = {"fieldSelector": LIVING, "limit": str(_PAGE * 4)}
@@ -191,7 +191,7 @@ class PlacementCheck:
             selector = dict(rule.get("labelSelector") or {})
             selector["matchLabels"] = {**(selector.get("matchLabels") or {}), **chosen}
             count, key = domains_of({**rule, "labelSelector": selector}), rule["topologyKey"]
-            # a drained node still counts: the taints of nodes are ignored where a rule does not honour them
+            # drained nodes still count: nodeTaintsPolicy ignores taints by default
             eligible = [node for node in nodes if all(_selects(terms, node) for terms in selectors)]
             domains = {domain for node in eligible if (domain := _label(node, key)) is not None}
             least = 0 if len(domains) < (rule.get("minDomains") or 1) else min(count[domain] for domain in domains)
@@ -206,7 +206,7 @@ class PlacementCheck:
 
 
 def _node(raw: Object) -> _Node | None:
-    """Read a node; None: it takes no pods."""
+    """Parse a node; None if it is being deleted."""
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     ready = any(
         condition.get("type") == "Ready" and condition.get("status") == "True"
@@ -215,7 +215,7 @@ def _node(raw: Object) -> _Node | None:
     hard = tuple(taint for taint in spec.get("taints") or () if taint.get("effect") in _HARD)
     if metadata.get("deletionTimestamp"):
         return None
-    if spec.get("unschedulable") or not ready:  # kept, so that the reason can count it
+    if spec.get("unschedulable") or not ready:  # kept, so that the reason counts it
         hard = (*hard, {"key": "node.kubernetes.io/unschedulable", "effect": "out of service"})
     size = {
         name: amount for name, text in (status.get("allocatable") or {}).items() if (amount := parse_quantity(text))
@@ -224,7 +224,7 @@ def _node(raw: Object) -> _Node | None:
 
 
 def _holds(node: _Node, requests: Mapping[str, Decimal]) -> bool:
-    """Whether an empty node is large enough; of devices it has none that it does not report."""
+    """Whether an empty node has enough of each resource; unreported devices count as none."""
     return all(amount <= node.size[name] if name in node.size else name in _ALWAYS for name, amount in requests.items())
 
 
@@ -233,7 +233,7 @@ def _label(node: _Node, key: str) -> str | None:
 
 
 def _names_its_node(pod: Object) -> bool:
-    """Whether whoever created the pod set its node; a scheduler binds it later, and leaves no such field."""
+    """Whether the pod's creator set ``nodeName``; a binding by the scheduler leaves no such managed field."""
     for entry in pod["metadata"].get("managedFields") or ():
         fields = entry.get("fieldsV1") or {}
         if not entry.get("subresource") and "f:nodeName" in (fields.get("f:spec") or {}):
@@ -242,14 +242,14 @@ def _names_its_node(pod: Object) -> bool:
 
 
 def _is_placed_by_kueue(pod: Object) -> bool:
-    """Whether Kueue's topology-aware scheduling selected the node of a pod, and not its template."""
+    """Whether Kueue's topology-aware scheduling, not the template, selected the node."""
     metadata = pod["metadata"]
     asks = {*(metadata.get("labels") or {}), *(metadata.get("annotations") or {})}
     return any(key == "kueue.x-k8s.io/tas" or fnmatchcase(key, "kueue.x-k8s.io/podset-*-topology") for key in asks)
 
 
 def _own_selectors(spec: Object) -> Iterator[tuple[str, list[Object]]]:
-    """Yield each condition on its node that a pod states: what it is called, and terms of which one must match."""
+    """Yield the node selector and affinity of a pod: a message, and terms of which one must match."""
     for key, value in (spec.get("nodeSelector") or {}).items():
         term = {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}
         yield f"its node selector {key}={value} matches no other node", [term]
@@ -301,7 +301,7 @@ def _tolerated(taint: Object, tolerations: Iterable[Object]) -> bool:
         if toleration.get("effect") not in (None, "", taint.get("effect")):
             continue
         if taint.get("effect") not in _HARD:
-            continue  # out of service for everybody
+            continue  # out of service: cannot be tolerated
         key, operator = toleration.get("key"), toleration.get("operator") or "Equal"
         if not key and operator == "Exists":
             return True
@@ -317,7 +317,7 @@ def _pod_terms(spec: Object, kind: str) -> list[Object]:
 
 
 def _requests(spec: Object) -> dict[str, Decimal]:
-    """Return a pod's requests: the sum of its containers and sidecars, or an init container's if that is larger."""
+    """Return a pod's requests: the sum over containers and sidecars, or an init container's request if larger."""
     total: dict[str, Decimal] = {}
     init_containers = spec.get("initContainers") or ()
     sidecars = [container for container in init_containers if container.get("restartPolicy") == "Always"]
@@ -325,7 +325,7 @@ def _requests(spec: Object) -> dict[str, Decimal]:
     for container in (*(spec.get("containers") or ()), *sidecars, overhead):
         for name, amount in _asked(container):
             total[name] = total.get(name, Decimal(0)) + amount
-    for container in (*init_containers, spec):  # the pod itself may state what it needs as a whole
+    for container in (*init_containers, spec):  # pod-level resources
         for name, amount in _asked(container):
             total[name] = max(total.get(name, Decimal(0)), amount)
     return total
@@ -333,7 +333,7 @@ def _requests(spec: Object) -> dict[str, Decimal]:
 
 def _asked(container: Object) -> Iterator[tuple[str, Decimal]]:
     resources: Any = container.get("resources") or {}
-    # what names only a limit requests as much
+    # the request defaults to the limit
     for name, text in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
         amount = parse_quantity(text)
         if amount:

@@ -1,4 +1,4 @@
-"""Pods as jobs: what runs on a node, followed by a watch or listed, and how large each whole job is."""
+"""Maps pods to jobs: the pods of each node, by watch or list, and the size of each job over all its nodes."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ from telemetry.collect.kubernetes.rules import KubernetesRules
 
 PODS: Final = "/api/v1/pods"
 LIVING: Final = "status.phase!=Succeeded,status.phase!=Failed"
-"""Field selector of pods that hold anything."""
+"""Field selector for pods that have not terminated."""
 
 _GROUP: Final = "/apis/resource.k8s.io"
 _PAGE: Final = 250
@@ -34,7 +34,7 @@ Claim = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PodPart:
-    """A pod's part of a job; ``gpus`` without those of its claims, which ``claims`` names."""
+    """A pod's part of a job; ``gpus`` excludes GPUs of resource claims, whose names are in ``claims``."""
 
     node: str
     job: str
@@ -49,30 +49,30 @@ class PodPart:
 
 
 class PodKeys:
-    """Annotations of pods under the prefix, by which a job states what may be done with it."""
+    """Keys of pod annotations and labels under the prefix."""
 
     def __init__(self, prefix: str, namespace: str) -> None:
         self.namespace = namespace
-        self.checkpoint = f"{prefix}/checkpoint"  # how it is asked: annotation, webhook or command
-        self.checkpoint_takes = f"{prefix}/checkpoint-takes"  # how long it needs for one: 90s, 5m
-        self.elastic = f"{prefix}/elastic"  # true: it continues with its other pods
+        self.checkpoint = f"{prefix}/checkpoint"  # means of requesting one: annotation, webhook or command
+        self.checkpoint_takes = f"{prefix}/checkpoint-takes"  # duration of a checkpoint: 90s, 5m
+        self.elastic = f"{prefix}/elastic"  # true: the job continues with its other pods
         self.requested = f"{prefix}/checkpoint-requested"  # written by predrain
         self.acknowledged = f"{prefix}/checkpoint-acknowledged"  # written by the job
-        self.ends_at = f"{prefix}/ends-at"  # when it expects to end
-        self.evict = f"{prefix}/evict"  # true: although no controller restarts it, or its local data is lost
-        self.diagnostic = f"{prefix}/diagnostic"  # label of predrain's diagnostics
-        self.managed = f"{prefix}/managed"  # false: keep off
+        self.ends_at = f"{prefix}/ends-at"  # expected end
+        self.evict = f"{prefix}/evict"  # true: may be evicted without a controller, or despite local data
+        self.diagnostic = f"{prefix}/diagnostic"  # label of predrain's diagnostic pods
+        self.managed = f"{prefix}/managed"  # false: opt-out
 
     def is_diagnostic(self, pod: Object) -> bool:
-        """Whether a pod is a diagnostic in predrain's namespace: elsewhere a label could hide a job."""
+        """Whether a pod is a diagnostic in predrain's namespace; in other namespaces the label could hide a job."""
         metadata = pod["metadata"]
         return metadata.get("namespace") == self.namespace and self.diagnostic in (metadata.get("labels") or {})
 
 
 def pod_part(pod: Object, rules: KubernetesRules, keys: PodKeys) -> PodPart | None:
-    """Read a pod's part of a job; None: it is on no node yet, asks for no GPU, has ended, or is a diagnostic.
+    """Return a pod's part of a job; None if it is unscheduled, requests no GPU, has ended, or is a diagnostic.
 
-    A pod that cannot be parsed is a job of its own: it occupies its node nevertheless.
+    An unparsable pod counts as a job of its own, because it occupies its node.
     """
     try:
         if keys.is_diagnostic(pod):
@@ -88,7 +88,7 @@ def pod_part(pod: Object, rules: KubernetesRules, keys: PodKeys) -> PodPart | No
         return None
     annotations = annotations_of(pod)
     checkpointed_at = None if run.checkpointed_ms is None else from_ms(run.checkpointed_ms)
-    # each group of a LeaderWorkerSet is a replica, which stops by itself
+    # each group of a LeaderWorkerSet is a replica that stops independently
     group = (pod["metadata"].get("labels") or {}).get(_GROUP_INDEX)
     job = run.job if group is None else f"{run.job}/{group}"
     return PodPart(
@@ -98,9 +98,9 @@ def pod_part(pod: Object, rules: KubernetesRules, keys: PodKeys) -> PodPart | No
 
 
 def jobs_of(parts: Iterable[PodPart]) -> dict[str, dict[str, JobView]]:
-    """Return the jobs of each node, each with the GPUs of the whole job on all nodes among ``parts``.
+    """Return the jobs of each node, each with its total GPUs over all ``parts``.
 
-    A job ends with its first part; any part may be the one that notes its checkpoints.
+    A job ends with its first part; any part may record its checkpoints.
     """
     of_job: dict[str, list[PodPart]] = {}
     of_node: dict[str, set[str]] = {}
@@ -110,7 +110,7 @@ def jobs_of(parts: Iterable[PodPart]) -> dict[str, dict[str, JobView]]:
     wholes = {
         name: JobView(
             name,
-            max(1, sum(part.gpus for part in job)),  # 0: its claims were counted with another pod
+            max(1, sum(part.gpus for part in job)),  # 0: its claims are counted with another pod
             _pick(min, (part.started_at for part in job)),
             _pick(max, (part.checkpointed_at for part in job)),
             _pick(min, (part.ends_at for part in job)),
@@ -129,7 +129,7 @@ def annotations_of(thing: Object) -> Mapping[str, str]:
 
 
 def ends_at(pod: Object, keys: PodKeys) -> datetime | None:
-    """Return when a pod ends by itself at the latest: by its annotation, or its ``activeDeadlineSeconds``."""
+    """Return the latest end of a pod: from its annotation, else from ``activeDeadlineSeconds``."""
     stated = instant(annotations_of(pod).get(keys.ends_at))
     if stated is not None:
         return stated
@@ -144,14 +144,14 @@ def ends_at(pod: Object, keys: PodKeys) -> datetime | None:
 
 
 def version_of(thing: Object) -> int:
-    """Return the resourceVersion of an object as a number, to compare versions of one kind; 0: none."""
+    """Return an object's resourceVersion as a number, comparable within one kind; 0 if it has none."""
     metadata = thing.get("metadata")
     text = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else 0
 
 
 def duration(text: str | None) -> timedelta | None:
-    """Read a duration such as ``90s``, ``5m`` or ``1h``; None: it is none."""
+    """Parse a duration like ``90s``, ``5m`` or ``1h``; None if it is invalid."""
     try:
         return parse_duration((text or "").strip())
     except (ValueError, OverflowError):
@@ -163,7 +163,7 @@ def _pick(choose: Callable[..., datetime | None], times: Iterable[datetime | Non
 
 
 class ClaimCounts:
-    """The GPUs of claims, as of the last listing; a claim that is not known counts as one GPU."""
+    """GPUs of resource claims, as of the last list; an unknown claim counts as one GPU."""
 
     def __init__(self, api: ApiServer, rules: KubernetesRules) -> None:
         self._api = api
@@ -172,7 +172,7 @@ class ClaimCounts:
         self._held: Mapping[Claim, int] = {}
 
     def refresh(self, parts: Iterable[PodPart]) -> None:
-        """List the claims again, where any pod has one; a failed listing keeps the last one."""
+        """List the claims if any pod has one; if that fails, the previous list is kept."""
         if not any(part.claims for part in parts):
             return
         try:
@@ -182,12 +182,12 @@ class ClaimCounts:
                 path = f"{_GROUP}/{self._version}/resourceclaims"
                 self._held = dict(self._api.listing(path, {}, _PAGE, self._view))
         except SchedulerError:
-            self._version = None  # without the right to, or on another server by now
+            self._version = None  # no permission, or the server has changed
 
     def counted(self, parts: Iterable[PodPart]) -> Iterator[PodPart]:
-        """Yield the parts of jobs with the GPUs that they hold by claims.
+        """Yield the parts of jobs with the GPUs of their claims added.
 
-        Pods may share a claim, and its GPUs with it: within one job it counts once, with the first pod that has it.
+        Pods can share a claim: within a job it counts once, for the first pod that has it.
         """
         seen: set[tuple[str, str, str]] = set()
         for part in parts:
@@ -209,11 +209,11 @@ class ClaimCounts:
 _BOUND: Final = {"fieldSelector": f"{LIVING},spec.nodeName!="}
 
 Seen = tuple[str, PodPart | None]
-"""A pod by namespace and name, and its part of a job, if it has one."""
+"""``namespace/name`` of a pod, and its part of a job, if any."""
 
 
 class _Parts(Tracker[Seen, PodPart]):
-    """The parts of jobs by pod, and by node."""
+    """Parts of jobs by pod and by node."""
 
     key = itemgetter(0)
 
@@ -242,9 +242,9 @@ class _Parts(Tracker[Seen, PodPart]):
 class RunningPods:
     """The parts of jobs on all nodes.
 
-    ``read``: gives a pod's part; it raises nothing.
-    ``follows``: the first :meth:`everywhere` begins a watch, for a process that asks again and again. It counts while
-    the server was heard of within ``IDLE_S``: a change, a bookmark, or a watch that it began; else pods are listed.
+    ``read``: returns a pod's part; must not raise.
+    ``follows``: start a watch on the first :meth:`everywhere`, for a long-running process. The watch is current while
+    the server has sent something within ``IDLE_S`` (a change, a bookmark or a new watch); otherwise pods are listed.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class RunningPods:
         self._by_watch = False
 
     def everywhere(self) -> list[PodPart]:
-        """Return the parts on all nodes; raises ``SchedulerError`` if they have to be listed and cannot be."""
+        """Return the parts on all nodes; raises ``SchedulerError`` if a list is needed and fails."""
         self._by_watch = self.watched
         if self._by_watch:
             with self._lock:
@@ -273,28 +273,28 @@ class RunningPods:
         return [part for _, part in pods if part is not None]
 
     def on(self, node: str) -> list[PodPart]:
-        """Return the parts on one node, never older than what :meth:`everywhere` gave last; raises the same."""
-        if self._by_watch and self.watched:  # one that was cut may have come back older than what was listed meanwhile
+        """Return the parts on one node, at least as new as the last :meth:`everywhere`; raises ``SchedulerError``."""
+        if self._by_watch and self.watched:  # a watch that was interrupted may be older than the last list
             with self._lock:
                 return list(self._parts.of_node.get(node, {}).values())
         params = {"fieldSelector": f"{LIVING},spec.nodeName={node}"}
         if self._newest:
-            # "Not older than": the server may answer from its memory, by its index of nodes, rather than read all pods.
-            # The version is that of the newest pod read and not of the listing: before 1.31, a server whose pods
-            # have not changed since would wait for a change before it answers.
+            # "Not older than" lets the server answer from its watch cache, indexed by node, instead of etcd. The
+            # version is that of the newest pod, not of the list: before 1.31 the cache reaches the list's version only
+            # with the next change of a pod, and the server would wait for it.
             params["resourceVersion"] = str(self._newest)
         return self._api.listing(PODS, params, 0, self._read)
 
     @property
     def watched(self) -> bool:
-        """Whether the watch runs, and what it reported is current."""
+        """Whether the watch is running and current."""
         resource, thread = self._resource, self._thread
         if resource is None or resource.version is None or thread is None or not thread.is_alive():
             return False
         return time.monotonic() - resource.heard_s < IDLE_S
 
     def stop(self) -> None:
-        """End the watch, at the latest when the server does; the next :meth:`everywhere` begins another."""
+        """Stop the watch, at the latest when the server ends it; the next :meth:`everywhere` starts a new one."""
         self._stop.set()
         self._resource = self._thread = None
 

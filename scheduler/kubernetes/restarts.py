@@ -1,4 +1,4 @@
-"""Whether the controller of a pod restarts it after an eviction: Jobs, JobSets, Volcano, MPI and one-shot kinds."""
+"""Whether a pod's controller restarts it after an eviction: Jobs, JobSets, Volcano, MPI and one-shot kinds."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -15,20 +15,20 @@ _ONE_SHOT: Final = (
 _HEADS: Final = (("ray.io/node-type", "head", "Ray"), ("dask.org/component", "scheduler", "Dask"))
 _ENDS: Final = ("AbortJob", "TerminateJob", "CompleteJob")  # actions of a Volcano policy
 _ON_EVICTION: Final = {"PodEvicted", "PodFailed", "*"}  # an evicted pod fails before it is removed
-_RETRIES: Final = 6  # of a Job that states no backoffLimit
+_RETRIES: Final = 6  # default backoffLimit of a Job
 _REPLICATED_JOB: Final = "jobset.sigs.k8s.io/replicatedjob-name"
 _INDEX_FAILURES: Final = "batch.kubernetes.io/job-index-failure-count"
-_BY_SIGNAL: Final = (137, 143)  # exit codes of a program that an eviction ends
+_BY_SIGNAL: Final = (137, 143)  # exit codes after SIGKILL and SIGTERM
 
 
 class RestartCheck:
-    """Decides about pods, by their controllers as read up to 30 s ago."""
+    """Decides about pods, based on their controllers as read within the last 30 s."""
 
     def __init__(self, reads: CachedReads) -> None:
         self._reads = reads
 
     def permanent_failure(self, pod: Object, owner: Object) -> str | None:
-        """Return why an eviction would end the work of a pod for good: to its owner it is a failure like any other."""
+        """Return why an eviction would end a pod's work permanently; None if it would be restarted."""
         group, kind, name = str(owner.get("apiVersion")).partition("/")[0], owner.get("kind"), owner["name"]
         labels, mpi = pod["metadata"].get("labels") or {}, (group, kind) == ("kubeflow.org", "MPIJob")
         never = group == "kubeflow.org" and not mpi and (pod.get("spec") or {}).get("restartPolicy") == "Never"
@@ -47,7 +47,7 @@ class RestartCheck:
                 return None
             job = self._reads.object(_path(pod, "batch/v1", "jobs", name), "jobs")
             controllers = [ref for ref in job["metadata"].get("ownerReferences") or () if ref.get("controller")]
-            if any(ref.get("kind") == "AppWrapper" for ref in controllers):  # it starts its Jobs again
+            if any(ref.get("kind") == "AppWrapper" for ref in controllers):  # it restarts its Jobs
                 return None
             failed = _fails(job, (pod["metadata"].get("annotations") or {}).get(_INDEX_FAILURES))
             if failed is None:
@@ -71,7 +71,7 @@ def _path(pod: Object, group: str, resource: str, name: str) -> str:
 
 
 def _fails(job: Object, index_failures: object) -> tuple[str, str] | None:
-    """Return as what and why a Job fails by one more evicted pod; None: it starts another."""
+    """Return reason and message with which a Job fails after one more eviction; None if it creates another pod."""
     spec, status = job["spec"], job.get("status") or {}
     decided = _action_on_eviction((spec.get("podFailurePolicy") or {}).get("rules") or ())
     if decided == "Ignore":
@@ -86,9 +86,9 @@ def _fails(job: Object, index_failures: object) -> tuple[str, str] | None:
 
 
 def _restarts(jobset: Object, part: str | None, reason: str) -> bool:
-    """Whether a JobSet restarts after one of its Jobs failed; the first rule that matches decides.
+    """Whether a JobSet restarts after one of its Jobs failed; the first matching rule decides.
 
-    A rule on the message of the failure, which is not known, counts where it would fail the JobSet.
+    The failure message is unknown: a rule on it counts only if it would fail the JobSet.
     """
     policy, status = (jobset.get("spec") or {}).get("failurePolicy") or {}, jobset.get("status") or {}
     for rule in policy.get("rules") or ():
@@ -104,7 +104,7 @@ def _restarts(jobset: Object, part: str | None, reason: str) -> bool:
 
 
 def _fails_volcano(job: Object, task: str | None) -> str | None:
-    """Return why a Volcano Job ends with an evicted pod of a task; None: it starts another."""
+    """Return why a Volcano Job ends when a pod of a task is evicted; None if it creates another pod."""
     spec = job["spec"]
     of_task = [policy for entry in spec.get("tasks") or () if entry.get("name") == task
                for policy in entry.get("policies") or ()]  # fmt: skip
@@ -115,9 +115,9 @@ def _fails_volcano(job: Object, task: str | None) -> str | None:
 
 
 def _action_on_eviction(rules: Iterable[Object]) -> str | None:
-    """Return what a policy does about an evicted pod: the first rule that matches decides; None: none does.
+    """Return the action of a pod failure policy on an evicted pod; the first matching rule decides.
 
-    Which exit code the pod ends with is not known. A rule on exit codes counts where it could fail the Job.
+    The pod's exit code is unknown: a rule on exit codes counts only if it could fail the Job.
     """
     for rule in rules:
         codes, action = rule.get("onExitCodes"), str(rule.get("action"))

@@ -1,4 +1,4 @@
-"""Kubernetes behind the controller's port: nodes read with their versions, each action one patch."""
+"""Kubernetes adapter of the controller: reads nodes with their versions, and applies each action as one patch."""
 
 import contextlib
 import time
@@ -56,7 +56,7 @@ _REFUSALS: Final[Mapping[int, AnswerKind]] = {404: "gone", 409: "conflict"}
 
 @dataclass(frozen=True, slots=True)
 class _Companion:
-    """A condition of a node or an event about it (not ``of_node``): ``body`` as it is sent, ``write`` as a change."""
+    """A node condition (``of_node``) or an event, written in addition to an action."""
 
     node: str
     write: Write
@@ -71,10 +71,9 @@ class _Companion:
 class KubernetesScheduler(SchedulerExtras):
     """A Kubernetes cluster.
 
-    ``waits``: whether a lease of another process is watched until it is renewed or over, rather than asked for again
-    later: for a process that does one round and ends.
-    ``follows``: whether pods are followed between rounds rather than listed in each: for a process that continues.
-    ``horizon``: what the risks look ahead.
+    ``waits``: wait until another process's lease is renewed or expires; for a process that runs a single round.
+    ``follows``: watch pods between rounds instead of listing them in each; for a long-running process.
+    ``horizon``: prediction horizon of the risks.
     """
 
     def __init__(
@@ -114,21 +113,21 @@ class KubernetesScheduler(SchedulerExtras):
         self._pods = RunningPods(self.api, self._part, settings.pod_page_size, follows=follows)
 
     def read_fleet(self) -> FleetReading:
-        """Read all GPU nodes and predrain-managed nodes, their jobs, and the switches; correct outdated conditions."""
+        """Read all GPU nodes and nodes with markers, their jobs, and the switches; correct outdated conditions."""
         read_at, began_s = self.clock.now(), self.api.elapsed()
         self._due.clear()
         nodes = self._nodes()
         self._recent = {node.node_object.name: (node, began_s) for node in nodes}
         self._cordoner_known = not nodes or any(node.node_object.tells_cordoner for node in nodes)
-        troubles, jobs, switches = [], None, Switches(kill=True)  # a person may have set what cannot be read
+        troubles, jobs, switches = [], None, Switches(kill=True)  # an unreadable switch may be set
         try:
             switches, unclear = self._switches.read()
             troubles += [unclear] if unclear else []
             jobs = self._all_jobs()
-        except Exception as error:  # no release needs them
+        except Exception as error:  # releases do not need them
             troubles.append(described(error))
         if self.leadership.left() > timedelta(0):
-            with contextlib.suppress(Exception):  # nothing rests on a condition
+            with contextlib.suppress(Exception):  # no decision depends on a condition
                 self._repair_conditions(nodes)
         if not self.settings.read_pods:
             troubles.append("jobs are not read (kubernetes.read_pods is false): budgets per job cannot be checked")
@@ -139,12 +138,12 @@ class KubernetesScheduler(SchedulerExtras):
         return FleetReading(readings, read_at, switches, "; ".join(troubles) or None, partial=jobs is None)
 
     def revalidate(self, node: str) -> NodeReading | None:
-        """Read one node again; its pods are never older than those that the fleet was read with."""
+        """Re-read one node, with pods at least as new as those of the fleet reading."""
         snapshot = self._read(node)
         return None if snapshot is None else snapshot.with_jobs(self._jobs_on(node))
 
     def as_known(self, node: str) -> NodeReading | None:
-        """Return a node as it was listed or written up to 10 s ago; a patch is refused where it changed since."""
+        """Return a node as listed or written within the last 10 s; a patch is rejected if it has changed since."""
         snapshot, known_s = self._recent.get(node, (None, 0.0))
         if snapshot is None or self.api.elapsed() - known_s > _KNOWN_FOR_S:
             return None
@@ -152,7 +151,7 @@ class KubernetesScheduler(SchedulerExtras):
         return snapshot.with_jobs(self._jobs_on(node))
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
-        """Return what would be written to the node as it was read, or as it is now where that reading is gone."""
+        """Return the writes of each action on the node as read, or re-read if that version is no longer cached."""
         snapshot = self._known(reading.view.name, reading.version) or self._read(reading.view.name)
         if snapshot is None:
             return tuple(() for _ in actions)
@@ -171,7 +170,7 @@ class KubernetesScheduler(SchedulerExtras):
     def _companions(
         self, action: Action, snapshot: NodeSnapshot, before: NodeObject, then: NodeObject, now: datetime
     ) -> Iterator[_Companion]:
-        """Yield what reports an action to other tools, where it changes the prediction: the condition, the event."""
+        """Yield the condition and the event for an action that changes the prediction."""
         node, key = action.node, self.keys.prediction
         if before == then or (action.verb != "release" and before.annotations.get(key) == then.annotations[key]):
             return
@@ -183,9 +182,9 @@ class KubernetesScheduler(SchedulerExtras):
             yield _Companion(node, event_write(event), event, of_node=False)
 
     def apply(self, action: Action, precondition: Precondition) -> WriteResult:
-        """Carry out an action as one patch that the server applies to exactly the node that was read.
+        """Carry out an action as one patch, which the server applies only to the version that was read.
 
-        Its event, and its condition unless one patch may hold both, are written by :meth:`announce`, after all marks.
+        Its event, and its condition unless it fits into the same patch, are written later by :meth:`announce`.
         """
         return self.leadership.fenced(
             precondition.holder, precondition.until, lambda: self._apply(action, precondition)
@@ -207,11 +206,11 @@ class KubernetesScheduler(SchedulerExtras):
             and self.keys.applied not in then.annotations
             and then.taints != snapshot.node_object.taints
         ):
-            # the record last: without it a taint that the server keeps would have no owner
+            # remove the record last: without it, a taint that the server keeps would have no owner
             first = replace(then, annotations={**then.annotations, self.keys.applied: record})
         if not writes:
             return WriteResult("already", "nothing to change", (), snapshot.reading.version)
-        # Of a node's status one may write its metadata, but no taint or cordon: a publisher needs no more right.
+        # A patch of nodes/status can change metadata, but not taints or cordon: enough for a publisher's RBAC.
         status_only = not any(write.path.startswith("spec.") for write in writes)
         status_only = status_only and action.verb in ("publish", "release")
         path = f"{_path(action.node)}/status" if status_only else _path(action.node)
@@ -220,7 +219,7 @@ class KubernetesScheduler(SchedulerExtras):
         note = ""
         response = self._patch(path, patch_of(snapshot, first, None if joined is None else joined.body))
         if joined is not None and not response.ok and response.status not in _REFUSALS:
-            # it may be the condition alone that is not wanted, and nothing rests on it
+            # possibly only the condition was rejected, which is optional
             note, joined = f"{joined.name} was not written: {response.problem}", None
             response = self._patch(path, patch_of(snapshot, first))
         left = self._answered(action.node, response, first)
@@ -234,7 +233,7 @@ class KubernetesScheduler(SchedulerExtras):
         return WriteResult("done", note, writes if joined is None else (*writes, joined.write), left.reading.version)
 
     def _answered(self, node: str, response: Response, then: NodeObject) -> NodeSnapshot | WriteResult:
-        """Return the node as the server answered with it, or why that is no success."""
+        """Return the node from the response, or the result of a failure."""
         if not response.ok:
             return WriteResult(_REFUSALS.get(response.status, "refused"), response.problem)
         left = self._remember(response.content) if is_named(response.content, node) else None
@@ -252,7 +251,7 @@ class KubernetesScheduler(SchedulerExtras):
     def announce(
         self, signals: Sequence[NodeSignal], holder: str, hold: Callable[[], datetime], *, new: bool
     ) -> tuple[str, ...]:
-        """Write the conditions and events that are due, and the device taints where the settings ask for them."""
+        """Write the pending conditions and events, and the device taints if enabled."""
 
         def blocked() -> str | None:
             return self.leadership.blocked(holder, hold())
@@ -265,11 +264,11 @@ class KubernetesScheduler(SchedulerExtras):
         return notes + self._device_taints.follow(signals, blocked, lambda: new and not self.read_switches().kill)
 
     def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
-        """Return the device taints that would be set and removed; reads only."""
+        """Return the device taints that would be set and removed."""
         return () if self._device_taints is None else self._device_taints.preview(signals, new=new)
 
     def _write_due(self, blocked: Callable[[], str | None]) -> tuple[str, ...]:
-        """Write what is due, conditions first; return what failed. Of a kind without an answer the rest is left."""
+        """Write pending conditions, then events; return failures. If the server does not respond, a kind is dropped."""
         failed: dict[str, list[str]] = {}
         away: dict[bool, str] = {}
         end_s = self.api.elapsed() + _COMPANIONS_FOR_S
@@ -290,44 +289,44 @@ class KubernetesScheduler(SchedulerExtras):
         )
 
     def read_switches(self) -> Switches:
-        """Read the switches, annotations of the ConfigMap of the state, unless they were read within 100 ms."""
+        """Read the switches from the state ConfigMap; cached for 100 ms."""
         read, now_s = self._read_switches, self.api.elapsed()
         if read is None or now_s - read[1] >= _SWITCHES_FOR_S:
             self._read_switches = read = self._switches.read()[0], now_s
         return read[0]
 
     def set_switches(self, switches: Switches) -> WriteResult:
-        """Set the switches: the operator may, whoever holds the lease."""
+        """Set the switches; independent of the lease."""
         self._read_switches = None
         return self._switches.write(switches)
 
     def hold_lease(self, holder: str, duration: timedelta) -> datetime | None:
-        """Take or prolong the lease; a standby follows no pods."""
+        """Acquire or renew the lease; a standby stops watching pods."""
         until = self.leadership.take(holder, duration)
         if until is None:
             self._pods.stop()
         return until
 
     def drop_lease(self, holder: str) -> None:
-        """Release the lease, and end what was followed."""
+        """Release the lease and stop watching pods."""
         self._pods.stop()
         self.leadership.drop(holder)
 
     def whole_job(self, part: JobView) -> JobView:
-        """Return the whole job of a part, with its GPUs on all nodes as of the last listing."""
+        """Return the whole job of a part, with its GPUs on all nodes as of the last fleet reading."""
         return self._jobs.get(part.name, part)
 
     def _nodes(self) -> list[NodeSnapshot]:
         if not self.settings.selector:
             return self._listed({})
-        # marks on nodes that no longer match the selector must be removed, even if their label is gone
+        # markers on nodes that no longer match the selector must be removed, even if the tier label is gone
         selected = self._listed({"labelSelector": self.settings.selector})
         chosen = {snapshot.node_object.name for snapshot in selected}
         left = [snapshot.outside() for snapshot in self._listed({}, outside=chosen)]
         return [*left, *selected]
 
     def _listed(self, params: Mapping[str, str], outside: Collection[str] | None = None) -> list[NodeSnapshot]:
-        """List nodes of the fleet; or those that carry anything of predrain's and are not among some names."""
+        """List GPU nodes and nodes with markers; with ``outside``, only nodes with markers that are not in it."""
 
         def view(raw: Mapping[str, Any]) -> NodeSnapshot | None:
             snapshot = snapshot_of(raw, self.settings, self.rules, self.keys, self.clock.now())
@@ -351,7 +350,7 @@ class KubernetesScheduler(SchedulerExtras):
             return ()
         try:
             jobs = jobs_of(self._claims.counted(self._pods.on(node))).get(node, {})
-            # of a job that runs elsewhere too, the pods of this node are only a part
+            # a job's pods on this node may be only a part of it
             return tuple(self.whole_job(job) for job in jobs.values())
         except Exception:
             return None
@@ -369,7 +368,7 @@ class KubernetesScheduler(SchedulerExtras):
         return snapshot
 
     def _known(self, node: str, version: str) -> NodeSnapshot | None:
-        """Return the node that was read or written last, if it is this one in this version."""
+        """Return the node that was last read or written, if it is this node in this version."""
         newest = self._newest
         same = newest is not None and (newest.node_object.name, newest.reading.version) == (node, version)
         return newest if same else None
@@ -379,14 +378,14 @@ class KubernetesScheduler(SchedulerExtras):
         return self.api.request("PATCH", path, params, patch, content_type=STRATEGIC_PATCH, timeout=timeout)
 
     def _companion(self, companion: _Companion) -> str | None:
-        """Write a condition or event, on which nothing rests; return what failed, or raise ``Unreachable``."""
+        """Write a condition or event; return the failure, if any. Raises ``Unreachable``."""
         params, timeout = {"fieldManager": FIELD_MANAGER}, min(_COMPANION_TIMEOUT, self.leadership.left())
         if companion.of_node:
             path, body = f"{_path(companion.node)}/status", status_patch(companion.body)
             response = self.api.request("PATCH", path, params, body, content_type=STRATEGIC_PATCH, timeout=timeout)
         else:
             response = self.api.request("POST", EVENTS, params, companion.body, timeout=timeout)
-        repeated = not companion.of_node and response.status == _EXISTS  # of this very second, by an earlier try
+        repeated = not companion.of_node and response.status == _EXISTS  # by an earlier attempt in the same second
         return None if response.ok or repeated else response.problem
 
     def _repair_conditions(self, nodes: Sequence[NodeSnapshot]) -> None:

@@ -1,4 +1,4 @@
-"""How the Kubernetes adapter works: names, places, limits."""
+"""Settings of the Kubernetes adapter."""
 
 from datetime import timedelta
 from typing import Annotated, Literal
@@ -20,7 +20,7 @@ _Label = Annotated[str, Field(pattern=f"^({_DNS_NAME}/)?{_LABEL_PART}={_LABEL_PA
 
 @checked(frozen=True, slots=True)
 class KubernetesSettings:
-    """How the Kubernetes adapter works; docs/reference/settings.md has the table of all settings."""
+    """Settings of the Kubernetes adapter; docs/reference/settings.md has the table of all settings."""
 
     kubeconfig: str | None = None
     context: str | None = None
@@ -68,14 +68,14 @@ class KubernetesSettings:
 
     @property
     def limits(self) -> ClientLimits:
-        """Bounds of the client's requests."""
+        """Limits of the client's requests."""
         timeouts = (self.connect_timeout, self.request_timeout, self.retry_timeout)
         connect_s, read_s, retry_s = (timeout.total_seconds() for timeout in timeouts)
         return ClientLimits(self.requests_per_second, self.burst, connect_s, read_s, retry_s, attempts=None)
 
     @property
     def rules(self) -> KubernetesRules:
-        """The collector's rules about nodes and pods, with what is set here in their place."""
+        """The collector's rules for nodes and pods, overridden by these settings."""
         base = default_rules()
         labels = {
             "cluster": self.cluster_labels, "group": self.group_labels, "rack": self.rack_labels,

@@ -1,4 +1,4 @@
-"""Pods behind the evacuation's port: checkpoints asked for by annotation, evictions by the Eviction API."""
+"""Pods as workloads of an evacuation: checkpoint requests by annotation, evictions by the Eviction API."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ _REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _REVIEW: Final = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
 _REVIEW_TIMEOUT: Final = timedelta(seconds=3)
 _REVIEWED_FOR_S: Final = 300.0
-_MAX_GRACE_S: Final = 30 * 86_400  # a pod may name any int64
+_MAX_GRACE_S: Final = 30 * 86_400  # a pod may request any int64
 
 _GONE: Final = WriteResult("gone", "the pod was removed")
 _MIRROR: Final = "kubernetes.io/config.mirror"
@@ -60,12 +60,12 @@ OPT_OUTS: Final[Mapping[str, bool]] = {
     "nvidia.com/gpu-driver-upgrade-drain.skip": False, "nvidia.com/ofed-driver-upgrade-drain.skip": False,
     "node-lifecycle.datadoghq.com/enabled": True, "agones.dev/safe-to-evict": True,
 }  # fmt: skip
-"""Annotations and labels of other tools by which a pod asks not to be moved, and the value that lets it go."""
+"""Annotations and labels of other tools that opt a pod out of eviction, and the value that allows it."""
 
 _SYSTEM_PATHS: Final = ("/dev", "/sys", "/proc", "/run", "/var/run", "/etc", "/usr", "/lib", "/lib64", "/boot")
 _NO_DATA: Final = ("Socket", "CharDevice", "BlockDevice")
 _REPLICAS: Final = ("ReplicaSet", "ReplicationController")
-_VIRTUAL_OWNER: Final = "vcluster.loft.sh/owner-set-kind"  # the pods of a virtual cluster are owned by its Service
+_VIRTUAL_OWNER: Final = "vcluster.loft.sh/owner-set-kind"  # pods of a virtual cluster are owned by its Service
 _STATIC: Final = ("file", "http")
 _MEANS: Final[Mapping[str, CheckpointMeans]] = {"annotation": "scheduler", "webhook": "webhook", "command": "command"}
 
@@ -87,9 +87,9 @@ class KubernetesWorkloads:
         self._placements = PlacementCheck(reads, kueue_replaces_nodes=self._settings.kueue_replaces_nodes)
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
-        """List the pods that are bound to a node and have not ended, or raise ``SchedulerError``.
+        """List the running pods of a node; raises ``SchedulerError``.
 
-        A pod that asks for its checkpoint by annotation is held where the controller may not write that annotation.
+        A pod whose checkpoints are requested by annotation is immovable if the controller may not patch pods.
         """
 
         def view(raw: Object) -> Workload:
@@ -131,7 +131,7 @@ class KubernetesWorkloads:
         )  # fmt: skip
 
     def _job(self, pod: Object) -> JobView | None:
-        """Return the whole job that a pod is part of, also before its containers start."""
+        """Return the whole job of a pod, even before its containers start."""
         status = dict(pod.get("status") or {})
         status.setdefault("startTime", pod["metadata"].get("creationTimestamp"))
         part = pod_part({**pod, "status": status}, self._scheduler.rules, self._keys)
@@ -152,7 +152,7 @@ class KubernetesWorkloads:
         return "it has no GPU" if self._settings.eviction_scope == "gpu" and job is None else None
 
     def _opt_out(self, pod: Object, owner: Object | None) -> str | None:
-        """Return whose wish keeps a pod where it is. Only a clear value lets it go; a duration holds it so long."""
+        """Return the opt-out of a pod, if any. Only a clear value allows eviction; a duration counts from its start."""
         keys, labels, annotations = self._keys, pod["metadata"].get("labels") or {}, annotations_of(pod)
         for key, lets_go in {keys.managed: True, **OPT_OUTS}.items():
             for value in (annotations.get(key), labels.get(key)):
@@ -175,7 +175,7 @@ class KubernetesWorkloads:
         return started is not None and self._scheduler.clock.now() - started >= duration
 
     def _loss(self, pod: Object, owner: Object | None) -> str | None:
-        """Return what an eviction would destroy; the pod itself may allow it."""
+        """Return what an eviction would destroy, unless the pod allows it."""
         evict = self._keys.evict
         if read_switch(annotations_of(pod).get(evict) or "") is True:
             return None
@@ -196,7 +196,7 @@ class KubernetesWorkloads:
         return None
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WriteResult:
-        """Write the request into an annotation of the pod, which it watches (the downward API shows it as a file)."""
+        """Write the request to an annotation, which the pod reads as a file of the downward API."""
         return self._scheduler.leadership.fenced(fence.holder, fence.until, lambda: self._request(workload, ask))
 
     def _request(self, workload: Workload, ask: CheckpointAsk) -> WriteResult:
@@ -209,7 +209,7 @@ class KubernetesWorkloads:
             return WriteResult("already", "it was already requested")
         request = {"key": ask.key, "deadline": ask.deadline.astimezone(UTC).isoformat(), "why": ask.why[:500]}
         text = json.dumps(request, ensure_ascii=False, sort_keys=True)
-        # The uid in the patch makes the server refuse it for a pod that came after this one.
+        # The uid makes the server reject the patch for a successor with the same name.
         content = {"metadata": {"uid": workload.uid, "annotations": {self._keys.requested: text}}}
         response = self._api.request(
             "PATCH", _path(workload), {"fieldManager": FIELD_MANAGER}, content, content_type=MERGE_PATCH,
@@ -226,7 +226,7 @@ class KubernetesWorkloads:
         return answer
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
-        """Read the annotation by which a pod acknowledges: the key, or JSON with ``key``, ``failed`` and ``at``."""
+        """Read the acknowledgement annotation: the key, or JSON with ``key``, ``failed`` and ``at``."""
         pod = self._api.read(_path(workload), named=workload.name.partition("/")[2])
         if pod is None or _uid(pod) != workload.uid:
             return CheckpointState("gone", "the pod was removed")
@@ -238,7 +238,7 @@ class KubernetesWorkloads:
         return CheckpointState("failed", str(failed)[:500], at) if failed else CheckpointState("acknowledged", "", at)
 
     def evict(self, workload: Workload, fence: Fence) -> WriteResult:
-        """Create an eviction of exactly this pod; the server refuses it where a disruption budget requires."""
+        """Evict exactly this pod; the server rejects it if a disruption budget is exhausted."""
         return self._scheduler.leadership.fenced(fence.holder, fence.until, lambda: self._evict(workload))
 
     def _evict(self, workload: Workload) -> WriteResult:
@@ -247,7 +247,7 @@ class KubernetesWorkloads:
         if self._version is None:
             self._version = self._offered()
         namespace, _, name = workload.name.partition("/")
-        eviction = {  # without a grace time: the pod's own holds
+        eviction = {  # no grace period: the pod's own applies
             "apiVersion": self._version,
             "kind": "Eviction",
             "metadata": {"name": name, "namespace": namespace},
@@ -262,13 +262,13 @@ class KubernetesWorkloads:
         return self._failed(response, workload)
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
-        """Return what :meth:`evict` would send."""
+        """Return the writes of :meth:`evict`."""
         if workload.ending:
             return ()
         return (Write(f"pod {workload.name}", "eviction", None, f"uid {workload.uid}"),)
 
     def _may_annotate(self, namespace: str) -> bool:
-        """Whether the server would let us patch pods; True where it does not say."""
+        """Whether the controller may patch pods in a namespace; True if unknown."""
         allowed, until = self._may_patch.get(namespace, (True, float("-inf")))
         if self._api.elapsed() < until:
             return allowed
@@ -290,7 +290,7 @@ class KubernetesWorkloads:
         raise SchedulerError("the server does not support evictions")
 
     def _another(self, current: Response, workload: Workload) -> WriteResult | None:
-        """Report that a pod is gone or was replaced; None: it is the expected one."""
+        """Return the result for a pod that is gone or was replaced; None if it is the expected one."""
         if current.status == _NOT_FOUND:
             return _GONE
         if not current.ok:
@@ -317,7 +317,7 @@ class KubernetesWorkloads:
             other = None
             with contextlib.suppress(Unreachable):
                 other = self._another(self._api.request("GET", _path(workload)), workload)
-            # the same pod: another client wrote to it or to its budget at this moment
+            # the same pod: another client is updating it or its budget
             return other or WriteResult("blocked" if response.status == _CONFLICT else "refused", response.problem)
         return WriteResult("refused", response.problem)
 
@@ -351,14 +351,14 @@ def _owner(metadata: Object) -> Object | None:
 
 
 def _origin(metadata: Object, namespace: str, owner: Object | None) -> str:
-    """Name what starts a pod's successor: its controller, or the program that generates its name."""
+    """Return what starts a pod's successor: its controller, or else its (generated) name."""
     if owner is not None:
         return f"{owner['kind']} {namespace}/{owner['name']}"
     return f"{namespace}/{metadata.get('generateName') or metadata['name']}"
 
 
 def _gang(job: JobView | None, owner: Object | None) -> str | None:
-    """Name the job that stops with any of its pods; replicas of a service do not stop with each other."""
+    """Return the job that stops as a whole with any of its pods; None for elastic jobs and replicas of a service."""
     if job is None or job.can_shrink:
         return None
     replica = owner is not None and owner["kind"] in _REPLICAS and job.name.endswith(f"/{owner['name']}/{owner['uid']}")
@@ -366,7 +366,7 @@ def _gang(job: JobView | None, owner: Object | None) -> str | None:
 
 
 def _bound_by_name(spec: Object) -> bool:
-    """Whether a controller binds a pod to one node by its name, as daemon sets do."""
+    """Whether a controller binds a pod to one node by name, like a DaemonSet."""
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
     rules = [rule for term in terms for rule in term.get("matchFields") or ()]
@@ -374,9 +374,9 @@ def _bound_by_name(spec: Object) -> bool:
 
 
 def _local_data(spec: Object) -> str | None:
-    """Return the name of a volume whose data is lost with the pod or stays on its node.
+    """Return the name of a volume whose data would be lost or left behind on the node, if any.
 
-    An ``emptyDir`` in memory, devices, sockets and the system's own folders hold no data.
+    In-memory ``emptyDir`` volumes, devices, sockets and system folders hold no data.
     """
     for volume in spec.get("volumes") or ():
         empty, host = volume.get("emptyDir"), volume.get("hostPath")

@@ -1,4 +1,4 @@
-"""The append-only record of every decision and call, in SQLite: the controller writes, people ask why and replay.
+"""Append-only record of decisions and calls in SQLite, written by the controller, for audits and replay.
 
-Start with ``schema``. ``sqlite_ledger`` writes, ``reader`` answers, and makes events of drains and diagnostics.
+Start with ``schema``. ``sqlite_ledger`` writes; ``reader`` queries, and exports drains and diagnostics as events.
 """

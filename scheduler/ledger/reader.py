@@ -1,4 +1,4 @@
-"""Questions to a ledger: why a node was treated so, what was decided when, and whether it would be decided so again."""
+"""Queries of a ledger: decisions and their reasons, calls, findings and replay; export of events."""
 
 import json
 import sqlite3
@@ -24,10 +24,10 @@ from telemetry.identity.nodes import NodeNames
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A decision made again.
+    """A replayed decision.
 
     ``code``: version of predrain that made it.
-    ``differences``: where it comes out otherwise, as ``place: then -> now``; none where it is equal in everything.
+    ``differences``: differences from the recorded plan, as ``path: then -> now``; empty if identical.
     """
 
     number: int
@@ -37,9 +37,9 @@ class Replayed:
 
 
 class LedgerReader:
-    """Reads a ledger, also while a controller writes it.
+    """Reads a ledger, even while a controller writes to it.
 
-    Raises ``InputError`` if there is none, or it is damaged or newer.
+    Raises ``InputError`` if it is missing, corrupt or of another version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class LedgerReader:
         self.close = weakref.finalize(self, self._link.close)
 
     def rounds(self, most: int = 50) -> list[dict[str, Any]]:
-        """List the newest decisions, the newest first, each with how its calls came out."""
+        """List the latest decisions with their calls, newest first."""
         rows = self._rows(
             "SELECT id, at, holder, code, model, decided_at, summary FROM rounds ORDER BY id DESC LIMIT ?", most
         )
@@ -62,7 +62,7 @@ class LedgerReader:
         ]  # fmt: skip
 
     def why(self, node: str, most: int = 20) -> list[dict[str, Any]]:
-        """Return what was decided about a node, the newest first, with its reasons, calls and what was against it.
+        """Return the decisions about a node, newest first, with reasons, calls, breaker, budgets and skipped actions.
 
         Raises ``InputError`` if the ledger has no record of the node.
         """
@@ -88,7 +88,7 @@ class LedgerReader:
         ]  # fmt: skip
 
     def node(self, name: str) -> str:
-        """Return a node's name as it is recorded; raises ``InputError`` if it may be that of several nodes."""
+        """Return a node's name as recorded; raises ``InputError`` if it is ambiguous."""
         tables = ("decisions", "calls", "findings")
         rows = self._rows(" UNION ".join(f"SELECT node FROM {table}" for table in tables))  # noqa: S608 - constants
         names = NodeNames(node for (node,) in rows)
@@ -98,11 +98,11 @@ class LedgerReader:
         return names.written(name)
 
     def work(self, node: str, most: int = 200) -> list[dict[str, Any]]:
-        """Return what was done to empty a node: calls with their answers, and what was found; the newest last.
+        """Return the calls and findings of a node's evacuations, oldest first.
 
         Returns: ``at``, ``kind``, ``workload``, ``means``, ``key``, ``answer``, ``message`` and ``wrote`` of a call;
-        ``at``, ``kind``, ``message`` and what belongs to it of a finding, whose ``answer`` is null. None for a node
-        that was never emptied.
+        ``at``, ``kind``, ``message`` and further content of a finding, whose ``answer`` is None. Empty for a node that
+        was never evacuated.
         """
         calls = self._rows(
             "SELECT c.at, c.verb, c.content, s.kind, s.content FROM calls c LEFT JOIN settled s ON s.call = c.id "
@@ -129,7 +129,7 @@ class LedgerReader:
         return sorted(work, key=lambda entry: entry["at"])[-most:]
 
     def last_actions(self) -> dict[str, tuple[str, str]]:
-        """Return what was last done on each node, but for publishing: verb or finding, and when."""
+        """Return the last action on each node except publishing: verb or kind of finding, and time."""
         newest = self._rows(
             "SELECT i.node, i.verb, s.at FROM calls i JOIN settled s ON s.call = i.id WHERE i.id IN "
             "(SELECT MAX(i.id) FROM calls i JOIN settled s ON s.call = i.id WHERE s.confirmed = 1 "
@@ -139,7 +139,7 @@ class LedgerReader:
         return {node: (done, at) for node, done, at in sorted(newest, key=lambda row: row[2])}
 
     def out_of_service(self) -> dict[str, datetime]:
-        """Return the nodes that the newest decision keeps new work off, with the end of the prediction behind each."""
+        """Return the nodes that the latest decision takes out of service, with the expiry of their predictions."""
         rows = self._rows(
             "SELECT node, json_extract(content, '$.expires_at') FROM decisions "
             "WHERE round = (SELECT MAX(id) FROM rounds) AND json_extract(content, '$.target') IN ('swap', 'drain')"
@@ -149,11 +149,11 @@ class LedgerReader:
     def actions(
         self, node: str = "*", verb: str = "", since: str = "", until: str = "", *, before: int = 0, most: int = 50
     ) -> list[dict[str, Any]]:
-        """List calls, the newest first; ``decision``: None for one of an evacuation, a probe or a checkpoint.
+        """List calls, newest first; ``decision`` is None for calls of an evacuation, a probe or a checkpoint request.
 
         ``node``: a name, or a pattern with ``*`` and ``?``. ``verb``: of :data:`policy.plan.VERBS` or
         :data:`scheduler.ports.records.CallKind`; empty: any.
-        ``since``, ``until``: the beginning of an instant in ISO form; empty: any. ``before``: number of a call.
+        ``since``, ``until``: ISO 8601 timestamp or a prefix of one; empty: any. ``before``: number of a call.
         """
         return self._calls(
             "i.node GLOB ? AND (? = '' OR i.verb = ?) AND i.at >= ? AND (? = '' OR i.at < ?) AND (? = 0 OR i.id < ?)",
@@ -161,7 +161,7 @@ class LedgerReader:
         )  # fmt: skip
 
     def drains(self, since: str) -> list[dict[str, Any]]:
-        """List confirmed drains, the newest first, each with what it was weighed to be worth; null: it was not."""
+        """List confirmed drains, newest first, with their cost-benefit evaluation (None if there was none)."""
         rows = self._rows(
             "SELECT i.at, i.node, json_extract(d.content, '$.worth') FROM calls i "
             "JOIN settled s ON s.call = i.id AND s.confirmed LEFT JOIN decisions d ON d.round = i.round "
@@ -171,7 +171,7 @@ class LedgerReader:
         return [{"at": at, "node": node, "worth": _json(worth)} for at, node, worth in rows]
 
     def results(self) -> list[dict[str, Any]]:
-        """Return what diagnostics on emptied and on idle nodes came to, each once, oldest first."""
+        """Return the results of diagnostics and probes, each once, oldest first."""
         rows = self._rows("SELECT node, content FROM findings WHERE kind IN ('verified', 'probed') ORDER BY id")
         once: dict[str, dict[str, Any]] = {}
         for node, text in rows:
@@ -180,9 +180,9 @@ class LedgerReader:
         return list(once.values())
 
     def replay(self, number: int) -> Replayed:
-        """Make a decision again from what it was made from, and compare.
+        """Replay a decision from its recorded inputs and compare the plans.
 
-        Raises ``InputError`` if there is no such decision, or what it was made from cannot be read by this version.
+        Raises ``InputError`` if the decision is unknown, or this version cannot read its inputs.
         """
         rows = self._rows("SELECT code, inputs, plan FROM rounds WHERE id = ?", number)
         if not rows:
@@ -206,7 +206,7 @@ class LedgerReader:
         return Replayed(number, code, tuple(_differences(then, again, "")), then)
 
     def marks(self) -> list[dict[str, Any]]:
-        """Return every confirmed change of a node's service: hard marks and their releases, oldest first."""
+        """Return all confirmed hard markers and releases, oldest first."""
         rows = self._rows(
             "SELECT i.content, s.at FROM calls i JOIN settled s ON s.call = i.id WHERE s.confirmed = 1 "
             "AND i.verb IN ('swap', 'drain', 'release') ORDER BY i.id"
@@ -273,21 +273,21 @@ def _differences(then: Any, again: Any, place: str) -> Iterator[str]:
 
 
 SOURCE = "predrain"
-"""``source`` of our events: features and labels know our own drains by it."""
+"""``source`` of exported drains, by which features and labels recognize them."""
 
 VERIFIED = "verification"
-"""``source`` of the diagnostics that we let run on emptied nodes."""
+"""``source`` of exported diagnostics and probes."""
 
 _CODES = {"passed": "pass", "failed": "fail"}
 
 
 def drain_events(marks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Make events of what was confirmed.
+    """Convert confirmed hard markers to events.
 
-    ``marks``: as :meth:`scheduler.ledger.reader.LedgerReader.marks` gives them, oldest first.
-    Returns: in the layout of :data:`EVENTS`: one ``drain`` when a node is taken out of service, with
-    the tier as its code, and one with the code ``release`` when it is given back. ``gpu`` is null: the node is out as a
-    whole. A taint followed by a drain is one event.
+    ``marks``: from :meth:`scheduler.ledger.reader.LedgerReader.marks`, oldest first.
+    Returns: in the layout of :data:`EVENTS`, one ``drain`` when a node is taken out of service, with the tier as code,
+    and one with code ``release`` when it is returned. ``gpu`` is None, because the whole node is affected. A taint
+    followed by a drain is one event.
     """
     out: set[str] = set()
     events: list[dict[str, Any]] = []
@@ -311,13 +311,13 @@ def drain_events(marks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def diagnostic_events(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Make events of what our diagnostics came to.
+    """Convert results of diagnostics to events.
 
-    ``results``: as :meth:`scheduler.ledger.reader.LedgerReader.results` gives them.
-    Returns: a ``diagnostic`` of each GPU that was in the node, with the code ``pass``, ``fail`` or ``inconclusive``, or
-    ``probe_pass``, which voids no earlier report.
-    Where some failed and the diagnostic names them, the others are ``inconclusive``: it may have ended at the first
-    fault. Their ``source`` does not begin with ours: unlike a drain, a result says something of the hardware.
+    ``results``: from :meth:`scheduler.ledger.reader.LedgerReader.results`.
+    Returns: a ``diagnostic`` for each GPU of the node, with code ``pass``, ``fail``, ``inconclusive``, or
+    ``probe_pass``, which voids no earlier evidence.
+    If a failed diagnostic names GPUs, the others are ``inconclusive``, because it may have stopped at the first fault.
+    The ``source`` differs from that of drains because, unlike a drain, a result is evidence about the hardware.
     """
     events: list[dict[str, Any]] = []
     for result in results:
@@ -337,9 +337,9 @@ def diagnostic_events(results: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 
 
 def write_events(events: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Write events as Parquet, as ``predrain import --events`` reads them.
+    """Write events as Parquet for ``predrain import --events``.
 
-    Raises ``InputError`` if the disk is full or the folder may not be written to.
+    Raises ``InputError`` if the disk is full or the folder is not writable.
     """
     import pyarrow as pa  # needed for the export only
     import pyarrow.parquet as pq

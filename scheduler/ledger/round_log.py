@@ -1,4 +1,4 @@
-"""Records one round in the ledger and the report, and keeps it safe from everything that is not the scheduler."""
+"""Records one round in the ledger and the report, and isolates it from failures outside the scheduler."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -17,10 +17,10 @@ from scheduler.ports.workloads import Fence
 
 @dataclass(slots=True)
 class RoundLog:
-    """The ledger and the report of one round, and the lease that it runs under.
+    """Ledger, report and lease of one round.
 
-    ``forward``: whether anything new may be done; false once any source of the round has failed.
-    ``until``: nothing is started after it; see :meth:`begin`.
+    ``forward``: whether new actions are allowed; False once any source of the round has failed.
+    ``until``: deadline for starting work; see :meth:`begin`.
     """
 
     lease: Lease
@@ -31,29 +31,29 @@ class RoundLog:
     until: datetime | None = None
 
     def begin(self, duration: timedelta) -> None:
-        """Begin a part of the round that may take so long."""
+        """Start a phase of the round with a time limit."""
         self.until = self.clock.now() + duration
 
     def over(self, reserve: timedelta = timedelta(0)) -> bool:
-        """Whether nothing more may be started; ``reserve``: time to stop before the end."""
+        """Whether no more work may be started; ``reserve``: margin before the deadline."""
         return not self.forward or (self.until is not None and self.clock.now() >= self.until - reserve)
 
     def fence(self) -> Fence:
-        """Make sure of the lease; raises ``LeaseLostError`` if it is not held any more."""
+        """Confirm the lease; raises ``LeaseLostError`` if it is no longer held."""
         return Fence(self.lease.holder, self.lease.hold())
 
     @contextlib.contextmanager
     def boundary(self, source: str, *, blocks: bool = True) -> Iterator[None]:
-        """Turn any exception within into an error of the round, after which nothing new is done.
+        """Turn any exception in the block into an error of the round, and block new actions.
 
-        The round continues: a mark must be released when it expires, whatever else is broken.
+        The round continues, because expired markers must be released whatever else fails.
 
-        ``source``: what is used within, as the error names it.
-        ``blocks``: False: nothing rests on it, so that new actions may follow.
+        ``source``: name of the source in the error.
+        ``blocks``: False if no action depends on it, so that new actions remain allowed.
         """
         try:
             yield
-        except LeaseLostError:  # no fault of the source: nothing at all may be written any more
+        except LeaseLostError:  # not a failure of the source: no further writes are allowed
             raise
         except Exception as error:
             self.forward = self.forward and not blocks
@@ -61,25 +61,25 @@ class RoundLog:
             self.error(message if message.startswith(source) else f"{source}: {message}")
 
     def recording(self) -> contextlib.AbstractContextManager[None]:
-        """Use the ledger within: what cannot be recorded must not be done."""
+        """Return the boundary for ledger writes: an action that cannot be recorded must not be made."""
         return self.boundary("the ledger")
 
     def intend(self, call: Intent | PendingCall) -> int | None:
-        """Record a call; None: it could not be recorded, and nothing new may be done by it."""
+        """Record a call; None if it could not be recorded, and so must not be made unless it is a release."""
         number = None
         with self.recording():
             number = self.ledger.call(call)
         return number
 
     def settle(self, number: int | None, settled: Settled) -> None:
-        """Record the outcome of a call, if that was recorded."""
+        """Record the outcome of a call, if the call was recorded."""
         if number is not None:
             with self.recording():
                 self.ledger.settle(number, settled)
 
     def answered(self, number: int, answer: WriteResult) -> None:
-        """Record the answer to a call of an evacuation."""
-        confirmed = answer.confirmed or answer.kind == "gone"  # a workload that is gone is where it should be
+        """Record the result of an evacuation call."""
+        confirmed = answer.confirmed or answer.kind == "gone"  # a workload that is gone needs no eviction
         self.settle(number, Settled(self.clock.now(), answer.kind, confirmed, answer.message, answer.writes))
 
     def find(self, node: str, kind: FindingKind, message: str, content: Mapping[str, Any] | None = None) -> None:

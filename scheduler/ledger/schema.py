@@ -1,4 +1,4 @@
-"""The ledger's file: its tables, what makes it append-only, and how a damaged or newer one is refused."""
+"""The ledger file: tables, append-only triggers, and checks for corruption and version."""
 
 import sqlite3
 import time
@@ -7,10 +7,10 @@ from pathlib import Path
 from foundation.errors import InputError
 
 VERSION = 2
-"""Version of the schema; one of another version is refused."""
+"""Version of the schema; others are rejected."""
 
 APPLICATION = 0x70726472
-"""``prdr``: SQLite's application id, by which a file is known to be a ledger."""
+"""``prdr``: SQLite's application id of a ledger."""
 
 _BUSY_S = 5.0
 
@@ -84,13 +84,13 @@ _NAMES = (
 
 
 def connect(path: Path | None, *, writable: bool, cluster: str | None = None) -> sqlite3.Connection:
-    """Open a ledger, or make one.
+    """Open or create a ledger.
 
     ``path``: None: in memory.
-    ``writable``: a ledger that is only read must exist.
-    ``cluster``: whose ledger it must be; one that names none yet becomes this cluster's.
-    Returns: Write-ahead log, each commit forced to the disk, no change of a row but its insertion.
-    Raises ``InputError`` if the file is no ledger, damaged, of another version or cluster, or cannot be opened.
+    ``writable``: create it if missing; a read-only ledger must exist.
+    ``cluster``: the cluster it must belong to; a ledger without a cluster is assigned to it.
+    Returns: a connection with a write-ahead log and synchronous commits; triggers reject updates and deletes.
+    Raises ``InputError`` if the file is not a ledger, corrupt, of another version or cluster, or cannot be opened.
     """
     where = "the ledger in memory" if path is None else str(path)
     if path is not None and not writable and not path.is_file():
@@ -102,7 +102,7 @@ def connect(path: Path | None, *, writable: bool, cluster: str | None = None) ->
     mode = "rwc" if writable else "ro"
     name = ":memory:" if path is None else f"{path.resolve().as_uri()}?mode={mode}"
     try:
-        # a ledger may be dropped, and so closed, by another thread than that which made it
+        # a ledger may be garbage-collected, and so closed, in another thread
         link = sqlite3.connect(
             name, uri=path is not None, isolation_level=None, timeout=_BUSY_S, check_same_thread=False
         )
@@ -117,7 +117,7 @@ def connect(path: Path | None, *, writable: bool, cluster: str | None = None) ->
     except InputError:
         link.close()
         raise
-    except Exception as error:  # SQLite raises UnicodeDecodeError, too, for a damaged schema
+    except Exception as error:  # SQLite also raises UnicodeDecodeError for a corrupt schema
         link.close()
         what = "is in use" if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY else "is damaged"
         raise InputError(f"the ledger {what}: {error}", where, _AWAY) from None
@@ -149,10 +149,10 @@ def _tables(link: sqlite3.Connection) -> set[str]:
 
 
 def _prepare(link: sqlite3.Connection, path: Path | None) -> None:
-    """Set up a connection for writing, and make the tables in an empty file."""
+    """Set up a connection for writing, and create the tables in an empty file."""
     if link.execute("PRAGMA application_id").fetchone()[0] == 0 and not _tables(link):
         link.execute("BEGIN IMMEDIATE")
-        if not _tables(link):  # else another process made them while this one waited for the lock
+        if not _tables(link):  # unless another process created them in the meantime
             _make(link)
         link.execute("COMMIT")
     elif link.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
@@ -164,7 +164,7 @@ def _prepare(link: sqlite3.Connection, path: Path | None) -> None:
 
 
 def _write_ahead(link: sqlite3.Connection) -> None:
-    """Switch to the write-ahead log; SQLite does not wait for another process that is switching."""
+    """Switch to the write-ahead log; retries because SQLite's busy timeout does not apply to the switch."""
     end = time.monotonic() + _BUSY_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The ledger in SQLite: what was decided, from what, what was called, and what it came to. Rows are only ever added."""
+"""The ledger in SQLite: decisions with their inputs, calls and their outcomes; append-only."""
 
 import contextlib
 import hashlib
@@ -31,14 +31,14 @@ _BESIDE_UNITS: Final = tuple(field.name for field in fields(NodeView) if field.n
 class SqliteLedger:
     """A ledger.
 
-    ``path``: made where there is none. None: in memory.
-    ``cluster``: what it is the ledger of; None: not checked. Calls to nodes of another cluster would be looked for on
-    nodes of the same name in this one.
-    ``required``: False: a file that cannot be used is a ``LedgerError`` of each call, which tries to open it again.
-    Raises ``InputError`` if the file is required and is no ledger, damaged, or of another version or cluster.
+    ``path``: created if missing. None: in memory.
+    ``cluster``: the cluster it must belong to; None: not checked. Unsettled calls of another cluster would be settled
+    from nodes of the same name in this one.
+    ``required``: False: an invalid file raises ``LedgerError`` in each call, which tries to reopen it.
+    Raises ``InputError`` if the file is required and not a ledger, corrupt, or of another version or cluster.
 
-    What went into a decision is kept as packed blobs under their digest, so that scores, settings and nodes that did
-    not change are kept once. Of the nodes, the units with their scores make one blob, all else another.
+    The inputs of decisions are compressed blobs keyed by digest, so that unchanged scores, settings and nodes are
+    stored once. Units with their scores are one blob, the rest of the nodes another.
     """
 
     def __init__(self, path: Path | None, cluster: str | None = None, *, required: bool = True) -> None:
@@ -70,7 +70,7 @@ class SqliteLedger:
             raise LedgerError(str(error)) from error
 
     def begin(self, record: RoundRecord) -> int:
-        """Record a decision before anything of it is done."""
+        """Record a decision before it is carried out; return its number."""
         plan = record.plan
         with self._adding():
             inputs = {name: self._keep(value) for name, value in inputs_of(record).items()}
@@ -93,7 +93,7 @@ class SqliteLedger:
             return number
 
     def begin_releases(self, plan: Plan, holder: str, code: str) -> int:
-        """Record releases that no decision led to: there is nothing to replay them from."""
+        """Record releases without a decision; they cannot be replayed."""
         with self._adding():
             return self._add(
                 "INSERT INTO rounds (at, holder, code, inputs, plan, digest, summary) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -102,7 +102,7 @@ class SqliteLedger:
             )  # fmt: skip
 
     def call(self, call: Intent | PendingCall) -> int:
-        """Record a call before it is made."""
+        """Record a call before it is made; return its number."""
         decision, verb = (call.round, call.verb) if isinstance(call, Intent) else (None, call.kind)
         with self._adding():
             return self._add(
@@ -111,7 +111,7 @@ class SqliteLedger:
             )  # fmt: skip
 
     def settle(self, number: int, settled: Settled) -> None:
-        """Record what a call came to."""
+        """Record the outcome of a call."""
         with self._adding(at_once=False):
             self._add(
                 "INSERT INTO settled VALUES (?, ?, ?, ?, ?)",
@@ -124,16 +124,16 @@ class SqliteLedger:
             self._add("INSERT INTO skipped VALUES (?, ?, ?, ?, ?)", number, _words(at), action.node, action.verb, why)
 
     def unsettled(self) -> tuple[tuple[int, Intent], ...]:
-        """Return the calls of unknown outcome, oldest first."""
+        """Return calls of decisions without an outcome, oldest first."""
         return self._unsettled("NOT NULL", Intent)
 
     def last_digest(self) -> str | None:
-        """Return what the last recorded decision came to."""
+        """Return the digest of the last recorded decision."""
         rows = self._read("SELECT digest FROM rounds ORDER BY id DESC LIMIT 1")
         return rows[0][0] if rows else None
 
     def alerts(self, since: datetime) -> tuple[Alert, ...]:
-        """Return the alerts that began since then, each once."""
+        """Return the alerts that started since a time, each once."""
         rows = self._read("SELECT content FROM alerts WHERE at >= ? ORDER BY at, unit", since.timestamp())
         try:
             return tuple(dict.fromkeys(object_of(Alert, json.loads(text), "alert") for (text,) in rows))
@@ -141,11 +141,11 @@ class SqliteLedger:
             raise LedgerError(f"an alert in the ledger cannot be read: {error}") from error
 
     def open_calls(self) -> tuple[tuple[int, PendingCall], ...]:
-        """Return the calls of evacuations of unknown outcome, oldest first; of a workload, what identifies it."""
+        """Return calls of evacuations without an outcome, oldest first; workloads have only their identity."""
         return self._unsettled("NULL", PendingCall)
 
     def find(self, at: datetime, node: str, kind: FindingKind, message: str, content: Mapping[str, Any]) -> None:
-        """Record what was found out on the way; ``content``: what belongs to it, as plain JSON."""
+        """Record a finding; ``content``: further JSON fields."""
         with self._adding():
             self._add(
                 "INSERT INTO findings (at, node, kind, content) VALUES (?, ?, ?, ?)",
@@ -153,7 +153,7 @@ class SqliteLedger:
             )  # fmt: skip
 
     def service(self, since: datetime) -> tuple[tuple[datetime, str, bool], ...]:
-        """Return each time we took a node out of service or gave it back: when, which, whether it was taken out."""
+        """Return when nodes were taken out of service or returned: time, node, True if taken out."""
         rows = self._read(
             "SELECT s.at, i.node, i.verb, json_extract(i.content, '$.to') FROM calls i JOIN settled s "
             "ON s.call = i.id WHERE s.confirmed = 1 AND i.verb IN ('swap', 'drain', 'release') AND s.at >= ? "
@@ -197,12 +197,12 @@ class SqliteLedger:
     def _adding(self, *, at_once: bool = True) -> Iterator[None]:
         """Add rows in one transaction.
 
-        It is on the disk at its end, or, without ``at_once``, with the next one: what a call came to need not outlast
-        a loss of power, for the call is then looked at again. It outlasts the end of the process in any case.
+        It is synced to disk at its end, or, without ``at_once``, with the next one: the outcome of a call need not
+        survive a power failure, because the call is settled again then. It survives a crash of the process either way.
         """
         link = self._link
         if at_once and self._path is not None and _identity(self._path) != self._file:
-            # written on, it would go into a file without a name, and be gone with this process
+            # further rows would go to an unlinked file, and be lost with this process
             raise LedgerError(f"the ledger {self._path} was removed or replaced while open: restart the controller")
         try:
             link.execute(f"PRAGMA synchronous = {'FULL' if at_once else 'NORMAL'}")
@@ -219,7 +219,7 @@ class SqliteLedger:
 
 
 def _identified(content: Any) -> Any:
-    """Reduce the workload in a recorded call to its identity: what else is known of workloads changes by version."""
+    """Reduce the workload of a recorded call to its identity: other fields change between versions."""
     workload = content.get("workload") if isinstance(content, dict) else None
     if not isinstance(workload, dict):
         return content
@@ -237,10 +237,10 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def inputs_of(record: RoundRecord) -> dict[str, Any]:
-    """Return what went into a decision as plain values or JSON, what changes seldom apart from what changes often.
+    """Return the inputs of a decision as JSON or plain values, split by how often they change.
 
-    Nodes and units are most of it by far, and hold nothing but texts, numbers and times: they are written together
-    time, for they are on the way from a decision to its first write.
+    Nodes and units are by far the largest part, and are serialized directly by orjson because this delays the first
+    write of a decision.
     """
     return {
         "units": orjson.dumps({node.name: node.units for node in record.fleet}),
@@ -252,7 +252,7 @@ def inputs_of(record: RoundRecord) -> dict[str, Any]:
 
 
 def fleet_of(nodes: Any, units: Any) -> tuple[NodeView, ...]:
-    """Put nodes and their units together again."""
+    """Rebuild nodes with their units from :func:`inputs_of`."""
     return tuple(
         object_of(NodeView, {**node, "units": units[node["name"]]}, f"node {i}") for i, node in enumerate(nodes)
     )

@@ -1,6 +1,5 @@
-"""What all of the scheduler room shares: value objects, protocols, and how both are written as JSON.
+"""Value objects and protocols shared by the scheduler room, and their JSON encoding.
 
-In comes nothing but the policy. Start with ``protocols``: what the controller needs of a scheduler, of sources
-and of the ledger. ``readings`` and ``workloads`` hold what is read, written and answered, ``records`` what the ledger
-is given.
+Imports only ``foundation`` and ``policy``. Start with ``protocols``: the interfaces of schedulers and sources.
+``readings`` and ``workloads`` have the values read from and written to a scheduler, ``records`` those of the ledger.
 """

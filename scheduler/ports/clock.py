@@ -1,10 +1,10 @@
-"""Clocks: that of the machine, and one that is set by hand."""
+"""Clocks: the system clock, and a manual one for tests."""
 
 from datetime import UTC, datetime, timedelta
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The system clock."""
 
     def now(self) -> datetime:
         """Return the time, aware, UTC."""
@@ -12,7 +12,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that is moved by hand; for benchmarks and tests."""
+    """A manual clock for benchmarks and tests."""
 
     def __init__(self, start: datetime) -> None:
         self._now = start
@@ -22,5 +22,5 @@ class ManualClock:
         return self._now
 
     def move(self, by: timedelta) -> None:
-        """Move it, back where ``by`` is negative."""
+        """Advance the clock, or set it back if ``by`` is negative."""
         self._now += by

@@ -1,4 +1,4 @@
-"""Value objects as plain JSON and back: what the ledger and a scheduler keep."""
+"""Conversion of value objects to JSON and back, for the ledger and for state stored in a scheduler."""
 
 import json
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from policy.risk_record import parse_utc
 
 
 def plain_of(value: Any) -> Any:
-    """Write a value object as plain JSON, all fields of it, so that another version's defaults change nothing.
+    """Convert a value object to JSON values, with all fields, so that it does not depend on a version's defaults.
 
-    Times are in ISO 8601 and UTC, durations as ISO 8601 or as people write them, levels by name.
+    Times are ISO 8601 in UTC, durations ISO 8601 or like ``6h``, levels by name.
     """
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
@@ -29,12 +29,12 @@ def plain_of(value: Any) -> Any:
 
 
 def object_of(kind: Any, value: Any, where: str) -> Any:
-    """Read what :func:`plain_of` wrote, or what a person wrote; fields with a default may be left out.
+    """Convert JSON values from :func:`plain_of` or a settings file; fields with a default are optional.
 
-    Raises ``ValueError`` with the place where the value is not of the type ``kind``; suggests the nearest known field.
+    Raises ``ValueError`` with the location if the value is not of type ``kind``; suggests the closest known field.
     """
     try:
-        # as JSON, whose lists may be tuples and whose texts may be times, and nothing else may be converted
+        # strict JSON mode accepts lists as tuples and strings as times, and coerces nothing else
         return _adapter(kind).validate_json(orjson.dumps(value), strict=True, extra="forbid")
     except ValidationError as error:
         place, problem, do = first_problem(error, kind)
@@ -47,7 +47,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def instant(text: Any) -> datetime | None:
-    """Read an instant of another program (ISO 8601 with a zone) in UTC; None: it is none, or not within UTC's years."""
+    """Parse an ISO 8601 time with a zone from another program as UTC; None if it is invalid or out of range."""
     try:
         return parse_utc(text)
     except ValueError:
@@ -55,13 +55,13 @@ def instant(text: Any) -> datetime | None:
 
 
 def read_json(text: str | bytes) -> Any:
-    """Read JSON that another program or a person wrote; raises ``ValueError`` if it is none.
+    """Parse JSON from another program or a person; raises ``ValueError`` if it is invalid.
 
-    Half a surrogate pair, as a program leaves that cuts a text, becomes ``?``: no file or database takes it.
+    Lone surrogates, left by programs that truncate strings, become ``?`` because they cannot be stored.
     """
     try:
         return orjson.loads(text)
-    except ValueError:  # not strict JSON: half a pair, NaN, or none at all
+    except ValueError:  # not strict JSON: a lone surrogate, NaN, or no JSON at all
         try:
             content = json.loads(text)
             if "\\ud" not in str(text).lower():
@@ -72,7 +72,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 def json_object(text: str | bytes | None) -> dict[str, Any]:
-    """Read a JSON object as :func:`read_json` does; an empty one where it is none."""
+    """Parse a JSON object like :func:`read_json`; empty if it is invalid."""
     try:
         content = read_json(text or b"null")
     except ValueError:

@@ -1,23 +1,23 @@
-"""What may go wrong between the controller and what it talks to. None of it is a user's input."""
+"""Errors of the systems that the controller uses; none is caused by user input."""
 
 from foundation.errors import InputError
 
 
 class SchedulerError(Exception):
-    """The scheduler could not be read: nothing is known of the cluster."""
+    """The scheduler could not be read: the state of the cluster is unknown."""
 
 
 class SourceError(Exception):
-    """The scores could not be read: nothing new is known of the GPUs."""
+    """A source of evidence (scores, events, results) could not be read."""
 
 
 class LedgerError(Exception):
-    """The ledger could not be written: nothing new may be done, for no record could explain it."""
+    """The ledger could not be read or written: new actions are blocked, because they could not be recorded."""
 
 
 _WRITTEN_FOR_PEOPLE = (SchedulerError, SourceError, LedgerError, InputError)
 
 
 def described(error: Exception) -> str:
-    """Return an error's message, with its class where the message was not written for people."""
+    """Return an error's message, with its class name unless the error is one of ours."""
     return str(error) if isinstance(error, _WRITTEN_FOR_PEOPLE) else f"{type(error).__name__}: {error}"

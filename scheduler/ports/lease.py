@@ -1,4 +1,4 @@
-"""The lease of another process: over once it was seen unchanged for its length, without comparing two clocks."""
+"""Expiry of another process's lease: once it was observed unchanged for its duration, without comparing clocks."""
 
 import math
 from collections.abc import Hashable
@@ -6,29 +6,29 @@ from dataclasses import dataclass
 from typing import Final
 
 LONGEST_FOREIGN_S: Final = 3600.0
-"""A lease that claims to last longer is waited for no longer than this."""
+"""Upper limit on the duration that another process's lease can claim."""
 
 
 def bounded_s(claimed_s: float | None) -> float:
-    """Return how long a lease lasts that claims so; a length that no lease has counts as the longest."""
+    """Return the duration of a lease from its claim; an invalid claim counts as the longest."""
     good = claimed_s is not None and math.isfinite(claimed_s) and 0 < claimed_s <= LONGEST_FOREIGN_S
     return claimed_s if good and claimed_s is not None else LONGEST_FOREIGN_S
 
 
 @dataclass(slots=True)
 class ObservedLease:
-    """Another process's lease, as this process has seen it on its own clock that is never set.
+    """Another process's lease, as observed by this process's monotonic clock.
 
-    ``renewed``: whether it was another one when it was last looked at than the time before.
+    ``renewed``: whether the last observation differed from the one before.
     """
 
     renewed: bool = False
     _seen: tuple[Hashable, float] | None = None
 
     def left_s(self, beat: Hashable, claimed_s: float | None, now_s: float) -> float:
-        """Return for how long it must still be respected; zero or less: it is over.
+        """Return the seconds until it expires; zero or less: expired.
 
-        ``beat``: changes with each renewal. ``claimed_s``: how long it lasts, as it says itself.
+        ``beat``: changes with each renewal. ``claimed_s``: its claimed duration.
         """
         earlier, self.renewed = self._seen, False
         if earlier is None or earlier[0] != beat:
@@ -37,5 +37,5 @@ class ObservedLease:
         return earlier[1] + bounded_s(claimed_s) - now_s
 
     def forget(self) -> None:
-        """Forget it: it is free, or ours."""
+        """Reset the observation, because the lease is free or ours."""
         self.renewed, self._seen = False, None

@@ -1,6 +1,6 @@
-"""A node as labels, annotations and taints: how predrain's marks are read, and what each action changes.
+"""A node's labels, annotations and taints: reading of predrain's markers, and the changes of each action.
 
-Whose marks they are, :mod:`scheduler.ports.ownership` decides by the record in the annotation ``applied-taints``.
+:mod:`scheduler.ports.ownership` decides who owns a marker, by the record in the annotation ``applied-taints``.
 """
 
 import json
@@ -36,25 +36,25 @@ _LONGEST_REASONS = 3
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """A taint, known by key and effect."""
+    """A taint, identified by key and effect."""
 
     key: str
     value: str
     effect: Effect
 
     def __str__(self) -> str:
-        """Write it as ``kubectl`` does."""
+        """Format the taint like ``kubectl``."""
         return f"{self.key}={self.value}:{self.effect}"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeObject:
-    """What of a node can be written.
+    """The writable fields of a node, and its conditions.
 
-    ``cordoner``: who cordoned it, of several clients one that is not predrain; None: it is not cordoned, or not known.
-    ``conditions``: the status of each, by type; read only.
-    ``tells_cordoner``: whether the scheduler reports who did. Where it does not, a cordon that a person set after
-    predrain's was undone would look like predrain's.
+    ``cordoner``: who cordoned it, preferring clients other than predrain; None: not cordoned, or unknown.
+    ``conditions``: status by type; read-only.
+    ``tells_cordoner``: whether the scheduler reports who cordoned the node. Otherwise an operator's cordon could be
+    mistaken for predrain's.
     """
 
     name: str
@@ -68,12 +68,12 @@ class NodeObject:
 
 
 class Keys:
-    """The names under which predrain writes, and the marks of other tools that it knows.
+    """The keys of predrain's markers, and the known markers of other tools.
 
-    ``avoid``: a label (``KEY=VALUE``) that jobs avoid, put on nodes of tier ``elevated`` and ``high`` too.
-    ``horizon``: what a published risk looks ahead.
-    ``foreign``: marks of other tools besides those of the catalogue.
-    ``owner``: names this installation of predrain, which touches no marks of another.
+    ``avoid``: a label (``KEY=VALUE``) that jobs avoid, also set on nodes of tiers ``elevated`` and ``high``.
+    ``horizon``: prediction horizon of a published risk.
+    ``foreign``: markers of other tools in addition to the catalogue.
+    ``owner``: name of this installation, which does not change markers of other installations.
     """
 
     def __init__(
@@ -87,28 +87,28 @@ class Keys:
     ) -> None:
         self.owner = owner
         self.avoid, self.horizon, self.foreign = avoid, horizon, ForeignMarks((*foreign, *catalogue()))
-        self.taint = f"{prefix}/at-risk"  # of both taints, which differ by their effect
+        self.taint = f"{prefix}/at-risk"  # key of both taints, which differ in effect
         self.tier = f"{prefix}/risk-tier"  # label
-        self.prediction = f"{prefix}/prediction"  # annotation: tier, risk, horizon, end and reasons
-        self.applied = f"{prefix}/applied-taints"  # annotation: the record
-        self.drain = f"{prefix}/drain"  # annotation: when a drain began
-        # annotation: that predrain cordoned the node, since when, and how it was before
+        self.prediction = f"{prefix}/prediction"  # annotation: tier, risk, horizon, expiry and reasons
+        self.applied = f"{prefix}/applied-taints"  # annotation: the ownership record
+        self.drain = f"{prefix}/drain"  # annotation: start of the drain
+        # annotation: predrain cordoned the node, with the time and the earlier state
         self.cordon = f"{prefix}/cordoned-by-us"
-        self.managed = f"{prefix}/managed"  # label or annotation by which a person keeps predrain off
-        self.maintenance = f"{prefix}/maintenance"  # label or annotation: in maintenance while it is set
+        self.managed = f"{prefix}/managed"  # label or annotation: opt-out by an operator
+        self.maintenance = f"{prefix}/maintenance"  # label or annotation: node is in maintenance
 
 
 @dataclass(frozen=True, slots=True)
 class OwnMarks:
-    """Predrain's marks on a node, and what carries its names without being predrain's.
+    """Predrain's markers on a node, and foreign ones under its keys.
 
-    ``damaged``: why the record is not intact, or not of this installation: nothing on the node is its own then.
-    ``foreign``: marks under predrain's names that are not its own, with the reason why.
-    ``taints``: effects of its own taints.
-    ``cordon``: it cordoned the node, and no one else did since.
-    ``uncordoned``: it did, and somebody undid that or made it theirs.
-    ``user``: another tool that has the node, and relies on a cordon that it finds there.
-    ``opt_out``: one that keeps every remediator off.
+    ``damaged``: why the record is invalid or belongs to another installation; then predrain owns nothing on the node.
+    ``foreign``: markers under predrain's keys that it does not own, with the reason.
+    ``taints``: effects of predrain's taints.
+    ``cordon``: predrain cordoned the node, and nobody else has since.
+    ``uncordoned``: predrain cordoned it, and another client removed or took over the cordon.
+    ``user``: marker of another tool that is working on the node, and may rely on an existing cordon.
+    ``opt_out``: marker that opts the node out of remediation by any tool.
     """
 
     record: OwnershipRecord | None
@@ -121,12 +121,12 @@ class OwnMarks:
     opt_out: ForeignMark | None
 
     def is_ours(self, name: str, present: Mapping[str, str]) -> bool:
-        """Whether a mark is set and owned by predrain."""
+        """Whether a marker is set and owned by predrain."""
         return name in present and name not in self.foreign
 
 
 def own_marks(node: NodeObject, keys: Keys) -> OwnMarks:
-    """Tell predrain's marks on a node from those of others."""
+    """Separate predrain's markers on a node from foreign ones."""
     text = node.annotations.get(keys.applied)
     record, damaged = (None, None) if text is None else _record_of(text, node.name, keys.owner)
     present = _present(node, keys)
@@ -147,7 +147,7 @@ def own_marks(node: NodeObject, keys: Keys) -> OwnMarks:
 
 @lru_cache(maxsize=20_000)
 def _record_of(text: str, node: str, owner: str) -> tuple[OwnershipRecord | None, DamagedRecordError | None]:
-    """Read a record, the same text in each round; return it, or why it is not intact."""
+    """Parse a record, or return why it is invalid; cached because the text rarely changes between rounds."""
     try:
         return unsealed(json.loads(text), node, owner), None
     except DamagedRecordError as error:
@@ -157,7 +157,7 @@ def _record_of(text: str, node: str, owner: str) -> tuple[OwnershipRecord | None
 
 
 def _present(node: NodeObject, keys: Keys) -> dict[str, str]:
-    """Return the content of each mark under predrain's names but the record, by the mark's name."""
+    """Return the content of each marker under predrain's keys except the record, by name."""
     present = {_taint_name(taint): str(taint) for taint in node.taints if taint.key == keys.taint}
     if keys.tier in node.labels:
         present[_label(keys.tier)] = node.labels[keys.tier]
@@ -180,10 +180,10 @@ def _annotation(key: str) -> str:
 
 
 def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> NodeView:
-    """Return a node as the policy sees it.
+    """Return the policy's view of a node.
 
-    ``base``: what is known of it otherwise: cluster, group, units, jobs, whether it is down.
-    Returns: ``undone`` where somebody else removed a mark before its time; ``uncordoned`` where that is the cordon.
+    ``base``: the other fields: cluster, group, units, jobs, whether it is down.
+    Returns: ``undone`` is set if another client removed a marker before it expired, ``uncordoned`` for the cordon.
     """
     own = own_marks(node, keys)
     record, marks = own.record, _marks(node, own, keys, now)
@@ -222,16 +222,16 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
         undone=base.undone or undone,
         marked_at=None if record is None else record.set_at, uncordoned=base.uncordoned or own.uncordoned,
         resting=f"{owner.tool}: {RESTING[owner.meaning]}" if owner and owner.meaning in RESTING else base.resting,
-        # of a node that rests one expects no answer
+        # a node under maintenance, removal or start is not expected to respond
         down=base.down and not (owner and owner.meaning in RESTING),
         notice="; ".join(filter(None, (base.notice, *notices))) or None,
     )  # fmt: skip
 
 
 def marks_of(node: NodeObject, keys: Keys, now: datetime) -> Marks:
-    """Read predrain's marks on a node; nothing that is not known to be predrain's counts.
+    """Return predrain's markers on a node; only markers known to be its own count.
 
-    A drain is called off with its taint. A cordon that stays for another tool is no mark while it must stay.
+    Removing the taint cancels the drain. A cordon left in place for another tool does not count.
     """
     return _marks(node, own_marks(node, keys), keys, now)
 
@@ -252,17 +252,16 @@ def _marks(node: NodeObject, own: OwnMarks, keys: Keys, now: datetime) -> Marks:
 
 
 def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon: bool = False) -> NodeObject:
-    """Return what a node is after an action, changed in predrain's marks only; the same node where nothing changes.
+    """Return the node after an action, which changes only predrain's markers; the same object if nothing changes.
 
-    ``cordon``: whether a hard mark cordons the node too, where the scheduler reports who cordons; not one that is
-    cordoned already.
+    ``cordon``: hard markers also cordon the node, if the scheduler reports who cordons and it is not cordoned yet.
     """
     own = own_marks(node, keys)
     if own.damaged is not None:
         return node
     if action.verb == "release":
         return _released(action, node, own, keys)
-    if own.foreign:  # nothing is written over
+    if own.foreign:  # foreign markers are never overwritten
         return node
     end, old, marks = action.expires_at or now, own.record, _marks(node, own, keys, now)
     record = old or OwnershipRecord(action.tier, action.risk, end, Level.PUBLISH)
@@ -274,7 +273,7 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon
         taints.append(Taint(keys.taint, "elevated", "PreferNoSchedule"))
     if action.verb in ("swap", "drain") and not marks.tainted:
         taints.append(Taint(keys.taint, "high", "NoSchedule"))
-        annotations.pop(keys.drain, None)  # of a drain that was called off
+        annotations.pop(keys.drain, None)  # left by a canceled drain
         if cordon and node.tells_cordoner and not node.unschedulable:
             unschedulable, cordoner = True, WRITER
             annotations[keys.cordon] = json.dumps({"earlier": "schedulable", "since": plain_of(now)})
@@ -299,7 +298,7 @@ def _published(
 
 
 def _recorded(node: NodeObject, record: OwnershipRecord | None, own: OwnMarks, keys: Keys) -> NodeObject:
-    """Write the record of all marks owned by predrain, or remove it (None)."""
+    """Return the node with the record of all markers owned by predrain, or without one (None)."""
     annotations = {key: text for key, text in node.annotations.items() if key != keys.applied}
     if record is not None:
         others = {name: digest for name, digest in record.marks.items() if _is_avoided(name, keys)}
@@ -330,13 +329,13 @@ def _released(action: Action, node: NodeObject, own: OwnMarks, keys: Keys) -> No
         if own.is_ours(name, present):
             texts.pop(key, None)
 
-    stays = own.cordon and own.user is not None  # another tool found the node cordoned, and wrote nothing
+    stays = own.cordon and own.user is not None  # another tool may rely on the cordon it found
     if action.to < Level.DRAIN:
         drop(annotations, keys.drain, _annotation(keys.drain))
     if action.to < Level.PUBLISH:
         _, record = _avoid(labels, record, keys, None)
         drop(annotations, keys.prediction, _annotation(keys.prediction))
-        if not stays:  # by the label a node is found that is selected no more
+        if not stays:  # the label finds nodes that left the selector
             drop(labels, keys.tier, _label(keys.tier))
     then = replace(node, labels=labels, annotations=annotations, taints=taints)
     remembered = False
@@ -344,7 +343,7 @@ def _released(action: Action, node: NodeObject, own: OwnMarks, keys: Keys) -> No
         drop(annotations, keys.cordon, _annotation(keys.cordon))
         if own.cordon:
             then = replace(then, unschedulable=False, cordoner=None)
-        else:  # somebody undid it, which is remembered until the mark would have ended
+        else:  # removed by another client: remembered until the prediction expires
             remembered = action.to is Level.PUBLISH
     if action.to < Level.PUBLISH:
         return _recorded(then, replace(record, level=Level.NONE, since=None) if stays else None, own, keys)
@@ -359,10 +358,10 @@ def _released(action: Action, node: NodeObject, own: OwnMarks, keys: Keys) -> No
 
 
 def refused(node: NodeObject, then: NodeObject, keys: Keys) -> NodeObject | None:
-    """Return what is recorded where a server answered with ``node`` to a patch that asked for ``then``.
+    """Return ``node``, the response to a patch to ``then``, with a record of the markers that the server dropped.
 
-    None: nothing is missing of the marks in the answer. The record then has the actual state, so that no one is
-    taken to have removed it later, and how often that happened.
+    None if no marker is missing. The record then has the actual level, so that the missing marker does not count as
+    removed later, and the number of such responses.
     """
     wanted, own = own_marks(then, keys), own_marks(node, keys)
     if own.record is None or own.damaged is not None or wanted.record is None:
@@ -379,7 +378,7 @@ def refused(node: NodeObject, then: NodeObject, keys: Keys) -> NodeObject | None
 
 
 def missing_from(node: NodeObject, then: NodeObject, keys: Keys) -> list[str]:
-    """Return what an answer lacks, or still has, of predrain's marks: a patch that a server changes is no success."""
+    """Return how predrain's markers in a response differ from the requested ones; any difference is a failure."""
     expected, found = _present(then, keys), _present(node, keys)
     wrong = [f"{name} is missing from the response" for name in expected if found.get(name) != expected[name]]
     wrong += [f"{name} was not removed" for name in found if name not in expected]
@@ -389,7 +388,7 @@ def missing_from(node: NodeObject, then: NodeObject, keys: Keys) -> list[str]:
 
 
 def writes_between(before: NodeObject, then: NodeObject) -> tuple[Write, ...]:
-    """Return each change from one state of a node to another, in a fixed order."""
+    """Return the changes between two states of a node, in a fixed order."""
     target = f"node {before.name}"
     writes: list[Write] = []
     for kind in ("labels", "annotations"):
@@ -409,7 +408,7 @@ def _taint_text(node: NodeObject) -> str | None:
 
 
 def _opt_out(node: NodeObject, own: OwnMarks, keys: Keys) -> tuple[str | None, list[str]]:
-    """Return why nothing may be done on the node, and what of that is to be corrected."""
+    """Return the opt-out of the node, if any, and warnings about unclear values."""
     values = [texts[keys.managed] for texts in (node.labels, node.annotations) if keys.managed in texts]
     notices = [notice for value in values if (notice := unclear(keys.managed, value)) is not None]
     if any(map(is_unmanaged, values)):
@@ -426,9 +425,9 @@ def _maintenance(node: NodeObject, keys: Keys) -> str | None:
 def _avoid(
     labels: dict[str, str], record: OwnershipRecord, keys: Keys, wanted: str | None
 ) -> tuple[str | None, OwnershipRecord]:
-    """Set or remove the label that jobs avoid; return the one owned by predrain, and its record.
+    """Set or remove the label that jobs avoid; return the label owned by predrain, and the record.
 
-    One that predrain has no record of is another's. One that a person removed, or a tool overwrote, is left like that.
+    A label without a record is foreign. If another client removed or overwrote the label, it is left that way.
     """
     recorded = [name for name in record.marks if _is_avoided(name, keys)]
     for name in recorded:

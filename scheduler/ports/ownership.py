@@ -1,11 +1,11 @@
-"""Who owns what carries predrain's names on a node: one rule for every scheduler.
+"""Ownership of markers under predrain's keys on a node: one rule for every scheduler.
 
-Anyone can write a reason, taint or label in predrain's form, edit one that predrain wrote, or copy it to another node,
-so form proves nothing. Next to its marks predrain writes a record to the node, with a digest of each mark as written,
-sealed with the name of the node. A mark is predrain's while the record is intact and the mark is exactly the recorded
-one. All else under predrain's names is somebody else's: it is reported, and never overwritten or removed.
+Anyone can write a reason, taint or label in predrain's format, edit one of predrain's, or copy it to another node, so
+the format proves nothing. Along with its markers predrain writes a record to the node, with a digest of each marker,
+sealed with the node's name. predrain owns a marker only while the record is valid and the marker matches it exactly.
+All other markers under its keys are foreign: they are reported, and never overwritten or removed.
 
-A mark without its record has no owner. So a record is written no later than its marks, and removed after them.
+A marker without a record has no owner, so the record is written no later than its markers, and removed after them.
 """
 
 import hashlib
@@ -20,38 +20,38 @@ from policy.tiers import Tier
 from scheduler.ports.codec import object_of, plain_of
 
 MAX_TRIES: Final = 2
-"""How often a mark is set that another client removes at once: it would do so again."""
+"""How often a marker is set that another client removes immediately."""
 
 _SEAL: Final = "seal"
 _OWNER: Final = "owner"
 
 
 class DamagedRecordError(ValueError):
-    """A node carries a record of predrain that this installation did not write so: nothing on the node is its own.
+    """The record on a node is not as this installation wrote it, so it owns nothing on the node.
 
-    ``advice``: what a person has to do about it; empty: nothing.
+    ``advice``: what an operator should do; empty: nothing.
     """
 
     advice = "remove it by hand"
 
 
 class OtherInstallationError(DamagedRecordError):
-    """A node carries the intact record of another installation of predrain."""
+    """The node has a valid record of another installation of predrain."""
 
     advice = ""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnershipRecord:
-    """What predrain put on a node, and until when.
+    """Record of predrain's markers on a node, and their expiry.
 
-    ``level``: the highest mark; if the actual level is lower before ``until``, another client removed it.
-    ``marks``: digest of each mark as written, by its name.
-    ``set_at``: when the highest mark was set.
+    ``level``: the highest marker; if the actual level is lower before ``until``, another client removed one.
+    ``marks``: digest of each marker as written, by name.
+    ``set_at``: when the highest marker was set.
     ``since``: when the node was taken out of service.
-    ``refused``: how often the mark was removed while it was being set; on Slurm, how often the soft mark was restored
-    since the prediction was last renewed.
-    ``weight``, ``soft``: Slurm: the weight before the soft mark, and with it.
+    ``refused``: how often the marker was dropped while it was set; on Slurm, how often the soft marker was restored
+    since its weight was last found intact.
+    ``weight``, ``soft``: Slurm: the weight before the soft marker, and with it.
     """
 
     tier: Tier
@@ -67,25 +67,25 @@ class OwnershipRecord:
     soft: int | None = None
 
     def with_mark(self, name: str, content: str) -> "OwnershipRecord":
-        """Add a mark, or replace it."""
+        """Return the record with a marker added or replaced."""
         return replace(self, marks={**self.marks, name: digest_of(content)})
 
     def without(self, *names: str) -> "OwnershipRecord":
-        """Drop marks."""
+        """Return the record without these markers."""
         return replace(self, marks={name: digest for name, digest in self.marks.items() if name not in names})
 
     def matches(self, name: str, content: str) -> bool:
-        """Whether a mark is exactly the one that was recorded."""
+        """Whether a marker is exactly as recorded."""
         return self.marks.get(name) == digest_of(content)
 
 
 def digest_of(content: str) -> str:
-    """Return the digest of a mark, as a record holds it."""
+    """Return the digest of a marker for the record."""
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def sealed(record: OwnershipRecord, node: str, owner: str) -> dict[str, Any]:
-    """Return an installation's record as the JSON object that is written to a node."""
+    """Return the record as a sealed JSON object for a node."""
     plain = plain_of(replace(record, risk=None if record.risk is None else round(record.risk, 6)))
     content = {name: value for name, value in plain.items() if value is not None and (name, value) != ("refused", 0)}
     content[_OWNER] = owner
@@ -93,9 +93,10 @@ def sealed(record: OwnershipRecord, node: str, owner: str) -> dict[str, Any]:
 
 
 def unsealed(content: object, node: str, owner: str) -> OwnershipRecord:
-    """Read the record of an installation from a node.
+    """Parse a node's sealed record.
 
-    Raises ``DamagedRecordError`` if it is not exactly as predrain wrote it there, or another installation wrote it.
+    Raises ``DamagedRecordError`` if it was edited or copied, and ``OtherInstallationError`` if another installation
+    wrote it.
     """
     if not isinstance(content, dict):
         raise DamagedRecordError("the record of predrain is not a JSON object")
@@ -112,9 +113,9 @@ def unsealed(content: object, node: str, owner: str) -> OwnershipRecord:
 
 
 def foreign_marks(record: OwnershipRecord | None, present: Mapping[str, str]) -> dict[str, str]:
-    """Return the marks under predrain's names that are not predrain's, each with the reason why.
+    """Return the markers under predrain's keys that it does not own, with the reason.
 
-    ``present``: the content of each existing mark, by its name.
+    ``present``: content of each existing marker, by name.
     """
     foreign: dict[str, str] = {}
     for name, content in present.items():

@@ -229,14 +229,6 @@ def test_jobs(tmp_path: Path):
         run_import(tmp_path, jobs=write_csv(tmp_path / "j.csv", jobs.drop(columns="started_at")), out="other")
 
 
-@pytest.mark.parametrize("gpus", ["-8", "5000000000", "inf"])
-def test_a_job_with_an_impossible_number_of_gpus_is_set_aside(tmp_path: Path, gpus: str):
-    jobs = pd.DataFrame({"job": ["1", "2"], "node": "node-0", "started_at": DAY, "gpus": [gpus, "8"]})
-    result = run_import(tmp_path, samples=samples_frame(), jobs=write_csv(tmp_path / "jobs.csv", jobs))
-    assert result.quarantined == {"impossible number in gpus": 1}
-    assert result.dataset.jobs()["job"].tolist() == ["2"]
-
-
 @pytest.mark.parametrize(
     ("column", "expected"),
     [

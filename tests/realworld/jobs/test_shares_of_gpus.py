@@ -49,7 +49,7 @@ def test_a_share_of_a_gpu_is_a_gpu(tmp_path: Path, given: object, count: int) ->
     assert jobs["gpus"].tolist() == [count]
 
 
-@pytest.mark.parametrize("given", [-1, -0.5, 1e9, "1e400", 2**40])
+@pytest.mark.parametrize("given", [-1, -0.5, 1e9, "inf", "1e400", 2**40])
 def test_an_impossible_number_is_set_aside_with_its_job(tmp_path: Path, given: object) -> None:
     result = imported(tmp_path, given, 1)
     jobs = result.dataset.jobs()

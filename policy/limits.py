@@ -1,4 +1,4 @@
-"""What limits an action on one node: opt-outs, stages, the breaker, the rungs of the settings and what it is worth."""
+"""Limits on the action for one node: opt-outs, stages, the breaker, configured rungs and the cost-benefit."""
 
 import math
 from collections.abc import Mapping
@@ -15,12 +15,13 @@ from policy.stages import ALLOWED_LEVELS, StageState, held_out
 
 @dataclass(slots=True)
 class Case:
-    """One node on its way through a decision.
+    """Working state of one node during a decision.
 
-    ``wanted``: what its tier asks for.
-    ``target``: what it gets; only ever lowered.
-    ``reasons``: of each lowering.
-    ``asks``: it is newly taken out of service, if the budget gives it.
+    ``wanted``: level that corresponds to its tier.
+    ``target``: level it gets; limits only lower it.
+    ``reasons``: reasons of the tier, then of each limit that applied.
+    ``mute``: nothing is published.
+    ``asks``: it is to be newly taken out of service, subject to the budget.
     """
 
     node: NodeView
@@ -35,15 +36,15 @@ class Case:
 
     @property
     def level(self) -> Level:
-        """Which predrain marks are on the node."""
+        """Level of predrain's taints on the node."""
         return self.node.marks.level
 
     @property
     def ordered_reasons(self) -> tuple[str, ...]:
-        """All reasons in words, the weightiest first.
+        """All reasons, most important first.
 
-        Where a mark exceeds the target, a limit that was the last to lower it is what decided, and comes before
-        the tier: "from clear to high" is no reason for a release.
+        For a release, the limit that lowered the target last comes first: "from clear to high" does not explain a
+        release.
         """
         of_tier, limits = self.reasons[: len(self.assessment.reasons)], self.reasons[len(self.assessment.reasons) :]
         explained = self.assessment.explanations
@@ -53,26 +54,26 @@ class Case:
         return (limits[-1], *limits[:-1], tier, *of_tier[1:], *explained)
 
     def lower(self, level: Level, why: str) -> None:
-        """Take the target down to a level, if it is above."""
+        """Cap the target at a level."""
         if self.target > level:
             self.target = level
             self.reasons.append(why)
 
     def keep(self, why: str, *, publish: bool) -> None:
-        """Allow nothing new on the node, except publishing if ``publish`` is set."""
+        """Block new actions on the node, except publishing if ``publish`` is set."""
         marks = self.node.marks
         self.lower(max(marks.level, Level.PUBLISH) if publish else marks.level, why)
-        if self.target is Level.AVOID and not marks.soft:  # a hard mark may not be exchanged for a soft one either
+        if self.target is Level.AVOID and not marks.soft:  # a hard taint may not be replaced by a soft one either
             self.lower(Level.PUBLISH if publish or marks.published is not None else Level.NONE, why)
 
     @property
     def urgency(self) -> float:
-        """What actions are ordered by, the highest first: their risk, and before all risks an existing fault."""
+        """Sort key of actions, highest first: the risk; existing faults precede all risks."""
         return 2.0 if self.assessment.ruled else self.assessment.risk or 0.0
 
     @property
     def precedence(self) -> float:
-        """Priority in the budgets, highest first: expected GPU-hours saved by a drain; faults precede all."""
+        """Priority in the budgets, highest first: expected net GPU-hours of a drain; faults precede all."""
         if self.assessment.ruled or self.worth is None:
             return math.inf
         return self.worth.saved - self.worth.lost
@@ -87,9 +88,9 @@ def limit(
     now: datetime,
     removed: str = "",
 ) -> None:
-    """Lower a node's target by all but the budget and what a drain is worth.
+    """Lower a node's target by all limits except the budget and the cost-benefit.
 
-    ``removed``: how a mark of predrain went that somebody else removed.
+    ``removed``: message about a predrain taint that another client removed.
     """
     node, assessment = case.node, case.assessment
     level = node.marks.level
@@ -126,9 +127,9 @@ def limit(
 
 
 def cap(case: Case, config: PolicyConfig) -> None:
-    """Lower a prediction's target to the rungs of the settings."""
+    """Lower the target of a prediction to the configured rungs."""
     rungs, rules = config.rungs, case.assessment.rules
-    if rules and rules[0].rule.tier == case.assessment.tier:  # a fault that was reported, not a prediction
+    if rules and rules[0].rule.tier == case.assessment.tier:  # a reported fault, not a prediction
         return
     if "drain" not in rungs and case.node.jobs:
         case.lower(Level.SWAP, "jobs are not moved: drain is not in policy.rungs")
@@ -158,7 +159,7 @@ def is_blind(signals: Signals, config: PolicyConfig, now: datetime) -> bool:
 
 
 def value(case: Case, config: PolicyConfig, now: datetime) -> None:
-    """Say what a drain of a node at risk is worth."""
+    """Evaluate the cost-benefit of draining a node at risk."""
     if case.assessment.tier in ("elevated", "high"):
         node, ruled = case.node, case.assessment.ruled
         risk, found = (1.0, 1.0) if ruled else (case.assessment.risk or 0.0, config.probes.mean_found)
@@ -166,7 +167,7 @@ def value(case: Case, config: PolicyConfig, now: datetime) -> None:
 
 
 def weigh(case: Case) -> None:
-    """Lower a node's target where a drain is not worth it now."""
+    """Lower a node's target if a drain does not pay now."""
     if case.worth is None or case.target is not Level.DRAIN or case.node.marks.drained:
         return
     if case.worth.choice == "wait":

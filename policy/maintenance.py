@@ -1,4 +1,4 @@
-"""Maintenance: nothing new is put on a node in it, and what was seen during it is no evidence."""
+"""Maintenance: blocks new actions on its nodes, and voids scores and facts from within it."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,21 +13,21 @@ from pydantic.dataclasses import dataclass as checked
 from policy.fleet import NodeView
 
 _SETTLE = timedelta(minutes=10)
-# How exactly the end of a maintenance is remembered that only the scheduler tells of.
+# Resolution of the remembered end of a maintenance that only the scheduler reports.
 
 _GAP = timedelta(hours=1)
 _KEPT = timedelta(days=7)
-# As long as any evidence holds.
+# The longest validity of any evidence.
 
 LONGEST = timedelta(days=31)
-"""A maintenance whose end is never reported lasts no longer, as where labels are made."""
+"""Assumed length of a maintenance without a reported end; labelling assumes the same."""
 
 
 @checked(frozen=True, slots=True)
 class MaintenanceWindow:
     """A planned maintenance.
 
-    ``nodes``: names, with shell wildcards. ``domains``: racks and NVLink domains. Neither: every node.
+    ``nodes``: node names, with shell wildcards. ``domains``: racks and NVLink domains. Both empty: every node.
     """
 
     start: AwareDatetime
@@ -40,21 +40,21 @@ class MaintenanceWindow:
             raise ValueError(f"end is {self.end}: give a time after start ({self.start})")
 
     def concerns(self, node: NodeView) -> bool:
-        """Whether a node is maintained in it."""
+        """Return whether the window applies to a node."""
         named = any(fnmatchcase(node.name, pattern) for pattern in self.nodes)
         return named or bool({node.rack, node.domain} & {*self.domains}) or not (self.nodes or self.domains)
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A maintenance reported by the scheduler: when it was first and last seen."""
+    """An observed maintenance: times of the first and last observation."""
 
     start: datetime
     end: datetime
 
 
 def maintained(node: NodeView, calendar: Sequence[MaintenanceWindow], seen: Period | None, now: datetime) -> NodeView:
-    """Give a node as it is to be evaluated: whether it is in maintenance, and without what was seen in one."""
+    """Return the node with its current maintenance, and without scores and facts from within any."""
     if not calendar and not node.planned and seen is None and node.maintenance is None:
         return node
     periods = [*node.planned, *((window.start, window.end) for window in calendar if window.concerns(node))]
@@ -82,7 +82,7 @@ def maintained(node: NodeView, calendar: Sequence[MaintenanceWindow], seen: Peri
 
 
 def observed(node: NodeView, seen: Period | None, now: datetime) -> Period | None:
-    """Give what is remembered of a node's maintenance, after it was read."""
+    """Update the remembered maintenance of a node after it was read."""
     if seen is not None and seen.start > now:  # a clock went back
         seen = None
     if node.maintenance is None:
@@ -93,10 +93,10 @@ def observed(node: NodeView, seen: Period | None, now: datetime) -> Period | Non
 
 
 def planned(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tuple[tuple[datetime, datetime], ...]]:
-    """Give begin and end of each node's maintenance that was known at a time, but for what is long over.
+    """Return start and end of each node's maintenances known by ``now``, except those that ended long ago.
 
-    ``rows``: events. The code of a ``maintenance`` is its planned end, or ``begin``, or ``end`` of what began on the
-    same GPU or node. What concerns a GPU concerns its node.
+    ``rows``: events. The code of a ``maintenance`` is its planned end, or ``begin``, or ``end`` (of the one that began
+    on the same GPU or node). Maintenance of a GPU applies to its node.
     """
     known = [row for row in rows if row["type"] == "maintenance" and row["known_at"] <= now]
     known.sort(key=lambda row: row["timestamp"])

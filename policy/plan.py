@@ -1,4 +1,4 @@
-"""What a decision comes to: intended actions with their reasons, all that led to them, and what is remembered."""
+"""Result of a decision: planned actions with reasons, decisions per node, and the state to remember."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,16 +18,16 @@ from policy.tiers import Tier
 
 Verb = Literal["release", "publish", "avoid", "swap", "drain"]
 VERBS: tuple[Verb, ...] = ("release", "swap", "drain", "avoid", "publish")
-"""In the order in which they are carried out: what is given back comes first, and no taint waits for renewals."""
+"""In order of execution: releases come first, and taints do not wait for renewals."""
 
 
 @dataclass(frozen=True, slots=True)
 class RungRequest:
-    """One cheap rung for one node, which leaves it in service.
+    """Request for a probe or a checkpoint on a node that stays in service.
 
-    ``saves``: expected GPU-hours, net of what it costs; ``costs``: GPU-hours.
-    ``expires_at``: not started after it.
-    ``jobs``: those asked for a checkpoint; none of a probe.
+    ``saves``: expected GPU-hours saved, net of the cost; ``costs``: GPU-hours.
+    ``expires_at``: latest start.
+    ``jobs``: jobs to checkpoint; empty for a probe.
     """
 
     rung: Literal["probe", "checkpoint"]
@@ -42,9 +42,9 @@ class RungRequest:
 
 @dataclass(frozen=True, slots=True)
 class LastRequest:
-    """When a cheap rung was last requested.
+    """The last request for a probe or checkpoint.
 
-    ``risk``: what the request rested on, of the decision at ``decided_at``.
+    ``risk``: risk behind the request, from the decision at ``decided_at``.
     """
 
     at: datetime
@@ -54,18 +54,18 @@ class LastRequest:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What is remembered of one node.
+    """Remembered state of one node.
 
     ``episode``: when it last left ``clear``, by prediction or rule.
-    ``alerted``: the highest tier that was reported as an alert in this episode.
-    ``seen``: the predrain marks on it at the last decision.
-    ``undone_at``: when it was first noticed that somebody else removed a mark of predrain in this episode.
+    ``alerted``: highest tier reported as an alert in this episode.
+    ``seen``: level of predrain's taints at the last decision.
+    ``undone_at``: when another client's removal of a predrain taint was first noticed in this episode.
     ``software``: versions of driver and exporter.
-    ``changed_at``: when they were first seen to be others than before.
+    ``changed_at``: when ``software`` last changed.
     ``absent_since``: when it was first missing from the listing.
-    ``maintenance``: the last one that it was in.
-    ``released_at``: when its hard mark was last to be taken off: whatever was decided then has still counted it.
-    ``probed``: the last request for a probe.
+    ``maintenance``: its last maintenance.
+    ``released_at``: time of the last decision to release its hard taint; that decision still counted it as out.
+    ``probed``: last request for a probe.
     """
 
     tier: TierState = field(default_factory=TierState)
@@ -84,11 +84,11 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """What is remembered of the fleet. An empty one is always safe to begin with.
+    """Remembered state of the fleet; starting with an empty one is always safe.
 
-    ``starts``: nodes newly taken out of service, as far back as a rate looks.
+    ``starts``: nodes newly taken out of service within the longest rate limit window.
     ``stages``: by ``cluster/group``.
-    ``checkpoints``: the last request for a checkpoint, by ``cluster/job``.
+    ``checkpoints``: last request for a checkpoint, by ``cluster/job``.
     """
 
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
@@ -100,15 +100,15 @@ class PolicyState:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing to do to one node.
+    """One action on one node.
 
-    ``verb``: ``publish`` writes tier and prediction; so do ``avoid`` and ``swap``, with the taints, and
-    ``drain``, which empties the node; ``release`` removes the marks above ``to``.
-    ``tier``: ``unknown`` where it was released because nothing is known any more.
-    ``expires_at``: until when what is written holds; None for a release.
-    ``reasons``: in words, the weightiest first.
-    ``worth``: of a drain, for a node of tier ``high``.
-    ``units``: GPUs that its tier is due to, the weightiest first; none for a release.
+    ``verb``: ``publish`` writes tier and prediction; ``avoid`` and ``swap`` also set the taints; ``drain`` also evicts
+    the jobs; ``release`` removes levels above ``to``.
+    ``tier``: ``unknown`` if it is released because no valid score is left.
+    ``expires_at``: expiry of what is written; None for a release.
+    ``reasons``: most important first.
+    ``worth``: cost-benefit of a drain, for a node at risk.
+    ``units``: GPUs that caused the tier, most important first; empty for a release.
     """
 
     verb: Verb
@@ -122,7 +122,7 @@ class Action:
     units: tuple[str, ...] = ()
 
     def after(self, marks: Marks, now: datetime) -> Marks:
-        """Return the marks of its node after the action."""
+        """Return the node's taints after the action."""
         release = self.verb == "release"
         soft, tainted, drained = (
             stood and self.to >= level if release else stood or self.to is level
@@ -140,13 +140,13 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class NodeDecision:
-    """What was decided about one node, and why.
+    """Decision about one node, with reasons.
 
-    ``rules``: hard rules that hold, in words; ``remedy``: what ends the fault, where one of them asks for ``high``.
-    ``wanted``: what its tier asks for.
-    ``reasons``: all of them: of the tier, and of each thing that lowered the target.
-    ``expires_at``: until when the tier holds.
-    ``request``: the cheap rung that is requested for it in this decision.
+    ``rules``: hard rules that apply, as text; ``remedy``: recovery action, if one of them sets ``high``.
+    ``wanted``: level that corresponds to its tier.
+    ``reasons``: reasons of the tier, and of each limit that lowered the target.
+    ``expires_at``: expiry of the tier.
+    ``request``: probe or checkpoint requested for it in this decision.
     """
 
     node: str
@@ -166,17 +166,17 @@ class NodeDecision:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that a decision comes to.
+    """Complete result of a decision.
 
-    ``actions``: in the order to carry them out: releases first, then the riskiest first.
-    ``nodes``: of every node that is not simply ``clear`` and unmarked, or for which a cheap rung is requested.
-    ``over_budget``: nodes that were not taken out of service for lack of budget, with why.
-    ``open_causes``: what holds the breaker open.
-    ``alerts``: those that begin now, for the ledger to evaluate later.
-    ``reasons``: of the fleet as a whole: breaker, stages, switches.
-    ``state``: to be kept, and given to the next decision.
-    ``requests``: probes and checkpoints to begin, the riskiest node first.
-    ``stopped``: probes to end immediately, by node, with the reason.
+    ``actions``: in order of execution: by verb (:data:`VERBS`), then riskiest first.
+    ``nodes``: decisions on nodes that are not ``clear``, are tainted, or have a request.
+    ``over_budget``: nodes kept in service by the budget, with the reason.
+    ``open_causes``: causes that keep the breaker open.
+    ``alerts``: alerts raised now, for the ledger to evaluate later.
+    ``reasons``: fleet-wide messages: breaker, stages, switches.
+    ``state``: state for the next decision.
+    ``requests``: probes and checkpoints to start, each by descending risk.
+    ``stopped``: probes to stop now, by node, with the reason.
     """
 
     now: datetime

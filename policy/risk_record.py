@@ -1,4 +1,4 @@
-"""The risk record of one unit at one decision time, with its expiry: batch scoring sets it, schedulers read it."""
+"""Risk record of one unit at one decision time, with expiry: written by batch scoring, read by schedulers."""
 
 import math
 from collections.abc import Mapping
@@ -21,16 +21,16 @@ from pydantic import (
 from policy.tiers import TIERS, UNKNOWN, Tier
 
 FORMAT = 2
-"""Version of the record; a reader refuses any other."""
+"""Format version; readers reject any other."""
 
 MISSING_CHANNELS = "missing_channels"
-"""Key of ``summary.json``: channels that the model was trained on and that no longer arrive. They open the breaker."""
+"""Key of ``summary.json``: channels that the model was trained on and that are missing now. They open the breaker."""
 
 LONGEST_HORIZON = timedelta(days=366)
 
 
 def format_utc(value: datetime) -> str:
-    """Write an aware instant as ISO 8601 in UTC, whole seconds, with Z.
+    """Format an aware instant as ISO 8601 in UTC, in whole seconds, with Z.
 
     >>> format_utc(datetime(2026, 1, 1, 6, tzinfo=UTC))
     '2026-01-01T06:00:00Z'
@@ -39,7 +39,7 @@ def format_utc(value: datetime) -> str:
 
 
 def parse_utc(text: Any) -> datetime:
-    """Read an ISO 8601 time with a zone, in UTC; raises ``ValueError`` if it is none."""
+    """Parse an ISO 8601 time with a zone to UTC; raises ``ValueError`` if invalid or without a zone."""
     try:
         when = datetime.fromisoformat(text)
         utc = when.astimezone(UTC)
@@ -63,11 +63,11 @@ Seconds = Annotated[timedelta, BeforeValidator(_duration), PlainSerializer(timed
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """Which model a risk is from.
+    """Model that produced a risk.
 
     ``digest``: SHA-256 of the bundle's manifest.
-    ``profile``: the model of the bundle whose risks these are.
-    ``version``: its version in the registry; None for a bundle from a folder.
+    ``profile``: name of the model within the bundle.
+    ``version``: version in the registry; None for a bundle from a folder.
     """
 
     digest: str
@@ -77,12 +77,12 @@ class ModelName:
 
 @dataclass(frozen=True, slots=True)
 class RiskReason:
-    """One thing that raised a risk.
+    """One contribution to a risk.
 
-    ``text``: in plain words with the numbers.
-    ``group``: the feature group it belongs to.
-    ``share``: its share of all that raised the score, 0 to 1.
-    ``channel``: what it was read from; None: not from telemetry.
+    ``text``: plain text with values.
+    ``group``: feature group.
+    ``share``: share of all contributions that raise the score, 0 to 1.
+    ``channel``: telemetry channel; None: not from telemetry.
     """
 
     text: str
@@ -93,24 +93,22 @@ class RiskReason:
 
 @dataclass(frozen=True, slots=True)
 class RiskRecord:
-    """What is known of one unit at one decision time.
+    """Prediction for one unit at one decision time.
 
-    ``unit``: the GPU, or the node where a fleet has no GPUs.
-    ``gpu``: the GPU; None where the unit is the node.
-    ``node``: where the unit is.
-    ``status``: ``ok``, or ``unknown``: no risk is given, and nothing may be concluded.
-    ``unknown_reason``: in words; None for ``ok``.
+    ``unit``: the GPU, or the node in a fleet without GPUs.
+    ``gpu``: None if the unit is the node.
+    ``status``: ``ok``, or ``unknown``: no risk, which must not be read as a low one.
+    ``unknown_reason``: text; None for ``ok``.
     ``risk``: calibrated probability that an incident starts in (t + gap, t + gap + horizon].
-    ``risks``: the same over other horizons, by their length in hours (``6h``); empty where the bundle gives none.
-    ``score``: what orders the units of this decision time.
-    ``rank``: 1 for the riskiest.
+    ``risks``: the same for other horizons, by length in hours (``6h``); empty if the bundle has none.
+    ``score``: orders the units of this decision time.
+    ``rank``: 1 is the riskiest.
     ``alert``: whether the model selects the unit within its alert budget.
     ``tier``: one of :data:`policy.tiers.TIERS`, or ``unknown``.
-    ``decision_time``, ``issued_at``, ``expires_at``: Aware, whole seconds. After ``expires_at`` the record says
-    nothing.
-    ``sample_age_seconds``: age of the unit's newest usable sample at the decision time; None: it has none.
+    ``decision_time``, ``issued_at``, ``expires_at``: aware, whole seconds. The record is invalid from ``expires_at``.
+    ``sample_age_seconds``: age of the unit's latest usable sample at the decision time; None: no sample.
     ``completeness``: share of the expected samples in the last decision interval, 0 to 1.
-    Raises ``ValueError`` if the fields contradict each other: a risk of an unknown unit, none of a known one.
+    Raises ``ValueError`` for inconsistent fields, such as a risk with status ``unknown``.
     """
 
     unit: str
@@ -154,19 +152,18 @@ class RiskRecord:
             raise ValueError(f"{self.unit} has a horizon of {self.horizon}: expected up to {LONGEST_HORIZON.days} days")
 
     def expired(self, now: datetime) -> bool:
-        """Tell whether the record says nothing any more at ``now`` (aware)."""
+        """Return whether the record has expired at ``now`` (aware)."""
         return now >= self.expires_at
 
     def to_json(self) -> dict[str, Any]:
-        """Give the record as a JSON object: times in ISO 8601 with Z, durations in seconds, no NaN."""
+        """Convert to a JSON object: times in ISO 8601 with Z, durations in seconds, no NaN."""
         return {"format": FORMAT, **_codec().dump_python(self, mode="json", by_alias=True)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "RiskRecord":
-        """Read what :meth:`to_json` wrote.
+        """Parse the output of :meth:`to_json`; unknown fields are ignored for forward compatibility.
 
-        Raises ``ValueError`` if it is of another format, or a field is missing, of another kind, or contradicts another
-        one. Fields that are not known are passed over: a later version may add some.
+        Raises ``ValueError`` if the format differs, or a field is missing, invalid or inconsistent.
         """
         if not isinstance(content, Mapping) or content.get("format") != FORMAT:
             version = content.get("format") if isinstance(content, Mapping) else content

@@ -1,4 +1,4 @@
-"""Rollout stages: a group of nodes earns its actions by the precision that was measured on it, and loses them by it."""
+"""Rollout stages: the measured precision of a group of nodes determines which actions are allowed on it."""
 
 import hashlib
 from collections import Counter
@@ -22,19 +22,19 @@ Stage = Literal["shadow", "soft", "hard"]
 STAGES: tuple[Stage, ...] = ("shadow", "soft", "hard")
 
 ALLOWED_LEVELS: Mapping[Stage, Level] = {"shadow": Level.NONE, "soft": Level.AVOID, "hard": Level.DRAIN}
-"""The highest level allowed on a node of a group in a stage."""
+"""Highest level allowed on the nodes of a group in each stage."""
 
 
 FIXED: Mapping[Stage, float] = {"soft": 0.3, "hard": 0.7}
-"""Precision that a stage requires where the jobs of a group, or its risks, are not known."""
+"""Precision that a stage requires if the jobs of a group, or its risks, are unknown."""
 
 
 @checked(frozen=True, slots=True)
 class Bar:
-    """The precision that a stage requires.
+    """Precision that a stage requires.
 
-    ``min_precision``: a fixed share; None: of ``hard`` the break-even of a drain with the group's own jobs, of
-    ``soft``, which costs nothing, the share that would be right by chance.
+    ``min_precision``: a fixed share. None: for ``hard``, the break-even of a drain with the group's jobs; for ``soft``,
+    which is free, the precision by chance (the mean risk).
     """
 
     min_precision: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -42,17 +42,17 @@ class Bar:
 
 @checked(frozen=True, slots=True)
 class StagesConfig:
-    """How groups move between stages.
+    """Settings of promotion and demotion between stages.
 
-    ``soft``, ``hard``: of ``soft`` by the alerts of tier ``elevated`` and above, of ``hard`` by those of ``high``.
-    ``min_outcomes``: conclusive outcomes since the group came into its stage, before it may move.
-    ``max_inconclusive``: no promotion while a larger share of the finished alerts is inconclusive.
-    ``window``: older alerts do not count.
-    ``min_time``: no promotion before a group was so long in its stage.
-    ``ceiling``: the highest stage of a group; a group above it comes down to it. Only ``pinned`` leads beyond it.
-    ``pinned``: stages that a person set, by ``cluster/group``; they do not move.
-    ``holdout``: share of the nodes that would be taken out on a prediction and are only softly tainted, to measure
-    without bias.
+    ``soft``, ``hard``: required precision, of alerts of tier ``elevated`` and above, and of tier ``high``.
+    ``min_outcomes``: minimum number of conclusive outcomes in the current stage before a change.
+    ``max_inconclusive``: maximum share of inconclusive alerts for a promotion.
+    ``window``: maximum age of alerts that count.
+    ``min_time``: minimum time in a stage before a promotion.
+    ``ceiling``: highest stage; groups above it are demoted. ``pinned`` overrides it.
+    ``pinned``: fixed stages, by ``cluster/group``.
+    ``holdout``: share of nodes that only get a soft taint instead of being taken out on a prediction, to measure
+    precision without bias.
     """
 
     soft: Bar = field(default_factory=Bar)
@@ -69,7 +69,7 @@ class StagesConfig:
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """Stage of a group, and since when."""
+    """Stage of a group, with the time it was entered."""
 
     stage: Stage
     since: datetime
@@ -77,10 +77,10 @@ class StageState:
 
 @dataclass(frozen=True, slots=True)
 class TrackRecord:
-    """How a group's alerts have done in its stage.
+    """Outcomes of a group's alerts in its stage.
 
-    ``bound``: of the conclusive ones; alerts of one node share their fate.
-    ``upper``: One-sided upper bound; 1 without alerts.
+    ``bound``: precision of the conclusive alerts, clustered by node.
+    ``upper``: one-sided upper bound of the precision; 1 without alerts.
     """
 
     bound: PrecisionBound
@@ -90,7 +90,7 @@ class TrackRecord:
 
     @property
     def inconclusive_share(self) -> float:
-        """Share of the finished alerts that are inconclusive; 0 without any."""
+        """Share of finished alerts that are inconclusive; 0 without finished alerts."""
         finished = self.bound.alerts + self.inconclusive
         return self.inconclusive / finished if finished else 0.0
 
@@ -106,12 +106,13 @@ class TrackRecord:
 
 
 def record_of(outcomes: Iterable[AlertOutcome], least: str, confidence: float, now: datetime) -> TrackRecord:
-    """Count outcomes and bound their precision.
+    """Count outcomes and bound the precision.
 
-    ``outcomes``: those of hard rules are passed over: they say nothing of the model. Alerts of one episode, such as
-    those of a node that came and went within the horizon, count as the one that opened it.
-    Returns: an alert counts only when two horizons have passed since: right ones are known sooner than wrong ones (a
-    drained unit that passes a diagnostic is watched for a further horizon), so that a young record would look too good.
+    An alert counts only after two horizons: true positives are known sooner than false positives (a drained unit that
+    passes a diagnostic is observed for a further horizon), so a young record would be biased upward.
+
+    ``outcomes``: those of hard rules are ignored. Alerts within one episode count as the alert that opened it.
+    ``least``: minimum tier of the alerts.
     """
     size: Counter[str] = Counter()
     right: Counter[str] = Counter()
@@ -145,17 +146,17 @@ def advance_stage(
     now: datetime,
     needed: Mapping[Stage, float] = FIXED,
 ) -> tuple[StageState, tuple[str, ...]]:
-    """Move a group one stage up or down, down to the ceiling, or leave it.
+    """Promote or demote a group by one stage, demote it to the ceiling, or keep its stage.
 
-    A group comes into a stage when the lower bound of its precision exceeds what the stage requires, and falls out of
-    it when the upper bound is below that.
+    A group enters a stage if the lower bound of its precision exceeds the stage's requirement, and leaves it if the
+    upper bound is below the requirement.
 
-    ``group``: as ``cluster/group``.
-    ``state``: None: a new group, which begins in ``shadow``.
-    ``outcomes``: of the group's alerts; only those after it came into its stage count, so that a record is not used
-    twice.
-    ``needed``: precision that each stage requires, where the settings fix none.
-    Returns ``reasons``: why it moved; why it did not where only one thing was missing.
+    ``group``: ``cluster/group``.
+    ``state``: None: a new group, which starts in ``shadow``.
+    ``outcomes``: outcomes of the group's alerts; only alerts since it entered its stage count, so that no outcome is
+    used twice.
+    ``needed``: precision that each stage requires, unless fixed by the settings.
+    Returns: the state, and why the stage changed, or why an otherwise qualified group was not promoted.
     """
     pinned = config.pinned.get(group)
     if pinned is not None and (state is None or state.stage != pinned):
@@ -213,6 +214,6 @@ def _record_for(
 
 
 def held_out(node: str, episode: datetime, share: float) -> bool:
-    """Tell whether a node is left undrained in an episode, to measure: always the same answer, at random over nodes."""
+    """Return whether a node is in the hold-out during an episode: a deterministic pseudo-random choice."""
     digest = hashlib.sha256(f"{node}|{episode.timestamp():.3f}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64

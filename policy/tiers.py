@@ -1,4 +1,4 @@
-"""Where the thresholds of watch, elevated and high come from, risk to tier by them, and the risk of a node."""
+"""Tiers: thresholds of watch, elevated and high and their sources, tiers of risks, and the risk of a node."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,41 +11,40 @@ TIERS: tuple[Tier, ...] = ("clear", "watch", "elevated", "high")
 """The tiers of a known risk, in ascending order."""
 
 UNKNOWN: Tier = "unknown"
-"""The tier of a unit without a risk. It is outside the order: it neither raises nor lowers anything."""
+"""Tier of a unit without a risk. It is not ordered: it neither raises nor lowers a tier."""
 
 RAISED: tuple[Literal["watch", "elevated", "high"], ...] = ("watch", "elevated", "high")
-"""The tiers that a threshold leads to, in ascending order."""
+"""Tiers with a threshold, in ascending order."""
 
 PROMISED: Mapping[str, float] = {"elevated": 0.5, "high": 0.85}
-"""The precision that a derived threshold must promise: half of the drains right before a node is kept from new work,
-85 % (the paper's figure) before it is emptied."""
+"""Precision that a derived threshold must promise: 50 % to keep new work off a node, 85 % (the paper's figure) to
+drain it."""
 
 
 SMALL_JOB_GPUS: Final = 8
-"""GPUs up to which a job is small: it fits on one node."""
+"""Maximum number of GPUs of a small job, which fits on one node."""
 
 GIVEN: Final = "given"
-"""The source of a threshold that a person set."""
+"""Source of a threshold that an operator set."""
 
 Basis = Literal["any", "worst"]
-"""What the risk of a node is: that any of its units fails, ``1 - prod(1 - risk)``, or that of the worst unit."""
+"""Definition of a node's risk: that any unit fails, ``1 - prod(1 - risk)``, or the risk of the worst unit."""
 
 
 def may_use_risk(gpus: Any, *, high: Any, preemptible: bool = False) -> Any:
-    """Return whether new jobs may use a node at risk; the others prefer other nodes. Arrays give an array.
+    """Return whether a new job may use a node at risk; elementwise for arrays.
 
-    ``gpus``: of the whole job, on all its nodes; ``high``: whether the tier of the node is ``high``.
+    ``gpus``: number of GPUs of the job, over all its nodes; ``high``: whether the tier of the node is ``high``.
     """
     return ((gpus <= SMALL_JOB_GPUS) | preemptible) & (high ^ True)  # without NumPy, which the service does not import
 
 
 @dataclass(frozen=True, slots=True)
 class TierThresholds:
-    """The lowest risk of each tier.
+    """Lowest risk of each tier.
 
-    ``watch``, ``elevated``, ``high``: a risk of at least this has the tier; above 0, at most 1, not descending. None:
-    the tier is never reached.
-    Raises ``ValueError`` if a threshold is out of range or lower than that of a lower tier.
+    ``watch``, ``elevated``, ``high``: above 0, at most 1, not descending; None: the tier is never reached.
+    Raises ``ValueError`` if a threshold is out of range or below that of a lower tier.
     """
 
     watch: float | None = None
@@ -64,14 +63,13 @@ class TierThresholds:
             lower = name, value
 
     def items(self) -> tuple[tuple[Literal["watch", "elevated", "high"], float | None], ...]:
-        """Give the tiers with their thresholds, in ascending order."""
+        """Return the tiers with their thresholds, in ascending order."""
         return (("watch", self.watch), ("elevated", self.elevated), ("high", self.high))
 
     def tier(self, risk: float | None) -> Tier:
-        """Give the tier of a risk.
+        """Return the highest tier whose threshold a risk reaches; ``clear`` if it reaches none.
 
-        ``risk``: between 0 and 1; None or NaN: not known.
-        Returns: the highest tier whose threshold the risk reaches; ``clear`` where it reaches none.
+        ``risk``: between 0 and 1; None or NaN: unknown.
         """
         if risk is None or math.isnan(risk):
             return UNKNOWN
@@ -82,15 +80,15 @@ class TierThresholds:
         return tier
 
     def to_json(self) -> dict[str, float | None]:
-        """Give the thresholds as a JSON object."""
+        """Convert to a JSON object."""
         return dict(self.items())
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenThresholds:
-    """Thresholds, and where each comes from.
+    """Thresholds with their sources.
 
-    ``sources``: for each tier in words: given, from which promise, or why there is none.
+    ``sources``: text for each tier: given, derived from which promise, or why there is none.
     """
 
     thresholds: TierThresholds
@@ -98,9 +96,9 @@ class ChosenThresholds:
 
     @classmethod
     def of_summary(cls, summary: Mapping[str, Any]) -> "ChosenThresholds | None":
-        """Read those of a folder of scores from its ``summary.json``; None where it names none.
+        """Parse the thresholds in the ``summary.json`` of scores; None if it has none.
 
-        Raises ``ValueError`` if they are damaged.
+        Raises ``ValueError`` if they are malformed.
         """
         given, sources = summary.get("thresholds"), summary.get("threshold_sources")
         if given is None:
@@ -113,12 +111,12 @@ class ChosenThresholds:
 
     @property
     def basis(self) -> Basis:
-        """Which risk of a node they are for: numbers of a person's are for that of the node, promises for a GPU's."""
+        """Node risk that the thresholds apply to: ``any`` if all are the operator's, otherwise ``worst``."""
         named = [self.sources.get(name) for name, value in self.thresholds.items() if value is not None]
         return "any" if named and all(source == GIVEN for source in named) else "worst"
 
     def tier(self, risks: Iterable[float]) -> Tier:
-        """Give the tier of a node with these risks of its GPUs, as the controller sees it before any hysteresis."""
+        """Return the tier of a node from the risks of its GPUs, as the controller does before hysteresis."""
         known = list(risks)
         return self.thresholds.tier(node_risk(known) if self.basis == "any" else max(known, default=None))
 
@@ -126,13 +124,13 @@ class ChosenThresholds:
 def choose_thresholds(
     given: TierThresholds, decisions: Sequence[Mapping[str, Any]] | None, *, why_none: str = ""
 ) -> ChosenThresholds:
-    """Take the thresholds that were given, and derive the others from the decisions that a bundle carries.
+    """Keep the given thresholds, and derive the others from a bundle's threshold choices.
 
-    ``given``: the operator's own; they are never changed.
-    ``decisions``: as ``evaluation.backtest.threshold_choice`` writes them. None: the bundle carries none.
-    Returns: ``watch`` is where the budget's alerts begin, ``elevated`` and ``high`` where the precisions of
-    :data:`PROMISED` can be promised. A promise that is not made gives no threshold. A derived threshold that would
-    is above that of a higher tier is lowered to it, and one below a given lower tier raised to it.
+    ``given``: the operator's thresholds, never changed.
+    ``decisions``: as ``evaluation.backtest.threshold_choice`` writes them; None: the bundle has none.
+    Returns: ``watch`` is the threshold of the alert budget; ``elevated`` and ``high`` are those of the precisions in
+    :data:`PROMISED`, and absent without a promise. A derived threshold above that of a higher tier is lowered to it;
+    one below a given lower tier is raised to it.
     """
     own = dict(given.items())
     values: dict[str, float | None] = {}
@@ -155,19 +153,19 @@ def choose_thresholds(
 
 
 def worst_tier(tiers: Iterable[Tier]) -> Tier:
-    """Give the highest of some tiers, :data:`UNKNOWN` only where no other is among them."""
+    """Return the highest tier; :data:`UNKNOWN` only if all are unknown."""
     return max(tiers, key=(UNKNOWN, *TIERS).index, default=UNKNOWN)
 
 
 def node_risk(risks: Iterable[float | None]) -> float | None:
-    """Give the risk that any GPU of a node has: ``1 - prod(1 - risk)``.
+    """Return the risk that any GPU of a node fails: ``1 - prod(1 - risk)``.
 
-    ``risks``: of its GPUs; None or NaN: not known, which neither raises nor lowers the node's.
-    Returns: none where no GPU's risk is known.
+    Assumes independent failures of the GPUs. They share power and cooling, so the true risk is somewhat lower. Summed
+    in logarithms, so that many small risks are not lost to rounding.
+
+    ``risks``: risks of its GPUs; None or NaN: unknown, ignored.
+    Returns: None if no risk is known.
     Raises ``ValueError`` if a risk is not between 0 and 1.
-
-    The GPUs of a node are taken to fail independently of each other. They share power and cooling, so that the true
-    risk of a node is somewhat lower. Summed as logarithms, so that many tiny risks are not lost to rounding.
     """
     known = [risk for risk in risks if risk is not None and not math.isnan(risk)]
     if not known:

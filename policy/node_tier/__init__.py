@@ -1,1 +1,1 @@
-"""The tier of a node: ``node_assessment`` takes the higher of what its risk (``hysteresis``) and ``hard_rules`` say."""
+"""Tier of a node: ``node_assessment`` takes the higher of the tiers by risk (``hysteresis``) and by ``hard_rules``."""

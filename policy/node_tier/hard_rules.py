@@ -1,4 +1,4 @@
-"""Hard rules: which reported faults decide a node's tier without the model, how long they hold, and what ends them."""
+"""Hard rules: reported faults that set a node's tier without the model, their validity, and their remedies."""
 
 import re
 from collections import defaultdict
@@ -15,21 +15,21 @@ from policy.ladder.remedies import INSTRUCTIONS, Remedy
 from policy.tiers import TIERS
 
 REMEDIED = ("remedied reset", "remedied reboot")
-"""Facts that no rule names: a remedy was carried out on the emptied node, and the diagnostic passed."""
+"""Facts without a rule: a remedy was carried out on the drained node, and the diagnostic passed."""
 
 _DAY = timedelta(days=1)
 
 
 @checked(frozen=True, slots=True)
 class HardRule:
-    """What follows from a fact.
+    """Rule for one fact.
 
-    ``tier``: the tier of the node, regardless of its risk; not ``clear``.
-    ``holds``: for how long after the fact was last seen.
-    ``description``: the fact, as reasons name it.
-    ``event``: whether the fact is something that happened, and not a state that is read again and again.
-    ``remedy``: what ends it. A fact that a reset or a reboot ends also ends with any boot of its node, and when the
-    driver takes its request back.
+    ``tier``: minimum tier of the node, regardless of its risk.
+    ``holds``: validity after the fact was last seen.
+    ``description``: text of the fact in reasons.
+    ``event``: whether the fact is a one-time event, not a state that is read repeatedly.
+    ``remedy``: recovery action. Faults that a reset or reboot clears also end with any boot of the node, and when the
+    driver withdraws its request.
     """
 
     fact: str
@@ -41,7 +41,7 @@ class HardRule:
 
     @property
     def ends_with_boot(self) -> bool:
-        """Whether a boot of its node ends the fact."""
+        """Whether a boot of the node clears the fact."""
         return self.remedy in ("reset", "reboot")
 
 
@@ -66,48 +66,47 @@ RULES: tuple[HardRule, ...] = (
     HardRule("diagnostic_failed", "high", 7 * _DAY, "a diagnostic failed", event=True),
 )
 """NVIDIA's XID catalogue (64: reset and support; 79: restart of the machine; 95: reset) and its driver's recovery
-action (NVML field 230, also announced by XID 154). A pending remap harms no running work and takes effect at the next
-reset, so it only keeps new work away. After a reset that did not help, ``row_remap_failure`` is still read, and asks
-for a replacement. The lengths are ours, for nodes whose remedy no one reports: a state (remap, recovery action) is read
-again and again and needs no more than a day; an event speaks once."""
+action (NVML field 230, also announced by XID 154). A pending remap does not affect running work and takes effect at the
+next reset, so it only keeps new work away. If a reset did not help, ``row_remap_failure`` persists and requires a
+replacement. The validities are our choice, for nodes whose remedy is not reported: a state (remap, recovery action) is
+read repeatedly, so a day suffices; an event is reported once."""
 
 REPORTED = ("timestamp", "node", "gpu", "type", "code", "detail", "known_at")
-"""What :func:`reported` reads of an event."""
+"""Columns of events that :func:`reported` reads."""
 
 REPAIRS = ("repair", "replacement")
-"""Types of events that void earlier reports about a unit."""
+"""Event types that void earlier reports about a unit."""
 
 KINDS = ("xid", "diagnostic", *REPAIRS)
-"""Types of events of units that it looks at."""
+"""Event types of units that :func:`reported` uses."""
 
 BOOT = ("other", "boot")
-"""Type and code of the events of nodes that it looks at."""
+"""Type and code of node events that :func:`reported` uses."""
 
 XIDS = frozenset(rule.fact.removeprefix("xid ") for rule in RULES if rule.fact.startswith("xid ")) | {"154"}
-"""Codes of the XIDs that it looks at."""
+"""XID codes that :func:`reported` uses."""
 
 LONGEST = max(rule.holds for rule in RULES)
-"""Longest age of a report that can matter: no rule holds for longer."""
+"""Maximum age of a relevant report: the longest validity of any rule."""
 
 _NAMES = frozenset(rule.fact for rule in RULES)
 _CURED = frozenset(rule.fact for rule in RULES if rule.ends_with_boot)
 _RECOVERY = re.compile(r"recovery action\b[^(]*\((0x[0-9a-f]+)\)", re.IGNORECASE)
 _ACTIONS = {1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset"}
-"""What the driver may ask for, by NVML's numbers (nvmlDeviceGpuRecoveryAction_t); 0 takes it back."""
+"""Recovery actions by number (NVML's nvmlDeviceGpuRecoveryAction_t); 0 withdraws the request."""
 
 
 def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tuple[tuple[Fact, ...], datetime | None]]:
-    """Give what events say of each unit that was known at a time: facts, and since when what was before is void.
+    """Return for each unit the facts from events known by ``now``, and the time before which facts are void.
 
-    ``rows``: events of units, boots and repairs of nodes, with :data:`REPORTED` and, of a run of events, ``last_at``.
+    ``rows``: events of units, boots and repairs of nodes, with :data:`REPORTED` and, for repeated events, ``last_at``.
 
-    An ``xid`` event is the fact ``xid CODE`` where a rule names it, a ``diagnostic`` of code ``fail`` is
-    ``diagnostic_failed``; one of code ``pass``, a repair and a replacement void what was before them. The newest
-    XID 154 that names a recovery action is the fact ``recovery_action NAME``, or none where the action was taken back.
-    A repair of a node that names no GPU voids what was before it of each GPU there; the result has it under the node's
-    name, too, for units without other reports.
-    What a reset or a restart cures ends with the next boot of its node, and where an action was taken back.
-    A run of events was seen last at its ``last_at``, and at its beginning where that lies in the future.
+    An ``xid`` event becomes the fact ``xid CODE`` if a rule names it, a ``diagnostic`` with code ``fail`` becomes
+    ``diagnostic_failed``; a passed diagnostic, a repair or a replacement voids earlier facts. The latest XID 154 that
+    names a recovery action becomes ``recovery_action NAME``, unless the request was withdrawn. A repair of a node that
+    names no GPU voids earlier facts of all its GPUs; it is also returned under the node's name, for units without
+    other reports. Faults that a reset or reboot clears end with the next boot, or when a request is withdrawn. Repeated
+    events were last seen at ``last_at``, or at their start if that is in the future.
     """
     facts: defaultdict[str, dict[tuple[str, datetime], Fact]] = defaultdict(dict)
     void: dict[str, datetime] = {}
@@ -117,7 +116,7 @@ def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tupl
     for row, seen_at, code in known:
         unit, kind = row["gpu"], row["type"]
         if unit is None:
-            if kind in REPAIRS:  # which GPU is not known: it is over for each on the node
+            if kind in REPAIRS:  # unknown GPU: applies to every GPU of the node
                 void[row["node"]] = max(void.get(row["node"], seen_at), seen_at)
             continue
         if kind == "xid" and code == "154":
@@ -126,7 +125,7 @@ def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tupl
                 requested[unit] = Fact(f"recovery_action {_ACTIONS.get(int(action[1], 16), '')}", seen_at)
         name = f"xid {code}" if kind == "xid" else "diagnostic_failed"
         if name in _NAMES and (kind == "xid" or (kind == "diagnostic" and code == "fail")):
-            minute = seen_at.replace(second=0, microsecond=0)  # of a flood, one a minute
+            minute = seen_at.replace(second=0, microsecond=0)  # at most one a minute
             earlier = facts[unit].get((name, minute))
             if seen_at > now - LONGEST and (earlier is None or earlier.seen_at < seen_at):
                 facts[unit][name, minute] = Fact(name, seen_at)
@@ -153,7 +152,7 @@ _Known = tuple[Mapping[str, Any], datetime, str]
 
 
 def _known(rows: Iterable[Mapping[str, Any]], now: datetime) -> Iterator[_Known]:
-    """Give the events that were known at a time, each with when it was last seen and its code."""
+    """Yield the events known by ``now``, with the time when they were last seen, and their code."""
     for row in rows:
         seen_at, last_at = row["timestamp"], row.get("last_at")
         if row["known_at"] <= now and seen_at <= now:
@@ -162,7 +161,7 @@ def _known(rows: Iterable[Mapping[str, Any]], now: datetime) -> Iterator[_Known]
 
 
 def _cured(known: Iterable[_Known]) -> dict[str | tuple[str], datetime]:
-    """Give until when what a restart or reset cures has ended: by the name of a unit, and of a node in a tuple."""
+    """Return the time until which resettable faults are cleared, by unit name, or by node name in a 1-tuple."""
     ends: dict[str | tuple[str], datetime] = {}
     for row, seen_at, code in known:
         key: str | tuple[str] | None = (row["node"],) if (row["type"], code) == BOOT else None
@@ -176,10 +175,10 @@ def _cured(known: Iterable[_Known]) -> dict[str | tuple[str], datetime]:
 
 @checked(frozen=True, slots=True)
 class HardRulesConfig:
-    """Which rules apply.
+    """Settings of hard rules.
 
-    ``rules``: each fact at most once.
-    ``repeat``: a fault that a reset or a reboot ended, and that is back within this time, asks for a replacement.
+    ``rules``: at most one per fact.
+    ``repeat``: a fault that recurs within this time after a reset or reboot requires a replacement.
     """
 
     rules: tuple[HardRule, ...] = RULES
@@ -194,7 +193,7 @@ class HardRulesConfig:
 
 @dataclass(frozen=True, slots=True)
 class RuleHit:
-    """A rule that holds on a node now."""
+    """A rule that currently applies to a node."""
 
     unit: str
     rule: HardRule
@@ -203,17 +202,16 @@ class RuleHit:
 
     @property
     def reason(self) -> str:
-        """The rule's reason with the unit, the remedy and both times."""
+        """Description with unit, remedy, time seen and expiry."""
         seen, end = (f"{when:%Y-%m-%d %H:%M} UTC" for when in (self.seen_at, self.expires_at))
         remedy = INSTRUCTIONS[self.rule.remedy]
         return f"{self.unit}: {self.rule.description} (seen {seen}, valid until {end}; remedy: {remedy})"
 
 
 def hits_of(node: NodeView, config: HardRulesConfig, now: datetime) -> Iterator[RuleHit]:
-    """Give what each fact of a node asks for.
+    """Yield a hit for every valid fact of a node that has a rule.
 
-    ``node``: facts that no rule names are passed over, so are those from before a unit's ``valid_from`` and those from
-    the future, which only a wrong clock can have seen.
+    Facts from before the unit's ``valid_from``, and from the future (a wrong clock), are ignored.
     """
     for unit in node.units:
         for fact in unit.facts:
@@ -226,7 +224,7 @@ def hits_of(node: NodeView, config: HardRulesConfig, now: datetime) -> Iterator[
 
 
 def rule_hits(node: NodeView, config: HardRulesConfig, now: datetime) -> tuple[RuleHit, ...]:
-    """Find the rules that hold on a node, each once, by the newest of its facts."""
+    """Return the hits on a node, one per unit and rule (the latest), most severe first."""
     newest = sorted(hits_of(node, config, now), key=lambda hit: hit.seen_at)
     if not newest:
         return ()

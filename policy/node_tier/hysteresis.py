@@ -1,4 +1,4 @@
-"""A node's tier over time: up on repeated evidence, down on repeated calm, gone with its evidence."""
+"""Hysteresis of a node's tier: rises and falls after consecutive decisions, and drops when its evidence expires."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ _State = TypeVar("_State")
 
 
 def changed(state: _State, **fields: Any) -> _State:
-    """Give a dataclass with some fields replaced, and the same object where nothing changes: most nodes are quiet."""
+    """Replace fields of a dataclass; return the same object if nothing changes, as for most nodes."""
     for name, value in fields.items():
         had = getattr(state, name)
         if had is not value and had != value:
@@ -27,12 +27,12 @@ def changed(state: _State, **fields: Any) -> _State:
 
 @checked(frozen=True, slots=True)
 class HysteresisConfig:
-    """How slowly a tier follows the risk.
+    """Settings of the hysteresis.
 
-    ``rise_after``: consecutive decisions at or above a threshold before ``elevated`` or ``high``; ``watch`` comes at
-    once.
+    ``rise_after``: consecutive decisions at or above a threshold before ``elevated`` or ``high``; ``watch`` is
+    immediate.
     ``fall_after``: consecutive decisions below the lower threshold before a tier falls.
-    ``fall_share``: the lower threshold of a tier as a share of its threshold, above 0 and at most 1.
+    ``fall_share``: lower threshold of a tier, as a share of its threshold.
     """
 
     rise_after: PositiveInt = 2
@@ -42,7 +42,7 @@ class HysteresisConfig:
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """Consecutive decisions at or above a tier's threshold, and the decision time of the first."""
+    """Number of consecutive decisions at or above a tier's threshold, and the time of the first."""
 
     count: int = 0
     since: datetime | None = None
@@ -53,15 +53,15 @@ NO_STREAK = Streak()
 
 @dataclass(frozen=True, slots=True)
 class TierState:
-    """What is remembered of a node between decisions.
+    """Tier state of a node between decisions.
 
-    ``tier``: never ``unknown``: a node of which nothing is known is ``clear``.
-    ``counted``: newest decision time that was counted: a score that is read again is no new evidence.
-    ``counted_until``: when the scores of that decision expire; evidence after that does not continue a streak.
+    ``tier``: never ``unknown``: a node without valid scores is ``clear``.
+    ``counted``: latest decision time counted; reading the same score again is no new evidence.
+    ``counted_until``: expiry of that decision's scores; later evidence does not continue a streak.
     ``calm``: consecutive decisions below the tier's lower threshold.
-    ``calm_worst``: the highest risk among them.
-    ``support``: the fewest units whose risks hold the tier up.
-    ``moved``: why the tier last moved, in words.
+    ``calm_worst``: highest risk among them.
+    ``support``: smallest set of unit risks that sustains the tier.
+    ``moved``: why the tier last changed.
     """
 
     tier: Tier = "clear"
@@ -76,30 +76,30 @@ class TierState:
 
     @property
     def expires_at(self) -> datetime | None:
-        """When the first of the risks that hold the tier up expires; None while ``clear``."""
+        """Expiry of the first risk in ``support``; None while ``clear``."""
         return min([prediction.expires_at for prediction in self.support], default=None)
 
     def at_rest(self, now: datetime) -> bool:
-        """Tell whether it is ``clear``, rests on nothing, and was counted under a clock that did not go back since."""
+        """Return whether the tier is ``clear`` without support, and was last counted in the past."""
         return self.tier == "clear" and not self.support and (self.counted is None or self.counted <= now)
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The thresholds of one decision with how they are followed."""
+    """Thresholds of one decision, with hysteresis."""
 
     rise: TierThresholds
     config: HysteresisConfig
 
     def lower(self, tier: Tier) -> float:
-        """Give the lower threshold of a tier: 0 for ``clear``, infinite for a tier that is not reached any more."""
+        """Return the lower threshold of a tier: 0 for ``clear``, infinite for a tier without a threshold."""
         if tier == "clear":
             return 0.0
         value = next((value for name, value in self.rise.items() if name == tier), None)
         return float("inf") if value is None else value * self.config.fall_share
 
     def held(self, risk: float, at_most: Tier) -> Tier:
-        """Give the highest tier, none above ``at_most``, whose lower threshold a risk reaches."""
+        """Return the highest tier up to ``at_most`` whose lower threshold a risk reaches."""
         for tier in reversed(TIERS[: TIERS.index(at_most) + 1]):
             if risk >= self.lower(tier):
                 return tier
@@ -109,17 +109,15 @@ class Thresholds:
 def advance(
     state: TierState, reading: "RiskReading", thresholds: Thresholds, risks: "NodeRiskConfig", now: datetime
 ) -> TierState:
-    """Take a node's tier one step on.
+    """Advance a node's tier by one decision; idempotent without a new decision time.
 
-    Returns: the same again when nothing new was read.
-
-    Each decision time counts once. A unit that turns unknown keeps its last risk until that expires, so that a lost
-    sample does not flap a taint; once it has expired, or the unit is gone or was repaired, the tier falls immediately
-    to what the other units reach by themselves, without waiting for the calm. Such a kept risk never raises a tier.
+    A unit whose score becomes unknown keeps its last risk until that expires, so that a lost sample does not flap a
+    taint. A retained risk never raises a tier. Once it expires, or the unit is removed or repaired, the tier falls at
+    once to what the other units reach, without waiting for ``fall_after``.
     """
     if state.tier != "clear" and not state.support:
-        state = replace(state, tier="clear")  # from outside, for no step of ours leaves a tier that rests on nothing
-    if state.counted is not None and state.counted > now:  # counted under a clock that went back since
+        state = replace(state, tier="clear")  # external state: no step leaves a tier without support
+    if state.counted is not None and state.counted > now:  # the clock went backwards
         state = replace(state, counted=None, counted_until=None, elevated=NO_STREAK, high=NO_STREAK)
     older = [prediction for prediction in state.support if prediction.unit not in reading.known]
     ended = {prediction.unit: why for prediction in older if (why := _why_ended(prediction, reading, now))}
@@ -147,7 +145,7 @@ def advance(
 
 
 def rested(state: TierState, reading: "RiskReading") -> TierState:
-    """Give what :func:`advance` gives of a state at rest when all that is known stays below ``watch``."""
+    """Shortcut of :func:`advance` for a state at rest if the node's risk stays below ``watch``."""
     at = reading.decided_at
     if at is None or (state.counted is not None and at <= state.counted):
         return state
@@ -156,10 +154,10 @@ def rested(state: TierState, reading: "RiskReading") -> TierState:
 
 
 def adopt(at_most: Tier, reading: "RiskReading", thresholds: Thresholds, risks: "NodeRiskConfig") -> TierState:
-    """Take over a marked node without a stored state, such as after a lost state.
+    """Restore the tier of a tainted node without stored state, for example after the state was lost.
 
-    Returns: the highest tier up to that one whose lower threshold is reached now: what is well founded is kept without
-    having to rise again, and the rest is not.
+    Returns: the highest tier up to ``at_most`` whose lower threshold the risk reaches now, without waiting for
+    ``rise_after``.
     """
     fresh = reading.risk
     tier = "clear" if fresh is None else thresholds.held(fresh, at_most)
@@ -170,7 +168,7 @@ def adopt(at_most: Tier, reading: "RiskReading", thresholds: Thresholds, risks: 
 
 
 def explain_tier(state: TierState, fresh: float | None, thresholds: Thresholds) -> tuple[str, ...]:
-    """Say why a tier is what it is: why it last moved, and what keeps it from moving."""
+    """Explain a tier: why it last changed, and what keeps it from changing."""
     config = thresholds.config
     reasons = [state.moved] if state.moved else []
     instant: Tier = "clear" if fresh is None else thresholds.rise.tier(fresh)
@@ -222,7 +220,7 @@ def _longer(streak: Streak, reached: bool, at: datetime) -> Streak:
 
 
 def _why_ended(prediction: "ValidRisk", reading: "RiskReading", now: datetime) -> str | None:
-    """Say why a risk holds nothing up any more; None: it still does."""
+    """Return why a risk no longer supports the tier; None if it does."""
     unit = prediction.unit
     present = next((view for view in reading.units if view.name == unit), None)
     if present is None:
@@ -249,14 +247,14 @@ def _support(
         risk = risks.combine([prediction.risk for prediction in predictions[:count]])
         if risk is not None and risk >= needed:
             return tuple(predictions[:count])
-    # Calm, but the tier has not fallen yet: it continues resting on the units that raised it.
+    # Below the lower threshold, but the tier has not fallen yet: keep the units that raised it.
     before = {prediction.unit for prediction in state.support}
     return tuple(prediction for prediction in predictions if prediction.unit in before)
 
 
 @dataclass(frozen=True, slots=True)
 class ValidRisk:
-    """A risk of one unit that is still valid."""
+    """A risk of one unit with its validity."""
 
     unit: str
     risk: float
@@ -266,26 +264,26 @@ class ValidRisk:
 
 @checked(frozen=True, slots=True)
 class NodeRiskConfig:
-    """How the risks of units become that of a node.
+    """How the risks of units combine to that of a node.
 
-    ``basis``: ``worst`` keeps to the letter thresholds that were promised on units.
+    ``basis``: ``worst`` for thresholds with precisions promised per unit.
     """
 
     basis: Basis = "any"
 
     def combine(self, risks: Iterable[float]) -> float | None:
-        """Give the risk of a node from those known of its units; None where none is known."""
+        """Return the risk of a node from the known risks of its units; None if none is known."""
         return max(risks, default=None) if self.basis == "worst" else node_risk(risks)
 
 
 @dataclass(frozen=True, slots=True)
 class RiskReading:
-    """What is known of a node at a time.
+    """Valid risks of a node at one time.
 
-    ``units``: all of the node.
-    ``known``: by unit; others are unknown, expired, void or from the future.
-    ``decided_at``: the newest decision time among the known.
-    ``risk``: of the node, by the known alone.
+    ``units``: all units of the node.
+    ``known``: valid risks by unit; the other units' scores are unknown, expired, void or from the future.
+    ``decided_at``: latest decision time among the known.
+    ``risk``: node risk from the known units.
     """
 
     now: datetime
@@ -296,12 +294,12 @@ class RiskReading:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Why each of the other units has no risk, in words."""
+        """Why each of the other units has no valid risk."""
         return tuple(_why_unknown(unit, self.now) for unit in self.units if unit.name not in self.known)
 
 
 def read_node(node: NodeView, risks: NodeRiskConfig, now: datetime) -> RiskReading:
-    """Sort the scores of a node into what is known now and what is not."""
+    """Select the valid scores of a node and combine their risks."""
     known: dict[str, ValidRisk] = {}
     newest: datetime | None = None
     for unit in node.units:

@@ -1,4 +1,4 @@
-"""The assessment of a node: its tier by prediction and by hard rules, and what holds it."""
+"""Assessment of a node: its tier by prediction and by hard rules, with the evidence."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -28,19 +28,19 @@ _QUICK = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """A node with its tier, and what that rests on.
+    """Tier of a node and its evidence.
 
-    ``tier``: the higher of prediction and rule, after hysteresis.
-    ``instant``: the same before hysteresis, of what is known now only.
-    ``by_risk``: that without rules.
-    ``risk``: of the node, with risks that still hold of units that turned unknown.
-    ``state``: to be remembered, but for what is seen and wanted now.
-    ``undone``: another client removed a mark of predrain in this episode, and no new fault was reported since.
-    ``calm``: neither a rule nor a risk at hand holds the tier, only hysteresis: nothing new follows from it.
-    ``expires_at``: until when what holds the tier does; None while ``clear``.
-    ``reasons``: why the tier moved or stayed, in words.
-    ``explanations``: what the tier rests on, in words.
-    ``repeated``: a fault that keeps the node out of service is back although its remedy was carried out lately.
+    ``tier``: the higher of the tiers by prediction and by rule, after hysteresis.
+    ``instant``: the same before hysteresis, from currently valid scores and facts only.
+    ``by_risk``: ``instant`` without rules.
+    ``risk``: node risk, including retained risks of units whose score became unknown.
+    ``state``: state to remember, without ``seen`` and ``target`` of this decision.
+    ``undone``: another client removed a predrain taint in this episode, and no new fault was reported since.
+    ``calm``: only hysteresis sustains the tier, so no new action follows.
+    ``expires_at``: expiry of the evidence behind the tier; None while ``clear``.
+    ``reasons``: why the tier changed or stayed.
+    ``explanations``: evidence as text.
+    ``repeated``: a fault behind tier ``high`` recurred soon after its remedy.
     """
 
     tier: Tier
@@ -59,24 +59,24 @@ class Assessment:
 
     @property
     def ruled(self) -> bool:
-        """Whether a rule asks for ``high``."""
+        """Whether a rule sets ``high``."""
         return bool(self.rules) and self.rules[0].rule.tier == "high"
 
     def changed_within(self, settle: timedelta, now: datetime) -> bool:
-        """Tell whether driver or exporter changed so lately."""
+        """Return whether driver or exporter changed within ``settle``."""
         changed_at = self.state.changed_at
         return changed_at is not None and now - changed_at < settle
 
     @property
     def remedy(self) -> Remedy | None:
-        """The remedy of the faults that keep the node out of service; None without any."""
+        """Remedy of the faults behind tier ``high``; None without faults."""
         if self.repeated:
             return "replace"
         return hardest(hit.rule.remedy for hit in self.rules if hit.rule.tier == "high")
 
     @property
     def blamed(self) -> tuple[str, bool]:
-        """The unit that the tier is due to, and whether by a rule."""
+        """Unit that caused the tier, and whether by a rule."""
         support = self.state.tier.support
         if self.rules and (self.rules[0].rule.tier == self.tier or not support):
             return self.rules[0].unit, True
@@ -84,7 +84,7 @@ class Assessment:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """The units that the tier is due to: those of rules that ask for it, then those whose risks hold it up."""
+        """Units that caused the tier: by rule first, then by descending risk."""
         by_rule = [hit.unit for hit in self.rules if hit.rule.tier == self.tier]
         by_risk = [
             prediction.unit for prediction in sorted(self.state.tier.support, key=lambda prediction: -prediction.risk)
@@ -101,7 +101,7 @@ def assess(
     rules: HardRulesConfig,
     now: datetime,
 ) -> Assessment:
-    """Assess one node; nothing may be remembered of it."""
+    """Assess one node; ``remembered`` is None for a new node or after the state was lost."""
     fresh = reading.risk
     before = remembered or _NOTHING
     if remembered is None and node.readable and node.marks.level >= Level.AVOID:
@@ -109,7 +109,7 @@ def assess(
         before = replace(before, tier=adopt(at_most, reading, thresholds, risks))
     by_risk: Tier = "clear" if fresh is None else thresholds.rise.tier(fresh)
     if fresh is not None and by_risk == "clear" and before.tier.at_rest(now) and _unmarked(node):
-        # most nodes of a fleet: what follows below gives the same, more slowly
+        # fast path for most nodes of a fleet; the code below gives the same result
         state = _remember(node, before, (), "clear", rested(before.tier, reading), now)[0]
         return Assessment("clear", "clear", "clear", reading, (), fresh, state, False, False, None, (), ())
     tiered = advance(before.tier, reading, thresholds, risks, now)
@@ -169,14 +169,14 @@ def _remember(
     since = state.undone_at
     if since is None:
         return state, False
-    # A fault that was reported after the person looked is news; a state that is only read again is not.
+    # A fault event after the removal is new evidence; a state that is read again is not.
     return state, not any(hit.rule.event and hit.seen_at > since for hit in hits)
 
 
 def removals_of(undone: Iterable[tuple[NodeView, Assessment]]) -> dict[str, str]:
-    """Return, by node, how a mark that another client removed was removed.
+    """Return a message by node about taints that another client removed.
 
-    One that goes soon after it was set, on several nodes, is removed by a program and not by a person.
+    Taints that disappear soon after they were set, on several nodes, are removed by a program, not by an operator.
     """
     ages: dict[str, timedelta | None] = {}
     for node, assessment in undone:

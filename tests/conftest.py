@@ -88,3 +88,14 @@ def small_backtest(small_fleet: Path, small_params: Params, tmp_path_factory: py
     replay(matrix, small_params, out, truth=small_fleet.with_name("fleet-truth"))
     write_report_for(out)
     return out
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow store with its tables, which take seconds to make; copy it."""
+    from models.registry.store import opened_store
+
+    file = tmp_path_factory.mktemp("store") / "mlflow.db"
+    with opened_store(f"sqlite:///{file}") as mlflow:
+        mlflow.MlflowClient().search_registered_models()
+    return file

@@ -70,10 +70,13 @@ def at(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def site(small_fleet: Path, light_params_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
+def site(
+    small_fleet: Path, light_params_file: Path, empty_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Site:
     made = Site(tmp_path_factory.mktemp("site"), light_params_file)
     shutil.copytree(small_fleet, made.dataset)
     made.store.mkdir()
+    shutil.copy(empty_store, made.store)
     invoke("features", "--dataset", made.dataset, "--params", made.params, "--out", made.matrix)
     for until in ("2026-01-25", "2026-01-28", "2026-02-01"):
         invoke(*made.train(at(made.store), made.folder / until, until))

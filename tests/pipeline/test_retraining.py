@@ -56,15 +56,6 @@ def params(small_params: Params) -> Params:
     return quick(small_params)
 
 
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that MLflow has made its tables in, which takes seconds."""
-    file = tmp_path_factory.mktemp("store") / "mlflow.db"
-    with opened_store(f"sqlite:///{file}") as mlflow:
-        mlflow.MlflowClient().search_registered_models()
-    return file
-
-
 @pytest.fixture
 def store(empty_store: Path, tmp_path: Path) -> str:
     shutil.copy(empty_store, tmp_path)
@@ -295,14 +286,14 @@ EARLY, LATE = datetime(2026, 1, 22, tzinfo=UTC), datetime(2026, 1, 29, tzinfo=UT
 
 
 @pytest.fixture(scope="module")
-def world(small_fleet: Path, small_params: Params, tmp_path_factory: pytest.TempPathFactory):
+def world(small_fleet: Path, small_params: Params, empty_store: Path, tmp_path_factory: pytest.TempPathFactory):
     """A matrix, lenient params, and a store with two versions, trained until different times."""
     folder = tmp_path_factory.mktemp("life")
     # a fleet this small is told apart by what all members see
     models = small_params.models.model_copy(update={"groups": {}})
     small_params = small_params.model_copy(update={"models": models})
     matrix = make_matrix(small_fleet, small_params, folder / "matrix")
-    store = f"sqlite:///{folder / 'mlflow.db'}"
+    store = f"sqlite:///{shutil.copy(empty_store, folder)}"
     for name, until in (("early", EARLY), ("late", LATE)):
         train_bundle(matrix, small_params, folder / name, registry=store, until=until)
     gate = small_params.promotion.model_copy(

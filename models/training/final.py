@@ -1,4 +1,4 @@
-"""The fit as of the end of the data, for the bundle."""
+"""Final fit for the bundle, as of the end of the data."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -21,10 +21,10 @@ from models.training.trainer import Progress, Trainer
 
 
 def refit_time(span: tuple[datetime, datetime], until: datetime | None) -> datetime:
-    """Give the time of the fit.
+    """Return the time of the fit.
 
-    ``until``: the time asked for; None: the end of the data.
-    Raises ``InputError`` if the time has no zone, and ``TooEarlyError`` if it lies outside the data.
+    ``until``: requested time; None: the end of the data.
+    Raises ``InputError`` if it has no time zone, and ``TooEarlyError`` if it lies outside the data.
     """
     if until is None:
         return span[1]
@@ -49,16 +49,16 @@ def fit_final(
     until: datetime | None = None,
     progress: Progress | None = None,
 ) -> FittedModels:
-    """Fit what scores the profile at the end of the data, for the bundle.
+    """Fit the models that the profile needs at the end of the data, for the bundle.
 
     ``training``, ``models``, ``backtest``: as for :func:`run_backtest`; of ``backtest`` only ``k``, whose ``auto``
     counts the whole dataset.
-    ``until``: fit as of this time (aware), with labels as they were known then; default: the end of the data.
-    Returns: where there is a prior and nothing to fit on yet, the prior alone (see :meth:`Trainer.stand_in`).
-    Raises ``TooEarlyError`` if there is none, and no span fits the data or the span chosen holds one class only.
+    ``until``: fit as of this time (aware), with labels as known then; default: the end of the data.
+    Returns: the prior alone if there is one and nothing to fit on yet (see :meth:`Trainer.stand_in`).
+    Raises ``TooEarlyError`` if there is no prior, and no span fits the data or the chosen span holds a single class.
     """
     refit_ms = instant_ms(refit_time(matrix.span, until))
-    model_names(models)  # refuses a profile that is none
+    model_names(models)  # validates the profile
     names = (models.profile,)
     matrix = with_windows(matrix, {*learners_of(models, names), *(models.cascade.stages if CASCADE in names else ())})
     trainer = Trainer(matrix, training=training, models=models, seed=seed, names=names, progress=progress)

@@ -1,4 +1,4 @@
-"""Result of a refit: fitted learners, ensembles and calibrators, and how they score rows."""
+"""Result of a refit: fitted learners, ensembles and calibrators, and scoring with them."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,17 +22,17 @@ from models.rows.training_set import TrainingRows
 from models.training.reference import Reference
 
 ORDERS_ONLY: frozenset[str] = frozenset({"intersection", "min_votes", "mean_rank"})
-"""Models that order the units of a decision time and no more: some unit comes first even when none is at risk."""
+"""Models that only rank the units of a decision time: some unit comes first even if none is at risk."""
 
 
 def model_names(models: ModelsSection, *, full: bool = True) -> tuple[str, ...]:
-    """List the models that a run gives predictions of: baselines, learners, parallel ensembles, cascade.
+    """List the models that a run predicts with: baselines, learners, parallel ensembles, cascade.
 
     ``full``: all of them; False: the baselines, the profile, and the learners that it needs.
 
-    An ensemble of one is its member and is left out: parallel ensembles of one member, a cascade of one stage.
-    ``min_votes`` is among them if it is asked for (as combiner, as profile, or by setting the number of votes): with
-    all votes needed it equals ``intersection``.
+    Ensembles with a single member are omitted: parallel ensembles of one member, a cascade of one stage. ``min_votes``
+    is included only on request (as combiner, as profile, or by setting the number of votes): if all votes are needed,
+    it equals ``intersection``.
 
     Raises ``InputError`` if ``models.profile`` is not among them, or the ensembles have no members.
     """
@@ -63,7 +63,7 @@ def model_names(models: ModelsSection, *, full: bool = True) -> tuple[str, ...]:
 
 
 def learners_of(models: ModelsSection, names: Collection[str]) -> tuple[str, ...]:
-    """List the learners that models need on the whole training set: themselves, members, the first stage."""
+    """List the learners that models need on the whole training set: themselves, members, the first cascade stage."""
     needed = {*names}
     if needed & set(COMBINERS):
         needed |= set(models.parallel.members)
@@ -74,9 +74,9 @@ def learners_of(models: ModelsSection, names: Collection[str]) -> tuple[str, ...
 
 @dataclass(frozen=True, slots=True)
 class ModelScore:
-    """One model's scores of rows, each of shape (n_rows,).
+    """Scores of one model, each of shape (n_rows,).
 
-    ``score``: riskiest highest; the scale is the model's own: log-odds corrected for sampling (learners,
+    ``score``: riskiest highest; the scale depends on the model: log-odds corrected for sampling (learners,
     ``mean_log_odds``, ``stacked``, ``cascade``), the logit of a share (other ensembles), points (baselines).
     ``rank``: 1 for the riskiest row of its decision time.
     """
@@ -87,9 +87,8 @@ class ModelScore:
 
 
 Answers = Mapping[str, np.ndarray]
-"""What baselines, learners and the cascade answer for each row by itself, by name: points, log-odds as fitted
-(neither corrected for sampling nor pooled with a prior), the cascade's score; and by :data:`_SURVIVED` which rows pass
-its filters."""
+"""Raw outputs per row by name: points of baselines, log-odds of learners as fitted (neither corrected for sampling nor
+pooled with a prior), the cascade's score; and by :data:`_SURVIVED` which rows pass its filters."""
 
 _SURVIVED = "survived"
 
@@ -98,23 +97,22 @@ _SURVIVED = "survived"
 class FittedModels:
     """All models of one refit.
 
-    ``refit_at``, ``train_start``, ``train_end``: when it was fitted, and first and last decision time of the training
-    span (aware UTC).
-    ``k``: alert budget: nodes a decision time.
+    ``refit_at``, ``train_start``, ``train_end``: time of the fit, and first and last decision time of the training span
+    (aware UTC).
+    ``k``: alert budget, in nodes per decision time.
     ``prior_shift``: added to learners' log-odds to undo the sampling of negatives.
-    ``learners``: fitted on the whole training set; members among them, and the cascade's first stage.
+    ``learners``: fitted on the whole training set; includes members and the cascade's first stage.
     ``min_votes``: for ``min_votes``; None: all members.
     ``stacker``: for ``stacked``; takes corrected log-odds.
-    ``horizons``: of the profile, where further horizons were asked for.
-    ``calibrated``: whether calibrators were fitted on a slice; else they are the fallback of
+    ``horizons``: of the profile, if further horizons were requested.
+    ``calibrated``: whether calibrators were fitted on a slice; otherwise they are the fallback of
     :func:`models.calibration.fitting.fit_calibrator`.
-    ``thinned_to``: negatives for each positive, where ``training.memory`` left room for fewer than asked for; None: as
-    asked for.
-    ``stand_in``: name of what all models are scored by because nothing could be fitted yet: a baseline, or
-    :data:`models.config.PRIOR`, which then is the only one of ``learners``; None: none.
-    ``prior_weight``: share of a prior, one of ``learners``, in the log-odds of every other learner; 0: it was left out;
-    None: there is none. Cascades do without.
-    ``reference``: what the rows and scores were like that they were fitted on, to tell drift from; None: not kept.
+    ``thinned_to``: negatives per positive if ``training.memory`` limited them; None: as requested.
+    ``stand_in``: replacement for all models while nothing could be fitted: a baseline, or :data:`models.config.PRIOR`,
+    which then is the only one of ``learners``; None: not needed.
+    ``prior_weight``: share of a prior, one of ``learners``, in the log-odds of every other learner; 0: prior dropped;
+    None: no prior. Cascades do not use it.
+    ``reference``: summary of the training rows for drift checks; None: not stored.
     """
 
     refit_at: datetime
@@ -145,19 +143,19 @@ class FittedModels:
 
     @property
     def learner_names(self) -> frozenset[str]:
-        """Names of all learners that rows are asked of, those of the cascade's stages among them."""
+        """Names of all learners that score rows, including the cascade's stages."""
         return frozenset({*self.learners, *(name for name, _ in (self.cascade.stages if self.cascade else ()))})
 
     def score(self, values: np.ndarray, times: Any, units: Any, nodes: Any = None) -> pd.DataFrame:
         """Score rows with every model.
 
         ``values``: features in the order of ``columns``; NaN: unknown; shape (n_rows, n_features).
-        ``times``: decision time of each row, with a time zone. Ranks and alerts are taken inside a decision time, so
-        all units to compare must be given in one call; shape (n_rows,).
-        ``nodes``: node of each row, by which alerts are counted; None: each unit is one by itself; shape (n_rows,).
+        ``times``: decision time of each row, with time zone. Ranks and alerts are computed within a decision time, so
+        pass all units to compare in one call; shape (n_rows,).
+        ``nodes``: node of each row, for the alert budget; None: each unit is its own node; shape (n_rows,).
         Returns: ``decision_time``, ``unit``, ``model``, ``score`` and ``risk`` (float32), ``rank`` (int32), ``alert``;
-        one row for each model and row, models in order.
-        Raises ``InputError`` if the number of features is not that of ``columns``.
+        one row per model and input row, models in order.
+        Raises ``InputError`` if the number of features differs from ``columns``.
         """
         values = np.asarray(values, dtype=np.float32)
         if values.ndim != 2 or values.shape[1] != len(self.columns):
@@ -192,17 +190,17 @@ class FittedModels:
 
         ``time``: decision times in milliseconds since the epoch; shape (n_rows,).
         ``tie``: :func:`models.rows.ranking.name_hashes` of the units; shape (n_rows,).
-        ``node``: what tells the nodes of the rows apart, since alerts are counted by nodes; shape (n_rows,).
+        ``node``: code or hash of each row's node, for the alert budget; shape (n_rows,).
         """
         return self.compare(self._answer(values, mix(tie, time)), time, tie, node)
 
     def score_rows(self, read: RowReader, rows: Ints, matrix_rows: TrainingRows) -> dict[str, ModelScore]:
-        """Score rows of a matrix, of which a batch at a time is in memory; see :meth:`score_arrays`."""
+        """Score rows of a matrix in batches; see :meth:`score_arrays`."""
         time, tie = matrix_rows.time[rows], matrix_rows.tie[rows]
         return self.compare(self.answer_rows(read, rows, mix(tie, time)), time, tie, matrix_rows.node[rows])
 
     def answer_rows(self, read: RowReader, rows: Ints, identity: Hashes) -> Answers:
-        """Ask everyone about rows of a matrix, of which a batch at a time is in memory.
+        """Compute the raw outputs of baselines, learners and cascade for rows of a matrix, in batches.
 
         ``identity``: hash of each row's unit and time; shape (n_rows,).
         """
@@ -220,12 +218,12 @@ class FittedModels:
         return answers
 
     def compare(self, answers: Answers, time: Ints, tie: Hashes, node: Ints | Hashes) -> dict[str, ModelScore]:
-        """Give every model's scores of rows from what was answered for them; parameters as of :meth:`score_arrays`."""
+        """Return every model's scores from the raw outputs; parameters as for :meth:`score_arrays`."""
         pooled = self.pooled(answers)
         return {name: self._compared(name, pooled, time, tie, node) for name in self.models}
 
     def pooled(self, answers: Answers) -> Answers:
-        """Give the answers with the prior's share in every learner's log-odds."""
+        """Return the raw outputs with the prior pooled into every learner's log-odds."""
         if not self.prior_weight or self.stand_in is not None:
             return answers
         share = self.prior_weight
@@ -248,17 +246,17 @@ class FittedModels:
         return ranked if alert is None else replace(ranked, alert=alert)
 
     def _ranked(self, score: Floats, time: Ints, tie: Hashes, node: Ints | Hashes) -> ModelScore:
-        # Ranks are taken of the rounded score, so that a reader of the file finds them again.
+        # Rank the rounded score, so that ranks can be reproduced from the file.
         rounded = score.astype(np.float32)
         rank = rank_within(time, rounded, tie)
         return ModelScore(rounded, rank, top_nodes(time, rank, node, self.k))
 
     def risk(self, name: str, score: np.ndarray) -> np.ndarray:
-        """Give the risks of a model's scores, float32, shape kept."""
+        """Return the risks of a model's scores, float32, shape kept."""
         return self.calibrators[name].risk(score.astype(np.float64)).astype(np.float32)
 
     def risks(self, name: str, score: np.ndarray) -> dict[str, np.ndarray]:
-        """Give the risks of a model's scores at all horizons: ``risk_6h`` and so on, ascending; none asked for: {}."""
+        """Return risks at all horizons: ``risk_6h`` and so on, ascending; empty without further horizons."""
         if name not in self.horizons:
             return {}
         return add_risks(self.risk(name, score), np.zeros(len(score), dtype=np.int64), [self.horizons[name]])

@@ -1,4 +1,4 @@
-"""Summary of the training data that drift checks compare later rows with; stored in the bundle."""
+"""Reference: summary of the training data for drift checks, stored in the bundle."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from models.rows.row_reader import RowReader
 from models.rows.training_set import Labels, TrainingRows
 
 KNOTS = 64
-"""Values at which a feature's distribution is kept; the Kolmogorov-Smirnov distance is taken at these, so that it lies
-at most 1/64 below the exact one, and is exact for features of fewer values."""
+"""Maximum knots of a feature's distribution. The Kolmogorov-Smirnov distance evaluated at them is at most 1/64 below
+the exact one, and exact for features with fewer distinct values."""
 
-# Values are float32: the shortest text that gives the same one again.
+# Values are float32: write the shortest text that round-trips.
 Knots = Annotated[
     Floats,
     PlainValidator(lambda value: np.array(value, dtype=np.float32).astype(np.float64)),
@@ -37,12 +37,12 @@ _LEAST_ROWS = 200
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """One feature's values in the reference.
+    """Distribution of one feature in the reference.
 
-    ``knots``: Values, ascending and distinct; empty if all are missing; shape (n,).
+    ``knots``: values, ascending and distinct; empty if all are missing; shape (n,).
     ``cumulative``: share of the present values at or below each knot; the last is 1; shape (n,).
-    ``usual_psi``, ``usual_missing``: largest index, and largest change of the missing share, of a block of the
-    reference against the rest; NaN where the reference has too few rows for blocks.
+    ``usual_psi``, ``usual_missing``: largest stability index, and largest change of the missing share, of a block of
+    the reference against the rest; NaN if the reference has too few rows for blocks.
     """
 
     knots: Knots
@@ -63,13 +63,13 @@ class Distribution:
         return float(self.knots[np.searchsorted(self.cumulative, 0.5)]) if len(self.knots) else float("nan")
 
     def shares(self) -> Floats:
-        """Give the share of the values in (knot before, knot], one for each knot."""
+        """Return the share of the values in (previous knot, knot] for each knot."""
         return np.diff(self.cumulative, prepend=0.0)
 
     def edges(self) -> Floats:
-        """Give upper edges of the bins: at least a tenth of the values each where ties allow, and what lies outside.
+        """Return upper edges of bins with at least a tenth of the values each, where ties allow.
 
-        The first bin is what lies below all values of the reference, the last what lies above.
+        The first bin holds what lies below all values of the reference; an extra last bin, what lies above.
         """
         if not len(self.knots):
             return np.zeros(0)
@@ -84,10 +84,10 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """How far recent values of one feature lie from the reference.
+    """Distance of recent values of one feature from the reference.
 
-    ``psi``, ``ks``: population stability index and Kolmogorov-Smirnov distance of the values present; 0 where either
-    side has none.
+    ``psi``, ``ks``: population stability index and Kolmogorov-Smirnov distance of the present values; 0 if either side
+    has none.
     """
 
     psi: float
@@ -99,11 +99,11 @@ class Shift:
 
 
 def summarise(values: np.ndarray, *, blocks: Ints | None = None, every_value: bool = False) -> Distribution:
-    """Summarise one feature.
+    """Summarize one feature.
 
-    ``blocks``: number of each row's block of time, from 0; without, or with fewer than two blocks of 200 rows, there is
-    no yardstick; shape (n,).
-    ``every_value``: keep every distinct value, for codes of categories.
+    ``blocks``: time block of each row, from 0; None, or fewer than two blocks of 200 rows: no usual fluctuation; shape
+    (n,).
+    ``every_value``: keep every distinct value, for category codes.
     """
     there = np.isfinite(values)
     ordered = np.sort(values[there].astype(np.float64))
@@ -116,7 +116,7 @@ def summarise(values: np.ndarray, *, blocks: Ints | None = None, every_value: bo
 
 
 def shift_of(reference: Distribution, values: np.ndarray) -> Shift:
-    """Measure how far values lie from a reference."""
+    """Measure the distance of values from a reference."""
     there = np.isfinite(values)
     ordered = np.sort(values[there].astype(np.float64))
     missing = 1.0 - len(ordered) / max(len(values), 1)
@@ -127,7 +127,7 @@ def shift_of(reference: Distribution, values: np.ndarray) -> Shift:
         psi = stability_index(_reference_counts(reference, edges), _counts(ordered, edges))
         now = np.searchsorted(ordered, reference.knots, side="right") / len(ordered)
         below = np.searchsorted(ordered, reference.knots, side="left") / len(ordered)
-        # The largest gap lies at a knot or just below one.
+        # The largest distance is at a knot or just below one.
         before = np.r_[0.0, reference.cumulative[:-1]]
         exact = len(reference.knots) < KNOTS
         ks = float(np.abs(now - reference.cumulative).max())
@@ -138,7 +138,7 @@ def shift_of(reference: Distribution, values: np.ndarray) -> Shift:
 
 
 def stability_index(before: Floats, now: Floats) -> float:
-    """Give the population stability index of two rows of counts; half a row is added to each bin of either side.
+    """Return the population stability index of two histograms; half a row is added to every bin.
 
     >>> round(stability_index(np.array([500.0, 500.0]), np.array([200.0, 800.0])), 2)
     0.41
@@ -155,7 +155,7 @@ def _knots(ordered: Floats, *, every_value: bool) -> tuple[Floats, Floats]:
     if len(last) > KNOTS and not every_value:
         at = np.linspace(0, len(ordered) - 1, KNOTS).round().astype(np.int64)
         last = np.unique(last[np.searchsorted(last, at)])
-    # Rounded as a bundle's file holds it, so that a summary read back gives the same bins.
+    # Rounded as in a bundle's file, so that a loaded summary has the same bins.
     return ordered[last], np.round((last + 1) / len(ordered), 6)
 
 
@@ -190,21 +190,21 @@ def _usual(plain: Distribution, values: np.ndarray, there: np.ndarray, blocks: I
 
 
 SAMPLE = 20_000
-"""Rows of a side that features are compared on, at most."""
+"""Maximum rows per side in a comparison of features."""
 
 BLOCK = timedelta(days=7)
-"""Length of the blocks of the reference that give the usual fluctuation; also the least recent window."""
+"""Length of the reference blocks that measure the usual fluctuation; also the minimum recent window."""
 
 _DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Failures that a span of time saw.
+    """Failures within a time span.
 
-    ``rows``: decision rows whose labels were complete, as exposure.
+    ``rows``: decision rows with complete labels, as exposure.
     ``incidents``: incidents by failure class; those of one unit within :data:`BLOCK` of the last counted one count
-    once, so that a unit failing again and again does not pass for a rising rate.
+    once, so that a unit that fails repeatedly does not look like a rising rate.
     """
 
     rows: int
@@ -218,12 +218,12 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the rows that a model was fitted on were like.
+    """Summary of the rows that a model was fitted on.
 
     ``start_ms``, ``end_ms``: first and last decision time, milliseconds since the epoch (UTC).
-    ``features``: one for each column. Ages and other days since a date are kept as dates, so that time's passing
-    changes nothing.
-    ``rows_per_time``: grid rows a decision time.
+    ``features``: one per column. Ages and other days since a date are stored as dates, so that the passage of time is
+    no drift.
+    ``rows_per_time``: grid rows per decision time.
     ``outcomes``: failures in that time, as known at the fit.
     """
 
@@ -236,12 +236,12 @@ class Reference:
     outcomes: Outcomes
 
     def encode(self) -> bytes:
-        """Give the reference as the bytes of a JSON file; the same reference gives the same bytes."""
+        """Return the reference as JSON bytes; the same reference gives the same bytes."""
         return bytes(_REFERENCE.dump_json(self)) + b"\n"
 
     @classmethod
     def decode(cls, content: bytes) -> "Reference":
-        """Read what :meth:`encode` wrote; raises pydantic's ``ValidationError``."""
+        """Read the result of :meth:`encode`; raises pydantic's ``ValidationError``."""
         return _REFERENCE.validate_json(content)
 
 
@@ -250,7 +250,7 @@ _REFERENCE = TypeAdapter(Reference)
 
 @dataclass(frozen=True, slots=True)
 class LabelledRows(Labels):
-    """The rows of a matrix with their labels as of one time, as the drift checks need them.
+    """Rows of a matrix with their labels as of one time, for drift checks.
 
     ``positive``: rows whose label is 1, ascending; shape (n_positive,).
     ``starts``: start of their incidents, milliseconds since the epoch; shape (n_positive,).
@@ -263,7 +263,7 @@ class LabelledRows(Labels):
 
     @classmethod
     def join(cls, rows: TrainingRows, frame: Any) -> "LabelledRows":
-        """Join the keys with what :meth:`models.rows.training_set.Matrix.labels` gives."""
+        """Join row keys with the result of :meth:`models.rows.training_set.Matrix.labels`."""
         labels = Labels.of(frame)
         positive = np.flatnonzero(labels.label == 1)
         chosen = frame.iloc[positive]
@@ -274,9 +274,9 @@ class LabelledRows(Labels):
     def outcomes(self, start_ms: int, end_ms: int, *, known_by_ms: int) -> Outcomes:
         """Count the failures behind the grid rows from ``start_ms`` to ``end_ms`` (both included) with known labels.
 
-        An incident belongs to the earliest row that it makes a positive, in these times or not: so no two windows count
-        it, and short windows count as many for each row as long ones. Rows of the matrix's first decision time are left
-        out, since which of their incidents would have been seen before is not known.
+        An incident belongs to the earliest row that it makes positive, inside this span or not: no two spans count it,
+        and short spans count as many per row as long ones. Rows of the matrix's first decision time are excluded, since
+        earlier rows of their incidents may be missing.
         """
         rows = self.rows
         known = ~rows.augmented & (self.complete <= known_by_ms) & (self.label >= 0)
@@ -301,8 +301,8 @@ class LabelledRows(Labels):
 def sample_rows(rows: TrainingRows, start_ms: int, end_ms: int, *, most: int, seed: int) -> Ints:
     """Draw grid rows from ``start_ms`` to ``end_ms`` (both included).
 
-    ``seed``: seed of the draw, which depends on a row's unit and time and on nothing else.
-    Returns: Positions, ascending.
+    ``seed``: seed of the draw, which depends on a row's unit and time only.
+    Returns: positions, ascending.
     """
     among = np.flatnonzero((rows.time >= start_ms) & (rows.time <= end_ms) & ~rows.augmented)
     if len(among) <= most:
@@ -312,9 +312,9 @@ def sample_rows(rows: TrainingRows, start_ms: int, end_ms: int, *, most: int, se
 
 
 def dated(values: np.ndarray, time_ms: Ints, columns: Sequence[FeatureColumn]) -> np.ndarray:
-    """Replace days since a date by that date, in days since the epoch, in a copy of the rows' values.
+    """Replace days since a date by the date, in days since the epoch, in a copy of the rows' values.
 
-    Returns: the same, but for columns of the group ``static`` in days; shape (n_rows, n_features).
+    Returns: only columns of the group ``static`` in days change; shape (n_rows, n_features).
     """
     out = np.array(values, dtype=np.float32, copy=True)
     for i, column in enumerate(columns):
@@ -324,7 +324,7 @@ def dated(values: np.ndarray, time_ms: Ints, columns: Sequence[FeatureColumn]) -
 
 
 def warm_from(rows: TrainingRows, columns: Sequence[FeatureColumn], start_ms: int, end_ms: int) -> int:
-    """Give the first time at which trailing windows are full, or ``start_ms`` if later; at most half of the span on."""
+    """Return the first time with full trailing windows, at least ``start_ms`` and at most mid-span."""
     windows = [column.window for column in columns if column.window is not None and column.group != "history"]
     first = int(rows.time.min()) + 2 * max((duration_ms(window) for window in windows), default=0)
     return max(start_ms, min(first, (start_ms + end_ms) // 2))
@@ -340,7 +340,7 @@ def make_reference(
     as_of_ms: int,
     seed: int,
 ) -> Reference:
-    """Summarise the rows that a model is fitted on."""
+    """Summarize the rows that a model is fitted on."""
     rows = labelled.rows
     begin = warm_from(rows, columns, start_ms, end_ms)
     chosen = sample_rows(rows, begin, end_ms, most=SAMPLE, seed=seed)

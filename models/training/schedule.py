@@ -1,4 +1,4 @@
-"""Schedule of a backtest: first and last decision time, refits, and the number of alerts (K)."""
+"""Schedule of a backtest: first and last decision time, refits, and the alert budget K."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,8 +19,8 @@ class Schedule:
     """The folds of a backtest.
 
     ``refits_ms``: refits in milliseconds since the epoch, ascending; each fold tests from its refit to the next.
-    ``end_ms``: last decision time that is scored (included).
-    ``never_fit``: candidate spans that lie within the history at no refit.
+    ``end_ms``: last scored decision time (included).
+    ``never_fit``: candidate spans that exceed the history at every refit.
     """
 
     refits_ms: tuple[int, ...]
@@ -28,7 +28,7 @@ class Schedule:
     never_fit: tuple[timedelta, ...]
 
     def fold_rows(self, rows: TrainingRows, fold: int) -> Ints:
-        """Give the positions of the grid rows that a fold scores."""
+        """Return the positions of the grid rows that a fold scores."""
         start = self.refits_ms[fold]
         until = self.refits_ms[fold + 1] if fold + 1 < len(self.refits_ms) else self.end_ms + 1
         inside = (rows.time >= start) & (rows.time < until) & (rows.time <= self.end_ms)
@@ -38,12 +38,12 @@ class Schedule:
 def plan_schedule(
     matrix: Matrix, rows: TrainingRows, *, training: TrainingSection, backtest: BacktestSection, reach_ms: int
 ) -> Schedule:
-    """Lay out the folds.
+    """Plan the folds.
 
-    ``first_test: auto`` is the first decision time at or after both a third of the decision times' range and the
-    beginning of the data + shortest span + gap + horizon; ``last_test: auto`` the last decision time.
+    ``first_test: auto`` is the first decision time at or after both a third of the range of decision times and the
+    start of the data + shortest span + gap + horizon; ``last_test: auto`` is the last decision time.
 
-    Raises ``InputError`` if no span fits, the first test comes before any span fits, or the test period holds no
+    Raises ``InputError`` if no span fits, the first test precedes the first span that fits, or the test period has no
     decision time.
     """
     grid = rows.grid_times
@@ -81,7 +81,7 @@ def plan_schedule(
             "Give a period with decision times, or 'auto'.",
         )
     refits = np.arange(tested[0], tested[-1] + 1, duration_ms(training.refit_every))
-    # A refit that no decision follows before the next one would be fitted for nothing.
+    # Skip refits without a decision before the next one.
     next_test = tested[np.searchsorted(tested, refits)]
     used = np.r_[next_test[:-1] < refits[1:], True]
     used_refits = tuple(int(refit) for refit in refits[used])
@@ -90,10 +90,10 @@ def plan_schedule(
 
 
 def alert_budget(rows: TrainingRows, labels: Labels, backtest: BacktestSection, *, as_of_ms: int) -> int:
-    """Give K, in nodes: as configured, or the mean number of nodes with a positive a decision time, at least 1.
+    """Return K, in nodes: as configured, or the mean number of positive nodes per decision time, at least 1.
 
-    ``rows``, ``labels``: the matrix's rows, and the labels as known at ``as_of_ms``, from which ``auto`` counts.
-    Raises ``InputError`` if a configured K is below 1, or more than there are nodes.
+    ``rows``, ``labels``: rows of the matrix, and labels as known at ``as_of_ms``, for ``auto``.
+    Raises ``InputError`` if a configured K is below 1, or exceeds the number of nodes.
     """
     if backtest.k != "auto":
         nodes = len(np.unique(rows.node))
@@ -109,17 +109,17 @@ def alert_budget(rows: TrainingRows, labels: Labels, backtest: BacktestSection, 
 
 
 def format_candidates(training: TrainingSection) -> str:
-    """Describe the training windows for an error: ``candidates 7 d, 14 d``, or ``expanding, at least 7 d``."""
+    """Format the training windows for an error: ``candidates 7 d, 14 d``, or ``expanding, at least 7 d``."""
     spans = [format_days(span) for span in candidates(training)]
     return f"expanding, at least {spans[0]}" if training.window == EXPANDING else f"candidates {', '.join(spans)}"
 
 
 def format_days(span: timedelta | int) -> str:
-    """Write a duration (or milliseconds) in days, such as ``14 d``."""
+    """Format a duration (or milliseconds) in days: ``14 d``."""
     days = (span if isinstance(span, timedelta) else timedelta(milliseconds=span)) / timedelta(days=1)
     return f"{round(days, 2):g} d"
 
 
 def format_instant(ms: int) -> str:
-    """Write milliseconds since the epoch as ``2026-01-01 06:00 UTC``."""
+    """Format milliseconds since the epoch as ``2026-01-01 06:00 UTC``."""
     return from_ms(ms).strftime("%Y-%m-%d %H:%M UTC")

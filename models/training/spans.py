@@ -1,4 +1,4 @@
-"""Which training window to fit on: a fixed one, the whole history, or the best of several on later, purged tails."""
+"""Choice of the training window: fixed, the whole history, or the best of several on a later, purged tail."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -14,20 +14,20 @@ from models.rows.row_reader import RowReader, log_odds_of
 from models.rows.training_set import Labels, TrainingRows, TrainingSet, choose_rows, count_incidents, known_rows
 
 TAIL_SHARE = 0.2
-"""Length of the validation tail over that of the longest span that fits."""
+"""Length of the validation tail relative to the longest span that fits."""
 
 TAIL_AT_LEAST, TAIL_AT_MOST = timedelta(days=7), timedelta(days=14)
-"""Bounds of the tail: shorter holds too few incidents, longer evaluates by the past."""
+"""Limits of the tail: a shorter one has too few incidents, a longer one evaluates on the past."""
 
 MIN_TAIL_INCIDENTS = 5
-"""With fewer distinct incidents in the tail, average precision is noise and the longest span is taken."""
+"""Minimum distinct incidents in the tail; with fewer, average precision is noise and the longest span is used."""
 
 MIN_SPAN_INCIDENTS = 100
-"""Candidates that hold fewer incidents are left out, but for the longest: a lucky tail would choose one, and what few
-incidents teach is mostly noise."""
+"""Minimum incidents of a candidate, except the longest: with fewer, a lucky tail could select it, and what it learns is
+mostly noise."""
 
 EXPANDING = "expanding"
-"""``training.window`` that takes everything since the data began, at each refit more."""
+"""Value of ``training.window`` for the whole history, which grows with each refit."""
 
 _MS_PER_DAY = 86_400_000
 _REFERENCE = {"n_estimators": 60, "learning_rate": 0.1}
@@ -35,9 +35,9 @@ _REFERENCE_RATIO = 10
 
 
 def candidates(training: TrainingSection) -> tuple[timedelta, ...]:
-    """Give the spans that may be used, ascending: the fixed one, or those of ``training.candidate_windows``.
+    """Return the candidate spans, ascending: the fixed one, or those of ``training.candidate_windows``.
 
-    With ``expanding`` that is the shortest of ``training.candidate_windows``: the least history that a refit waits for.
+    With ``expanding``, the shortest of ``training.candidate_windows``: the minimum history for a refit.
     """
     if isinstance(training.window, timedelta):
         return (training.window,)
@@ -46,12 +46,12 @@ def candidates(training: TrainingSection) -> tuple[timedelta, ...]:
 
 
 def usable_spans(training: TrainingSection, *, refit_ms: int, first_ms: int, reach_ms: int) -> tuple[timedelta, ...]:
-    """Give the spans that can be fitted at a refit, ascending: unless one is fixed, the last is the whole history.
+    """Return the spans that fit at a refit, ascending; unless the window is fixed, the last is the whole history.
 
-    That is counted in whole days, so that spans read well and the first hours of a dataset do not matter.
+    The whole history is rounded down to days, so that the first hours of a dataset do not matter.
 
-    ``refit_ms``, ``first_ms``: the refit and the beginning of the data, in milliseconds since the epoch.
-    Returns: empty where the history is too short for each.
+    ``refit_ms``, ``first_ms``: the refit and the start of the data, in milliseconds since the epoch.
+    Returns: empty if the history is shorter than every candidate.
     """
     history_ms = refit_ms - reach_ms - first_ms
     fit = tuple(span for span in candidates(training) if duration_ms(span) <= history_ms)
@@ -79,14 +79,13 @@ def choose_span(
 ) -> timedelta:
     """Choose among the spans that fit.
 
-    Each candidate is tried as it would have been used at the beginning of a tail: a small LightGBM model is fitted on
-    the span that ends gap + horizon before the tail, and scored by average precision on the tail's grid rows, of one
-    decision time in a gap + horizon. A span that would begin before the data is cut there. The span in use, or the
-    longest where it was the whole history, stays unless another is better by more than the share ``hysteresis``; among
-    equals the longest wins.
+    Each candidate is evaluated as if used at the start of a tail: a small LightGBM model is fitted on the span that
+    ends gap + horizon before the tail, and scored by average precision on the tail's grid rows, at one decision time
+    per gap + horizon. Spans are truncated at the start of the data. The current span (the longest if it was the whole
+    history) is kept unless another is better by more than the share ``hysteresis``; ties go to the longest.
 
-    ``max_rows``: rows to fit on that there is room for; see :func:`models.rows.training_set.choose_rows`.
-    Returns: the longest candidate where no other holds ``min_incidents``, or the tail holds fewer than
+    ``max_rows``: maximum rows to fit on; see :func:`models.rows.training_set.choose_rows`.
+    Returns: the longest candidate if no other has ``min_incidents``, or the tail has fewer than
     :data:`MIN_TAIL_INCIDENTS`.
     """
     longest = max(spans)
@@ -101,7 +100,7 @@ def choose_span(
     tail_start = newest - tail_ms
     tail = known_rows(rows, labels, start_ms=tail_start, complete_by_ms=refit_ms, as_of_ms=refit_ms)
     tail_rows = np.flatnonzero(tail & ~rows.augmented)
-    times = np.unique(rows.time[tail_rows])  # once in a horizon: rows between ask the same again
+    times = np.unique(rows.time[tail_rows])  # once per horizon: rows in between share the same outcomes
     often = max(reach_ms // max(int(np.diff(times).min(initial=reach_ms)), 1), 1)
     tail_rows = tail_rows[np.isin(rows.time[tail_rows], times[::often])]
     truth = labels.label[tail_rows]
@@ -126,7 +125,7 @@ def choose_span(
     scores = {span: tried[starts[span]] for span in spans}
     best = max(scores, key=lambda span: (scores[span], span))
     if current is not None and current not in candidates(training):
-        current = longest  # it was the whole history of an earlier refit
+        current = longest  # it was an earlier refit's whole history
     if current in scores and scores[best] <= scores[current] * (1 + training.hysteresis):
         return current
     return best
@@ -135,7 +134,7 @@ def choose_span(
 def _well_filled(
     rows: TrainingRows, labels: Labels, spans: Sequence[timedelta], least: int, *, refit_ms: int, newest_ms: int
 ) -> Sequence[timedelta]:
-    """Keep the candidates that hold enough incidents, and the longest."""
+    """Return the candidates with enough incidents, and the longest."""
     candidates = []
     for span in spans:
         start = newest_ms - duration_ms(span)
@@ -154,7 +153,7 @@ def _tail_scores(
     truth: np.ndarray,
     store: LearnerStore | None,
 ) -> dict[int, float]:
-    """Average precision of the reference learner on the tail, by the start of the span that it was fitted on."""
+    """Return the reference learner's average precision on the tail, by the start of its training span."""
     learners = {}
     for start, rows in chosen.items():
         if rows.usable:

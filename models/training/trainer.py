@@ -1,4 +1,4 @@
-"""One refit: choose the span, choose the rows, fit every learner once, build the ensembles on them, calibrate."""
+"""One refit: choose span and rows, fit every learner once, build the ensembles on them, calibrate."""
 
 import itertools
 import os
@@ -41,11 +41,11 @@ from models.training.schedule import format_days, format_instant
 from models.training.spans import choose_span, usable_spans
 
 Progress = Callable[[int, int, str], None]
-"""Called with the work done, all work, and what was done."""
+"""Called with completed steps, total steps, and the name of the last step."""
 
 
 def _steps(progress: Progress | None, total: int) -> Callable[[str], None]:
-    """Count the fits of a refit, from any thread."""
+    """Return a thread-safe counter of the fits of a refit."""
     done, guard = itertools.count(1), threading.Lock()
 
     def step(what: str) -> None:
@@ -57,25 +57,25 @@ def _steps(progress: Progress | None, total: int) -> Callable[[str], None]:
 
 
 AT_ONCE = min(os.cpu_count() or 1, 4)
-"""Refits at the same time in one process; does not change the result."""
+"""Concurrent refits in one process; does not change the result."""
 
 STAND_IN = "history_count"
-"""The baseline that scores for every model while nothing could be fitted yet and there is no prior."""
+"""Baseline that replaces every model while nothing could be fitted and there is no prior."""
 
 NEW_INCIDENTS, MAX_SKIPPED = 10, 3
-"""New incidents that are worth another fit of events alone, and refits in a row that may be left out without."""
+"""New incidents that justify a refit on events alone, and consecutive refits that may be skipped otherwise."""
 
 _LOOKED_AT = 2000
-"""Rows in which a refit looks for telemetry: if one in a hundred has any, it misses them once in 500 million times."""
+"""Rows in which a refit looks for telemetry: if 1 % have any, it misses them once in 500 million times."""
 
 _LOG_ODDS = frozenset({*ALL_LEARNERS, "mean_log_odds", "stacked", CASCADE})
 
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """Rows of one refit: those fitted on, and the later slice that calibrators, stacker and thresholds are set on.
+    """Rows of one refit: training rows, and the later slice for calibrators, stacker and thresholds.
 
-    ``whole``: rows of the whole span, where they are fitted on.
+    ``whole``: rows of the whole span, if a final fit uses them.
     """
 
     training: TrainingSet
@@ -89,11 +89,11 @@ class _Split:
 
 
 class Trainer:
-    """Fits all models of a matrix at any refit, several at a time where threads ask for them.
+    """Fits all models of a matrix at any refit; thread-safe.
 
-    ``events_only``: whether features are histories and static ones alone, as without telemetry.
-    ``names``: models to fit; default: all that ``models`` asks for.
-    ``progress``: called with the fits of a refit done so far, all of them, and what was fitted, from any thread.
+    ``events_only``: whether all features are histories or static, as without telemetry.
+    ``names``: models to fit; default: all that ``models`` requests.
+    ``progress``: called from any thread with the completed fits of a refit, their total, and the name of the last one.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Trainer:
         self.reach_ms = _reach_of(self.rows, self.labels_at(instant_ms(matrix.span[1])))
 
     def labels_at(self, refit_ms: int) -> LabelledRows:
-        """Give the labels as of a refit; those of the last few are held."""
+        """Return the labels as of a refit; those of recent refits are cached."""
         with self._turn:
             if refit_ms not in self._labels:
                 self._labels[refit_ms] = LabelledRows.join(self.rows, self.matrix.labels(from_ms(refit_ms)))
@@ -142,8 +142,8 @@ class Trainer:
     def choose_span(self, refit_ms: int, labels: Labels, current: timedelta | None) -> timedelta | None:
         """Choose the span at a refit; None if none fits.
 
-        Without telemetry ``auto`` is the whole history: what changes with time is in the history features already, and
-        the few incidents of a tail cannot tell the candidates apart.
+        Without telemetry, ``auto`` is the whole history: history features already capture change over time, and the few
+        incidents of a tail cannot distinguish the candidates.
         """
         spans = usable_spans(self.training, refit_ms=refit_ms, first_ms=self.first_ms, reach_ms=self.reach_ms)
         if not spans:
@@ -166,7 +166,7 @@ class Trainer:
         )
 
     def unfit(self, refit_ms: int, labels: Labels, span: timedelta) -> str | None:
-        """Say why the span before a refit cannot be fitted on: it holds one class only; None: it can."""
+        """Return why the span before a refit cannot be fitted on (it has a single class); None: it can."""
         start = refit_ms - self.reach_ms - duration_ms(span)
         label = labels.label[self._known(refit_ms, labels, start)]
         if (label == 1).any() and (label == 0).any():
@@ -180,11 +180,11 @@ class Trainer:
         return f"{where}: {chosen.n_positive} positives and {chosen.n_negative} negatives"
 
     def nothing_new(self, since_ms: int, refit_ms: int) -> str | None:
-        """Say why a refit would repeat the one at ``since_ms``; None: it would not.
+        """Return why a refit would repeat the one at ``since_ms``; None: it would not.
 
-        With telemetry: no incident became known since, and no row that became complete has telemetry. Of many rows
-        :data:`_LOOKED_AT` are read. From events only: fewer than :data:`NEW_INCIDENTS` became known, and fewer than a
-        tenth of those before; the level of risks is set again after :data:`MAX_SKIPPED` refits all the same.
+        With telemetry: no incident became known since, and no newly complete row has telemetry (:data:`_LOOKED_AT` rows
+        are sampled). Events only: fewer than :data:`NEW_INCIDENTS`, and fewer than a tenth of the earlier ones, became
+        known; after :data:`MAX_SKIPPED` skipped refits, a refit is due anyway to update the risk level.
         """
         known = milliseconds(self.matrix.incidents(from_ms(refit_ms))["known_at"], "known_at")
         earlier, new = int((known <= since_ms).sum()), int(((known > since_ms) & (known <= refit_ms)).sum())
@@ -204,12 +204,12 @@ class Trainer:
     def fit(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels:
         """Fit all models on the span that ends gap + horizon before a refit.
 
-        The last ``models.calibration.slice`` of the span, at most a third, is held out if it and the rest hold
-        ``MIN_INCIDENTS`` incidents each; on it calibrators, the stacker and the cascade's first
-        threshold are fitted, and then, with ``models.calibration.refit``, the learners again on everything. Otherwise
-        everything goes into training, and they fall back.
+        The last ``models.calibration.slice`` of the span, at most a third, is held out if it and the rest have
+        ``MIN_INCIDENTS`` incidents each. Calibrators, the stacker and the cascade's thresholds are fitted on it; with
+        ``models.calibration.refit``, the learners are then fitted again on everything. Otherwise all rows are used for
+        training, and calibrators fall back.
 
-        ``span``: one that holds both classes, see :meth:`unfit`.
+        ``span``: must hold both classes, see :meth:`unfit`.
         """
         split = self._split(refit_ms, labels, span)
         chosen = split.training
@@ -225,17 +225,17 @@ class Trainer:
         calibrated = self._calibrated(fitted, split)
         if not again:
             return calibrated
-        # the learners again on the whole span; what was set on its last slice stays as it was set
+        # refit the learners on the whole span; keep what was fitted on the held-out slice
         thresholds = None if cascade is None else cascade.thresholds
         learners, cascade = self._fit_on(split.whole, names, refit_ms, incidents, steps, thresholds=thresholds)
         learners = dict(calibrated.learners) | learners
-        # The level stays where it was calibrated, without the slice: its change of the odds would count twice.
+        # Keep the level that was calibrated without the slice: otherwise its change of the odds would count twice.
         shift = chosen.prior_shift + chosen.sampled_log_odds - split.whole.sampled_log_odds
         counts = _counts(split.whole) | {"prior_shift": shift}
         return replace(calibrated, learners=learners, cascade=cascade, **counts)
 
     def stand_in(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels:
-        """Give models that score by the prior alone, or :data:`STAND_IN`, for folds before anything could be fitted."""
+        """Return models that score by the prior alone, or :data:`STAND_IN`, while nothing can be fitted."""
         split = self._split(refit_ms, labels, span)
         nothing = replace(split.training, prior_shift=0.0, n_augmented=0, n_incidents=0, thinned_to=None)
         if self.prior is None:
@@ -301,7 +301,7 @@ class Trainer:
             training=choice if held_out else whole,
             whole=whole,
             slice_rows=slice_rows,
-            # Rows that the models are fitted on must not calibrate them; their scores still say where the scale lies.
+            # Training rows must not calibrate the models; their scores still set the level.
             slice_label=slice_label if held_out else np.full(len(slice_label), -1),
             slice_incidents=incidents,
             held_out=held_out,
@@ -314,7 +314,7 @@ class Trainer:
         )
 
     def _learner(self, name: str, refit_ms: int, incidents: int) -> Any:
-        """Make an unfitted learner that reads its part of the matrix's rows."""
+        """Make an unfitted learner that uses its subset of the matrix's columns."""
         settings = next((value for key, value in self.models.settings.items() if key == name), {})
         seed = seed_of(self.seed, name, refit_ms)
         learner = make_learner(name, seed=seed, settings=settings, incidents=incidents)
@@ -337,9 +337,9 @@ class Trainer:
     ) -> tuple[dict[str, Any], Cascade | None]:
         """Fit learners and cascade on a training set.
 
-        ``incidents``: what the learners' size follows; as many for both fits of a refit.
-        ``later_positives``: those, on which the cascade's thresholds are set.
-        ``thresholds``: the cascade's thresholds where they were set before.
+        ``incidents``: determines the learners' size; the same for both fits of a refit.
+        ``later_positives``: rows on which the cascade's thresholds are set.
+        ``thresholds``: the cascade's thresholds if already set.
         """
         with self._room.take(self._row_bytes * len(chosen.rows)):
             values = self.values(chosen.rows)
@@ -365,7 +365,7 @@ class Trainer:
             return learners, cascade
 
     def _calibrated(self, fitted: FittedModels, split: _Split) -> FittedModels:
-        """Fit the prior's share, stacker, calibrators and horizons on the slice, which everyone is asked about once."""
+        """Fit the prior's share, stacker, calibrators and horizons on the slice, which is scored once."""
         time, tie = self.rows.time[split.slice_rows], self.rows.tie[split.slice_rows]
         answers = fitted.answer_rows(self.values, split.slice_rows, mix(tie, time))
         if PRIOR in fitted.learners and fitted.stand_in is None:
@@ -407,7 +407,7 @@ class Trainer:
         return replace(fitted, calibrators=calibrators, horizons={profile: fitted_map})
 
     def _with_prior(self, fitted: FittedModels, answers: Answers, split: _Split) -> FittedModels:
-        """Set the prior's share by what its log-odds add to those that the profile is made of, or leave it out."""
+        """Fit the share of the prior pooled with the profile's learners, or drop the prior."""
         n_incidents = fitted.n_incidents + (split.slice_incidents if split.held_out else 0)
         share = believed_share(n_incidents, self._coverage)
         if split.held_out:
@@ -428,7 +428,7 @@ def _counts(chosen: TrainingSet) -> dict[str, Any]:
 
 
 def _reach_of(rows: TrainingRows, labels: Labels) -> int:
-    """Give gap + horizon in milliseconds, the time from a decision to its label.
+    """Return gap + horizon in milliseconds, the time from a decision to its complete label.
 
     Raises ``InputError`` if the matrix has no rows.
     """

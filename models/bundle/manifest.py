@@ -1,4 +1,4 @@
-"""The manifest of a bundle: what it holds, which files it lists, and what is refused; needs no learner's library."""
+"""Manifest of a bundle: content, listed files, and validation; needs no learner's library."""
 
 import hashlib
 import importlib.metadata
@@ -28,12 +28,12 @@ from models.config import PRIOR
 from models.ensembles import Stacker
 
 FORMAT: Final = 4
-"""Version of the bundle's layout; a reader refuses any other."""
+"""Version of the bundle's layout; readers reject any other."""
 
 MANIFEST: Final = "manifest.json"
 
 SEAL: Final = "seal"
-"""Key of a manifest: the SHA-256 of the manifest without it, so that a changed manifest is noticed too."""
+"""Manifest key of the SHA-256 of the manifest without this key, which detects modified manifests."""
 
 SUFFIXES: Final[dict[str, str]] = {
     "lightgbm": ".txt",
@@ -45,13 +45,13 @@ SUFFIXES: Final[dict[str, str]] = {
     "cnn1d": ".safetensors",
     PRIOR: ".txt",
 }
-"""Suffix of a learner's file, by learner."""
+"""File suffix by learner."""
 
 LearnerName = Annotated[str, Field(pattern=rf"^({'|'.join(SUFFIXES)})$")]
 
 PARTS: Final[dict[str, int]] = {"lightgbm": 1, "numpy": 1, "scikit-learn": 2, "skops": 1, "xgboost": 1}
-"""How many leading parts of a version must agree. scikit-learn's fitted attributes change between minor versions, the
-others keep their formats within a major one."""
+"""Leading version parts that must match. scikit-learn's fitted attributes change between minor versions; the others
+keep their formats within a major version."""
 
 _DISTRIBUTIONS: Final[dict[str, tuple[str, ...]]] = {"xgboost": ("xgboost-cpu", "xgboost")}
 
@@ -61,9 +61,9 @@ class _Facts(BaseModel):
 
 
 class CascadeFacts(_Facts):
-    """What a manifest holds of a cascade: learners by name, from first to last.
+    """Manifest entry of a cascade: learner names from first to last stage.
 
-    ``shared_first``: whether the first stage is the learner of that name, so that one file holds both.
+    ``shared_first``: whether the first stage is the learner of that name, stored in the same file.
     """
 
     stages: tuple[LearnerName, ...] = Field(min_length=1)
@@ -73,15 +73,15 @@ class CascadeFacts(_Facts):
     order_by: Literal["last", "mean"]
 
     def file_of(self, i: int) -> str:
-        """Name the file of a stage, by its number from 0."""
+        """Return the file of a stage, by its number from 0."""
         name = self.stages[i]
         return learner_file(name) if i == 0 and self.shared_first else stage_file(i, name)
 
 
 class FittedFacts(_Facts):
-    """What a manifest holds of :class:`models.training.fitted.FittedModels`; fields as there, learners by name only.
+    """Manifest entry of :class:`models.training.fitted.FittedModels`; same fields, learners by name only.
 
-    ``groups``: feature groups of each learner that does not see all columns.
+    ``groups``: feature groups of each learner that does not use all columns.
     """
 
     refit_at: AwareDatetime
@@ -110,7 +110,7 @@ class FittedFacts(_Facts):
     prior_weight: float | None = None
 
     def learner_files(self) -> tuple[str, ...]:
-        """Name the files of all learners and of the cascade's stages."""
+        """Return the files of all learners and cascade stages."""
         cascade = self.cascade
         stages = () if cascade is None else tuple(cascade.file_of(i) for i in range(len(cascade.stages)))
         return (*map(learner_file, self.learners), *stages)
@@ -119,9 +119,9 @@ class FittedFacts(_Facts):
 def read_manifest(path: Path) -> tuple[Path, dict[str, Any], str]:
     """Read a bundle's manifest.
 
-    Returns: the bundle's folder (``path``, or that of the bundle before, where a save was killed between its two
-    renames), the manifest, and the SHA-256 of its file, which holds those of all others.
-    Raises ``InputError`` if there is none, or its layout, a library's version or its seal does not fit.
+    Returns: the bundle's folder (``path``, or its previous version if a save was killed between its two renames), the
+    manifest, and the SHA-256 of its file, which covers those of all others.
+    Raises ``InputError`` if there is none, or its layout, a library's version or its seal does not match.
     """
     if not path.exists() and previous_path(path).exists():  # killed between the two renames of a save
         path = previous_path(path)
@@ -146,9 +146,9 @@ def read_manifest(path: Path) -> tuple[Path, dict[str, Any], str]:
 
 
 def read_facts(content: Mapping[str, Any], file: Path) -> tuple[FittedFacts, tuple[FeatureColumn, ...]]:
-    """Read what a manifest holds of fitted models, and the features that they take, in order.
+    """Read the fitted models' entry of a manifest, and their features in order.
 
-    Raises ``InputError`` if it lacks or misstates something, or its parts do not fit each other.
+    Raises ``InputError`` if an entry is missing, invalid or inconsistent.
     """
     try:
         facts = FittedFacts.model_validate_json(json.dumps(content.get("fitted")))
@@ -167,17 +167,17 @@ def read_facts(content: Mapping[str, Any], file: Path) -> tuple[FittedFacts, tup
 
 
 def learner_file(name: str) -> str:
-    """Name a learner's file inside a bundle."""
+    """Return the path of a learner's file in a bundle."""
     return f"learners/{name}{SUFFIXES[name]}"
 
 
 def stage_file(i: int, name: str) -> str:
-    """Name the file of a cascade's stage that is no learner of its own."""
+    """Return the path of a cascade stage that is not a shared learner."""
     return f"learners/cascade-{i}-{name}{SUFFIXES[name]}"
 
 
 def running_versions() -> dict[str, str]:
-    """Give the version of each library that is installed, without importing it."""
+    """Return the version of each installed library, without importing it."""
     versions = {}
     for name in PARTS:
         for distribution in _DISTRIBUTIONS.get(name, (name,)):
@@ -190,10 +190,10 @@ def running_versions() -> dict[str, str]:
 
 
 def check_libraries(saved: Any, manifest: Path) -> None:
-    """Refuse a bundle that other versions of its libraries wrote.
+    """Reject a bundle written by other library versions.
 
-    Raises ``InputError`` if it says nothing of one, or a version that is not the running one's. A library that is not
-    installed is not compared: nothing of the bundle can be read by it.
+    Raises ``InputError`` if a version is missing or differs from the installed one. Libraries that are not installed
+    are not compared: they cannot read anything.
     """
     running = running_versions()
     for name, parts in PARTS.items():
@@ -207,16 +207,16 @@ def check_libraries(saved: Any, manifest: Path) -> None:
 
 
 def sealed(content: Mapping[str, Any]) -> bytes:
-    """Give a manifest's bytes, sealed; the same content gives the same bytes."""
+    """Return the bytes of a sealed manifest; the same content gives the same bytes."""
     bare = {key: value for key, value in content.items() if key != SEAL}
     return _encoded({**bare, SEAL: hashlib.sha256(_encoded(bare)).hexdigest()})
 
 
 def check_seal(raw: bytes, content: Mapping[str, Any], file: Path) -> None:
-    """Refuse a manifest whose bytes are not those that were saved."""
+    """Reject a manifest whose bytes differ from the saved ones."""
     try:
         whole = sealed(content) == raw
-    except ValueError:  # a number that JSON cannot hold
+    except ValueError:  # a number that JSON cannot represent
         whole = False
     if not whole:
         raise damaged(file, "was changed after it was saved: its digest does not match")
@@ -226,7 +226,7 @@ def read_files(path: Path, manifest: Path, listed: Any) -> dict[str, bytes]:
     """Read the files of a bundle.
 
     ``listed``: SHA-256 by relative path.
-    Raises ``InputError`` if a file is missing or changed, or a name leads outside the bundle.
+    Raises ``InputError`` if a file is missing or changed, or a path leaves the bundle.
     """
     if not isinstance(listed, Mapping):
         raise damaged(manifest, "invalid or missing: 'files'")
@@ -248,7 +248,7 @@ def read_files(path: Path, manifest: Path, listed: Any) -> dict[str, bytes]:
 
 
 def damaged(file: Path, why: str) -> InputError:
-    """Say what is wrong with a file of a bundle."""
+    """Build the error for a damaged file of a bundle."""
     return InputError(f"{file.name} {why}", str(file), "Restore the bundle or train it again.")
 
 

@@ -1,4 +1,4 @@
-"""The model card of a bundle: what it is for, what it was made from, how good it was, what it cannot do."""
+"""Model card of a bundle: intended use, training data, evaluation and limits."""
 
 import math
 from collections import Counter
@@ -25,15 +25,15 @@ _BY_MODEL = (
     ("risk_ratio", "mean risk / base rate", 0),
 )
 _PARAMS = ("decision", "labels", "training", "models", "backtest", "seed")
-_RARE = 10  # incidents of a class below which its recall is a guess
+_RARE = 10  # incidents of a class below which its recall is unreliable
 
 
 def model_card(manifest: Mapping[str, Any]) -> str:
-    """Write the card.
+    """Return the model card as Markdown.
 
-    ``manifest``: a bundle's manifest, with ``profile``, ``fitted`` and ``features``; and as known ``data`` (``unit``,
+    ``manifest``: a bundle's manifest, with ``profile``, ``fitted`` and ``features``; and, if known, ``data`` (``unit``,
     ``units``, ``incidents``, ``first``, ``last``), ``params``, ``dataset_digest``, ``code_revision``, ``simulated``,
-    and ``metrics`` as :meth:`evaluation.metrics.evaluation.Evaluation.to_metrics` gives them.
+    and ``metrics`` from :meth:`evaluation.metrics.evaluation.Evaluation.to_metrics`.
     """
     fitted = manifest["fitted"]
     parts = [
@@ -72,10 +72,10 @@ def model_card(manifest: Mapping[str, Any]) -> str:
 
 
 def promotion_section(decision: Mapping[str, Any]) -> str:
-    """Write how a version was compared when it was to be promoted, to follow its card.
+    """Return the section on a version's promotion comparison, to append to its card.
 
-    ``decision``: as ``pipeline.promotion.PromotionResult.to_json`` gives it: ``action``, ``model``, ``version``,
-    ``champion_before``, ``reason``, ``notes`` and ``verdict`` (null: nothing was compared).
+    ``decision``: from ``pipeline.promotion.PromotionResult.to_json``: ``action``, ``model``, ``version``,
+    ``champion_before``, ``reason``, ``notes`` and ``verdict`` (null: no comparison).
     """
     before = decision["champion_before"]
     against = f"version {before}, the champion" if before is not None else "no champion: the baselines"

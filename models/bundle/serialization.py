@@ -1,8 +1,8 @@
-"""Learners as files: each in its library's own format, none of which can run code when it is read.
+"""Serialization of learners, each in its library's own format; reading a file cannot run code.
 
-LightGBM as text, XGBoost as JSON, networks on sequences as safetensors, scikit-learn through skops with a fixed list
-of types. Nothing here pickles. XGBoost and LightGBM trust the files that they read: what guards them is the manifest's
-hash of each file.
+LightGBM as text, XGBoost as JSON, sequence networks as safetensors, scikit-learn through skops with a fixed list of
+types. Nothing is pickled. XGBoost and LightGBM do not validate the files that they read: the manifest's hash of each
+file protects them.
 """
 
 import hashlib
@@ -34,27 +34,27 @@ TRUSTED: tuple[str, ...] = (
     "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
     "sklearn.tree._tree.Tree",
 )
-"""Types beyond skops' own list that a learner's file may hold; a file with any other is refused unread."""
+"""Types beyond skops' own list that a learner's file may contain; files with other types are rejected unread."""
 
 _MAX_UNPACKED = 2**31
 _MAX_KEPT = 2**31
 _SKLEARN_TYPES = (RandomForestClassifier, PreparedClassifier)
 
-# NumPy parses an array's header as Python, and CPython before 3.11.5 fails where two threads parse (gh-106905).
+# NumPy parses array headers as Python, and CPython before 3.11.5 fails if two threads parse (gh-106905).
 _ONE_AT_A_TIME = threading.Lock()
 
 _HASHING = threading.Lock()
-"""Rows are hashed for the first of the learners that share them; the others wait for its digest."""
+"""Learners that share rows wait for the first one to hash them."""
 
-# The zip format cannot hold an earlier date; a fixed one keeps a file's bytes those of its content.
+# Earliest date of the zip format; fixed, so that bytes depend on content only.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def write_learner(name: str, learner: Any, path: Path) -> None:
     """Write a fitted learner.
 
-    ``learner``: Fitted, or loaded by :func:`read_learner`.
-    ``path``: the file; the same learner gives the same bytes.
+    ``learner``: fitted, or loaded by :func:`read_learner`.
+    ``path``: output file; the same learner gives the same bytes.
     """
     learner = inner_of(learner)
     if name in SEQUENCE:
@@ -70,10 +70,10 @@ def write_learner(name: str, learner: Any, path: Path) -> None:
 
 
 def read_learner(name: str, content: bytes, where: str, features: int) -> Any:
-    """Read a fitted learner of so many features, and ask it for a score.
+    """Read a fitted learner with a number of features, and test-score it.
 
-    Returns: has ``predict_proba``; its probabilities are bit-identical to those of the learner that was written.
-    Raises ``InputError`` if the file is not what it should be or holds a type that is not trusted.
+    Returns: has ``predict_proba``; probabilities are bit-identical to those of the saved learner.
+    Raises ``InputError`` if the file is invalid or contains an untrusted type.
     """
     learner = _read(name, content, where)
     try:
@@ -133,8 +133,8 @@ def _unreadable(name: str, where: str, why: str) -> InputError:
 def _canonical(content: bytes) -> bytes:
     """Rewrite a skops file so that the same learner gives the same bytes.
 
-    skops names nodes and arrays by their address in memory and dates entries by the clock, and scikit-learn leaves the
-    gaps between the fields of a tree's nodes as the memory was.
+    skops names nodes and arrays by memory address and timestamps entries, and scikit-learn leaves the padding of tree
+    nodes uninitialized.
     """
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
@@ -166,7 +166,7 @@ def _without_padding(content: bytes) -> bytes:
 
 
 def _renumber(node: Any, names: dict[int, int], files: dict[str, str], last: list[int]) -> None:
-    """Give nodes numbers in the order of their appearance, in place."""
+    """Assign numbers to nodes in order of appearance, in place."""
     if isinstance(node, list):
         for child in node:
             _renumber(child, names, files, last)
@@ -175,7 +175,7 @@ def _renumber(node: Any, names: dict[int, int], files: dict[str, str], last: lis
         return
     if isinstance(node.get("__id__"), int):
         old = node["__id__"]
-        # Whether two equal plain values are one object in memory is chance: each gets a number of its own.
+        # Whether equal plain values share an object is arbitrary: number each separately.
         if node.get("__loader__") == "JsonNode" or old not in names:
             last[0] += 1
             names[old] = last[0]
@@ -196,16 +196,16 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 class FitStore:
-    """Fitted learners in a folder, each found again by the rows and settings that it was fitted from.
+    """Cache of fitted learners in a folder, keyed by training rows and settings.
 
-    A learner that is found scores as the one that was kept, bit for bit. The folder is for one version of the code.
+    Cached learners score bit-identically. The folder is valid for one version of the code.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def __call__(self, fit: Fit, do: Callable[[], Any]) -> Any:
-        """Give a fit's learner, or fit it and keep it; a disk without room for it does not stop the fit."""
+        """Return a fit's learner from the cache, or fit and cache it; a full disk does not stop the fit."""
         with _HASHING:
             path = self._folder / _key_of(fit)
         columns = fit.learner.columns if isinstance(fit.learner, ColumnSubset) else None
@@ -223,7 +223,7 @@ class FitStore:
         return learner
 
     def shrink(self) -> None:
-        """Remove the learners used longest ago, as far as all take more than :data:`_MAX_KEPT`."""
+        """Evict the least recently used learners until at most :data:`_MAX_KEPT` bytes remain."""
         files = [(path, path.stat()) for path in self._folder.glob("*") if path.is_file()]
         room = _MAX_KEPT
         for path, stat in sorted(files, key=lambda one: -one[1].st_mtime):

@@ -1,8 +1,7 @@
-"""The bundle: everything that one refit made, as files that can be verified and read without running any of them.
+"""Saving and loading bundles.
 
-``manifest.json`` names every other file with its SHA-256; ``learners/`` holds each learner in its library's own
-format; ``MODEL_CARD.md`` says what the models are for. Scores after loading are bit-identical to those
-before saving.
+``manifest.json`` lists every other file with its SHA-256; ``learners/`` holds each learner in its library's own format;
+``MODEL_CARD.md`` describes the models. Scores after loading are bit-identical to those before saving.
 """
 
 import hashlib
@@ -53,7 +52,7 @@ _SAME = (
     "n_positive", "n_negative", "n_augmented", "n_incidents", "calibrated", "thinned_to", "stand_in",
     "prior_weight",
 )  # fmt: skip
-"""What fitted models and a manifest hold equally."""
+"""Fields that fitted models and manifest share."""
 
 _OWN = ("format", "fitted", "files", "libraries", "features", "sequence", SEAL)
 
@@ -63,7 +62,8 @@ class Bundle:
     """A loaded bundle.
 
     ``fitted``: the models; ``fitted.score`` scores rows.
-    ``digest``: SHA-256 of the manifest, which holds those of all other files: it names the bundle's whole content.
+    ``digest``: SHA-256 of the manifest, which covers those of all other files: it identifies the bundle's whole
+    content.
     """
 
     path: Path
@@ -73,26 +73,26 @@ class Bundle:
 
     @property
     def profile(self) -> str:
-        """The model whose risks are the bundle's."""
+        """Model whose risks the bundle reports."""
         return str(self.manifest["profile"])
 
     @property
     def columns(self) -> tuple[FeatureColumn, ...]:
-        """The features, in order."""
+        """Features, in order."""
         return self.fitted.columns
 
 
 def save_bundle(path: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> Bundle:
-    """Write a bundle, replacing an older one as a whole or not at all.
+    """Write a bundle, atomically replacing an older one.
 
-    ``manifest``: JSON-able facts to keep: ``profile`` (required, one of ``fitted.models``), and as known ``channels``,
-    ``params``, ``dataset_digest``, ``code_revision``, ``metrics``, ``simulated``, ``search``. NaN becomes null. Keys of
-    the layout itself (``format``, ``features``, ``sequence``, ``fitted``, ``files``, ``libraries``, ``seal``) are
-    written here and may not be given.
-    Returns: what was written, with ``fitted`` as given. The same content gives the same bytes.
+    ``manifest``: JSON-serializable metadata: ``profile`` (required, one of ``fitted.models``), and, if known,
+    ``channels``, ``params``, ``dataset_digest``, ``code_revision``, ``metrics``, ``simulated``, ``search``. NaN becomes
+    null. Keys of the layout (``format``, ``features``, ``sequence``, ``fitted``, ``files``, ``libraries``, ``seal``)
+    are reserved.
+    Returns: the written bundle, with ``fitted`` as given. The same content gives the same bytes.
     Raises ``InputError`` if the profile is no model of ``fitted``, ``path`` holds something else, or it cannot be
     written.
-    Raises ``ValueError`` if a key of the layout is given.
+    Raises ``ValueError`` if a reserved key is given.
     """
     taken = sorted(set(manifest) & set(_OWN))
     if taken:
@@ -107,17 +107,17 @@ def save_bundle(path: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -
         raise InputError(f"{path} exists and is not a bundle", str(path), "Choose another folder or remove it.")
     with FolderSwap(path) as swap, disk_errors(path):
         content, digest = _write(swap.path, fitted, manifest)
-        for file in swap.path.rglob("*"):  # a crash after the renames must not leave a bundle of empty files
+        for file in swap.path.rglob("*"):  # a crash after the renames must not leave empty files
             fsync_path(file)
         swap.commit()
     return Bundle(path, fitted, content, digest)
 
 
 def load_bundle(path: Path) -> Bundle:
-    """Read a bundle after verifying all of it.
+    """Load a bundle after verifying all of its files.
 
-    Raises ``InputError`` if there is no bundle, a file is missing or was changed, a type is not trusted, or a library
-    or the layout is of another version.
+    Raises ``InputError`` if there is no bundle, a file is missing or was changed, a type is not trusted, or the version
+    of a library or the layout does not match.
     """
     folder, content, digest = read_manifest(path)
     files = read_files(folder, folder / MANIFEST, content.get("files"))
@@ -220,7 +220,7 @@ def _rebuild_cascade(facts: CascadeFacts, learners: Mapping[str, Any], read: Cal
 
 
 def _shared(fitted: FittedModels, i: int) -> bool:
-    """Whether a cascade's stage is one of the learners, so that one file holds both."""
+    """Return whether a cascade's stage is one of the learners, stored in the same file."""
     assert fitted.cascade is not None
     name, stage = fitted.cascade.stages[i]
     return i == 0 and fitted.learners.get(name) is stage
@@ -241,5 +241,5 @@ def _read(
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON holds it: NaN as null, times in ISO form, durations in seconds."""
+    """Return a JSON-compatible value: NaN as null, times in ISO format, durations in seconds."""
     return from_json(to_json(value, inf_nan_mode="null", timedelta_mode="float", fallback=lambda number: number.item()))

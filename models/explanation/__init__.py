@@ -1,5 +1,5 @@
-"""Why a unit was alerted: from fitted models and rows to the contribution of each feature, and to reasons as text.
+"""Explanation of alerts: contribution of each feature to a score, and reasons as text.
 
 Start with :mod:`~models.explanation.contributions`, which attributes a model's score to features, learner by learner;
-:mod:`~models.explanation.alert_reasons` does it for the alerts of a backtest.
+:mod:`~models.explanation.alert_reasons` explains the alerts of a backtest.
 """

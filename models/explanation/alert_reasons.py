@@ -1,4 +1,4 @@
-"""Why the profile alerted, asked fold by fold: only the models that gave an alert can say, and they are not kept."""
+"""Reasons for the profile's alerts, computed fold by fold while the models of the fold are in memory."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,17 +16,17 @@ from models.rows.training_set import Matrix
 from models.training.fitted import FittedModels
 
 _FLEET_UNITS = 2048
-"""Units of a decision time that a value is placed among at most, spread evenly: percentiles need no more."""
+"""Maximum units per decision time that a value is ranked among, evenly spaced: enough for percentiles."""
 
 _FLEET_ROWS = 65_536
-"""Rows of the fleets of one fold that are read at most."""
+"""Maximum fleet rows read per fold."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlertReasons:
-    """Why one unit was alerted at one decision time.
+    """Reasons for the alert of one unit at one decision time.
 
-    ``reasons``: as text with the numbers, the weightiest first.
+    ``reasons``: as text with figures, largest contribution first.
     """
 
     decision_time: datetime
@@ -36,7 +36,7 @@ class AlertReasons:
 
 
 def riskiest_alerts(scored: pa.Table, *, model: int, variant: int, count: int) -> Ints:
-    """Choose the alerts of a fold to explain: the riskiest.
+    """Select the riskiest alerts of a fold for explanation.
 
     ``scored``: ``row``, ``variant``, ``model``, ``score``, ``risk``, ``alert`` of a fold.
     """
@@ -55,10 +55,10 @@ def explain_rows(
     among: Ints,
     values: RowReader | None = None,
 ) -> list[dict[str, Any]]:
-    """Explain alerted rows by the models that alerted them, compared with the fleet at the same time.
+    """Explain alerted rows with the models that alerted them, compared with the fleet at the same time.
 
-    ``values``: reads rows of the matrix; by default the matrix itself does.
-    Returns: ``row``, ``reasons``, ``method``, JSON-able, one for each of ``rows``.
+    ``values``: reads rows of the matrix; default: the matrix itself.
+    Returns: ``row``, ``reasons``, ``method``, JSON-serializable, one for each of ``rows``.
     """
     if rows.size == 0:
         return []
@@ -76,7 +76,7 @@ def explain_rows(
 
 
 def _fleets(matrix: Matrix, read: RowReader, rows: Ints, among: Ints) -> tuple[list[np.ndarray], bool]:
-    """Read for each row the units at its decision time, itself among them; tell whether they are a sample."""
+    """Read the units at each row's decision time, including itself; also return whether they are a sample."""
     times = milliseconds(matrix.rows["decision_time"].iloc[among])
     own = milliseconds(matrix.rows["decision_time"].iloc[rows])
     asked = np.unique(own)
@@ -88,13 +88,13 @@ def _fleets(matrix: Matrix, read: RowReader, rows: Ints, among: Ints) -> tuple[l
     selected = (position_in_group(at) % (-(-size // most))[at] == 0) | np.isin(among[order], rows)
     fleet = read(among[order[selected]])
     ends = np.cumsum(np.bincount(at[selected], minlength=len(asked)))
-    # views, one a decision time: alerts of one time share it
+    # views, shared by alerts of the same decision time
     parts = np.split(fleet, ends[:-1])
     return [parts[position] for position in np.searchsorted(asked, own)], bool((size > most).any())
 
 
 def alert_reasons(matrix: Matrix, explained: list[dict[str, Any]]) -> tuple[AlertReasons, ...]:
-    """Name the rows that :func:`explain_rows` explained."""
+    """Add decision time and unit to the results of :func:`explain_rows`."""
     rows = matrix.rows
     return tuple(
         AlertReasons(
@@ -108,7 +108,7 @@ def alert_reasons(matrix: Matrix, explained: list[dict[str, Any]]) -> tuple[Aler
 
 
 SAMPLED_ROWS: Final = 256
-"""Rows of a fold that contributions are taken of: the alerts given, and others spread evenly over the fold."""
+"""Rows of a fold whose contributions are averaged: alerts, and others spread evenly over the fold."""
 
 COLUMNS: Final = ("fold", "model", "feature", "group", "channel", "share", "rows")
 
@@ -116,10 +116,10 @@ COLUMNS: Final = ("fold", "model", "feature", "group", "channel", "share", "rows
 def attribute(
     fitted: FittedModels, matrix: Matrix, model: str, alerted: Ints, tested: Ints, values: RowReader | None = None
 ) -> dict[str, Any]:
-    """Take the mean absolute contribution of each feature over a sample of a fold's rows.
+    """Compute the mean absolute contribution of each feature over a sample of a fold's rows.
 
-    Returns: ``shares`` (list of float, one a feature, adding up to 1; empty if nothing moved a score) and ``rows``;
-    JSON-able.
+    Returns: ``shares`` (list of float, one per feature, summing to 1; empty if no feature contributed) and ``rows``;
+    JSON-serializable.
     """
     room = max(0, SAMPLED_ROWS - alerted.size)
     spread = tested[np.linspace(0, tested.size - 1, min(room, tested.size)).astype(np.int64)] if tested.size else tested
@@ -132,11 +132,10 @@ def attribute(
 
 
 def attribution_frame(matrix: Matrix, model: str, folds: list[dict[str, Any]]) -> pd.DataFrame:
-    """Lay the attributions of all folds out as a table.
+    """Convert the attributions of all folds to a table.
 
-    Returns: ``fold`` (int32), ``model``, ``feature``, ``group``, ``channel`` (null where the feature has none),
-    ``share`` (float64; those of a fold add up to 1), ``rows`` (int32; rows explained). Folds without attributions are
-    absent.
+    Returns: ``fold`` (int32), ``model``, ``feature``, ``group``, ``channel`` (null if the feature has none), ``share``
+    (float64; sums to 1 per fold), ``rows`` (int32; rows explained). Folds without attributions are absent.
     """
     parts = []
     for number, fold in enumerate(folds):
@@ -160,9 +159,10 @@ def attribution_frame(matrix: Matrix, model: str, folds: list[dict[str, Any]]) -
 
 
 def by_group(attributions: pd.DataFrame) -> pd.DataFrame:
-    """Bring attributions down to ``group``, ``share`` (mean over the folds) and ``channels``, the weightiest first.
+    """Aggregate attributions to ``group``, ``share`` (mean over the folds) and ``channels``, largest share first.
 
-    ``channels`` names up to three channels (or what a history counts) that weigh most in the group, with their shares.
+    ``channels`` maps up to three channels (or event types of a history) with the largest shares in the group to their
+    shares.
     """
     folds = attributions["fold"].nunique()
     if folds == 0:

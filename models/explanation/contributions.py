@@ -1,12 +1,12 @@
-"""Contribution of each feature to one learner's score, in log-odds, and the reasons that are made of it.
+"""Contribution of each feature to one learner's score, in log-odds, and the reasons derived from it.
 
-Boosted trees and forests are decomposed exactly, by path-dependent TreeSHAP (Lundberg et al., 2020): the game is what
-the trees expect when a feature is unknown, by the rows that took each branch in training, so correlated features share
-their contribution. A linear model is decomposed exactly as well, and a network by integrated gradients
-(Sundararajan et al., 2017), both against a unit with the median of every feature (the interventional game with one
-reference). All of these add up to the row's log-odds minus those of their reference; a member of an ensemble can
-therefore be weighted as in the ensemble. For networks on sequences it is the change in log-odds when a whole channel
-is set to its median, for baselines the change in points when a feature is unknown: neither adds up.
+Boosted trees and forests are decomposed exactly by path-dependent TreeSHAP (Lundberg et al., 2020): unknown features
+are marginalized over the training rows of each branch, so correlated features share their contribution. A linear model
+is decomposed exactly as well, and a network by integrated gradients (Sundararajan et al., 2017), both relative to a
+unit with the median of every feature (the interventional game with one reference). All of these add up to the row's
+log-odds minus those of the reference, so members of an ensemble can be weighted as in the ensemble. For sequence
+networks, a contribution is the change in log-odds when a whole channel is set to its median; for baselines, the change
+in points when a feature is unknown: neither adds up.
 """
 
 import functools
@@ -39,7 +39,7 @@ UNKNOWN: Final = "change in points when the feature is set to unknown"
 OCCLUSION: Final = "change when a channel is set to its median"
 
 ADDITIVE: Final = frozenset({TREES, LINEAR, GRADIENTS})
-"""Methods whose contributions add up to a difference of log-odds."""
+"""Methods whose contributions sum to a difference of log-odds."""
 
 _KINDS = {
     "last": "level", "mean": "level", "min": "level", "max": "level", "std": "spread", "slope": "trend",
@@ -49,11 +49,11 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class ScoreReason:
-    """One thing that raised a score.
+    """One reason for a raised score.
 
-    ``column``: name of the feature that is named: of those that say the same over other windows, the one that added
-    most; where that one joins all counters, the counter that its value comes from.
-    ``contribution``: what all of them added to the log-odds, positive.
+    ``column``: the named feature: among equivalent features over several windows, the one with the largest
+    contribution; if that aggregates all counters, the counter that determines its value.
+    ``contribution``: total contribution of all of them to the log-odds, positive.
     """
 
     column: str
@@ -62,10 +62,10 @@ class ScoreReason:
 
 
 def reason_group(column: FeatureColumn) -> tuple[str | None, ...]:
-    """Give what a column is reported together with: its group, scope, channel and kind, whatever the window.
+    """Return the key by which columns are reported together: group, scope, channel and kind, for all windows.
 
-    A rise over 1 h, 6 h and 24 h is one thing to a reader; how high, how unsteady, and how fast are three. What is
-    known of one history (how often, how long ago) is one, and so is what joins the onsets of all counters.
+    Rises over 1 h, 6 h and 24 h are one reason to a reader; level, spread and trend are three. All statistics of one
+    history (counts, recency) are one, and so are the aggregates of the onsets of all counters.
 
     >>> reason_group(FeatureColumn.of("telemetry", "gpu_temp_c", "max"))
     ('telemetry', None, 'gpu_temp_c', 'level')
@@ -78,11 +78,11 @@ def reason_group(column: FeatureColumn) -> tuple[str | None, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ReasonPlan:
-    """How the columns of a matrix become reasons.
+    """Mapping of a matrix's columns to reasons.
 
     ``group``: number of each column's :func:`reason_group`; shape (features,).
     ``surges``: columns of each counter's surge, by window.
-    ``most``: columns that join all counters, by statistic and window.
+    ``most``: columns that aggregate all counters, by statistic and window.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -92,7 +92,7 @@ class ReasonPlan:
 
     @classmethod
     def of(cls, columns: Sequence[FeatureColumn]) -> Self:
-        """Plan the reasons of a matrix's columns."""
+        """Build the plan of a matrix's columns."""
         keys = [reason_group(column) for column in columns]
         number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
         surges: dict[timedelta | None, list[int]] = {}
@@ -106,10 +106,10 @@ class ReasonPlan:
         return cls(tuple(columns), group, {window: np.array(positions) for window, positions in surges.items()}, most)
 
     def counters(self, row: np.ndarray) -> dict[int, int]:
-        """Say for columns that join all counters which counter's column their value in a row comes from.
+        """Return, for columns that aggregate all counters, the counter that determines their value in a row.
 
-        Returns: joining column to the surge of the one counter; without those of which the row does not tell the
-        counter.
+        Returns: aggregate column to the surge column of that counter; without those whose counter the row does not
+        determine.
         """
         counter_of = {}
         for (statistic, window), joining in self.most.items():
@@ -119,7 +119,7 @@ class ReasonPlan:
             highest = int(surges[np.nanargmax(row[surges])])
             if not row[highest] > 0:
                 continue
-            # how far above the fleet one counter is, is known of the one whose own past does not tell less
+            # a surge equals its excess over the fleet only if the fleet is the stricter baseline
             excess = self.most.get(("excess_max", window))
             if statistic.startswith("surge") or (excess is not None and row[excess] == row[highest]):
                 counter_of[joining] = highest
@@ -129,15 +129,15 @@ class ReasonPlan:
 def largest_reasons(
     values: Floats, row: np.ndarray, plan: ReasonPlan, *, top: int = 3, fleet: np.ndarray | None = None, noun: str = ""
 ) -> tuple[tuple[ScoreReason, ...], float]:
-    """Describe the largest positive contributions to one row's score; give also the sum of all positive ones.
+    """Describe the largest positive contributions to one row's score; also return the sum of all positive ones.
 
     ``fleet``: to rank a value in the fleet; shape (units, features).
     """
     group, counters = plan.group.copy(), plan.counters(row)
-    for position, counter in counters.items():  # what joins all counters is reported with the one that leads them
+    for position, counter in counters.items():  # report an aggregate of all counters with the leading one
         group[position] = group[counter]
     sums = np.bincount(group, weights=values)
-    # ties go to the earlier column, so that a report is the same on every run
+    # ties go to the earlier column, for reproducible reports
     order = np.argsort(-sums, kind="stable")[:top]
     reasons = []
     for key in order[sums[order] > 0]:
@@ -153,7 +153,7 @@ def largest_reasons(
 
 
 _STEPS: Final = 64
-"""Points of the midpoint rule along the way; the error of the sum is tested to stay within 2 %."""
+"""Points of the midpoint rule; the error of the sum is tested to stay within 2 %."""
 
 _ACTIVATIONS: Final[dict[str, Callable[[Floats], Floats]]] = {
     "relu": lambda z: np.maximum(z, 0),
@@ -170,12 +170,11 @@ _SLOPES: Final[dict[str, Callable[[Floats], Floats]]] = {
 
 
 def contributions(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
-    """Contribution of each feature to each row's score.
+    """Return the contribution of each feature to each row's score.
 
-    ``learner``: a fitted learner as :func:`models.learners.factory.make_learner` makes it, or a baseline.
+    ``learner``: fitted, from :func:`models.learners.factory.make_learner`, or a baseline.
     ``X``: rows to explain; NaN: unknown; shape (rows, features).
-    Returns ``method``: how they were computed: :data:`TREES`, :data:`LINEAR`, :data:`GRADIENTS`, :data:`OCCLUSION` or
-    :data:`UNKNOWN`.
+    Returns ``method``: :data:`TREES`, :data:`LINEAR`, :data:`GRADIENTS`, :data:`OCCLUSION` or :data:`UNKNOWN`.
     """
     if not isinstance(learner, ColumnSubset):
         return _of_own_features(learner, X)
@@ -185,7 +184,7 @@ def contributions(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
 
 
 def explainable(learner: Any) -> bool:
-    """Whether :func:`contributions` knows the learner's type."""
+    """Return whether :func:`contributions` supports the learner's type."""
     learner = inner_of(learner)
     if isinstance(learner, PreparedClassifier):
         return isinstance(learner.classifier_, LogisticRegression | MLPClassifier)
@@ -221,9 +220,9 @@ def _of_own_features(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
 
 @functools.cache
 def load_shap() -> Any:
-    """Import what explains forests; to be called before threads begin, which share Python's filters of warnings."""
+    """Import SHAP, which explains forests; call before starting threads, which share Python's warning filters."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the plotting library that it prepares colours with
+        warnings.simplefilter("ignore")  # from the plotting library that it imports
         import shap  # takes seconds to import; only forests need it
     return shap
 
@@ -235,14 +234,14 @@ def _forest(forest: RandomForestClassifier, X: np.ndarray) -> Floats:
 
 
 def _as_log_odds(values: Floats, base: float) -> Floats:
-    """Scale a forest's parts of its probability, each row's by one factor, to its difference in log-odds.
+    """Scale a forest's contributions to its probability to the difference in log-odds, by one factor per row.
 
-    The forest is additive in probability, not in log-odds; one factor a row keeps order, signs and proportions.
+    The forest is additive in probability, not in log-odds; one factor per row keeps order, signs and proportions.
     """
     change = values.sum(axis=1)
     log_change = logit(base + change) - logit(np.array(base))
     slope = np.full(len(values), 1 / max(base * (1 - base), 1e-7))
-    # where nothing changes in sum, parts still cancel each other
+    # if contributions cancel out, use the slope of the logit
     factor = np.divide(log_change, change, out=slope, where=np.abs(change) > 1e-12)
     return values * factor[:, None]
 
@@ -250,7 +249,7 @@ def _as_log_odds(values: Floats, base: float) -> Floats:
 def _along_gradients(
     weights: Sequence[np.ndarray], intercepts: Sequence[np.ndarray], activation: str, values: Floats
 ) -> Floats:
-    """Integrate the gradient of a network's log-odds along the straight line from 0, the median of all, to each row."""
+    """Integrate the gradient of a network's log-odds along the straight line from 0 (all medians) to each row."""
     total = np.zeros(values.shape)
     for step in range(_STEPS):
         hidden = values * ((step + 0.5) / _STEPS)
@@ -267,8 +266,8 @@ def _along_gradients(
 
 
 def _without_each(baseline: Baseline, X: np.ndarray) -> Floats:
-    """Give what a baseline's points lose when each feature alone is unknown; shape of ``X``."""
-    identity = np.zeros(1, np.uint64)  # chance depends on nothing but who the row is: no feature moves it
+    """Return the loss of a baseline's points when each feature alone is unknown; shape of ``X``."""
+    identity = np.zeros(1, np.uint64)  # random scores depend on identity only: no feature changes them
     out = np.zeros(X.shape)
     for row in range(len(X)):
         known = np.flatnonzero(~np.isnan(X[row]))
@@ -280,10 +279,10 @@ def _without_each(baseline: Baseline, X: np.ndarray) -> Floats:
 
 
 def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
-    """Find the learners whose scores make a model's alerts.
+    """Return the learners whose scores make up a model's score.
 
-    Returns: the learner itself; an ensemble's members; behind them the prior that they are pooled with; of a cascade
-    the stages whose log-odds make a survivor's score; the replacement of all models if nothing could be fitted.
+    Returns: the learner itself; an ensemble's members; then the prior that they are pooled with; of a cascade, the
+    stages whose log-odds order survivors; the stand-in if nothing could be fitted.
     """
     if model not in fitted.models:
         raise ValueError(f"{model} is not among {', '.join(fitted.models)}")
@@ -298,9 +297,9 @@ def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
 
 
 def weights_in(fitted: FittedModels, model: str) -> tuple[float, ...]:
-    """Give what each of :func:`members_of` weighs in a model's score.
+    """Return the weight of each of :func:`members_of` in a model's score.
 
-    Returns: ``stacked``: the weights fitted; else all equal, adding up to 1; a prior takes its share of either.
+    Returns: ``stacked``: the fitted weights; else equal weights that sum to 1; a prior takes its share of either.
     """
     names = [name for name, _ in members_of(fitted, model)]
     pooled = fitted.prior_weight if names[-1] == PRIOR and fitted.prior_weight and fitted.stand_in is None else None
@@ -314,13 +313,13 @@ def weights_in(fitted: FittedModels, model: str) -> tuple[float, ...]:
 def attribute_score(
     members: Sequence[tuple[str, Any]], X: np.ndarray, weights: Sequence[float] | None = None
 ) -> tuple[Floats, str]:
-    """Take a joint score apart by its members.
+    """Attribute a combined score to features, through its members.
 
-    Members whose contributions add up to log-odds are weighed and summed; others join in only where no member is one,
-    because their contributions have a scale of their own.
+    Contributions that add up to log-odds are weighted and summed; others are used only if no member is additive,
+    because they have a scale of their own.
 
-    ``weights``: weight of each member; by default all equal.
-    Returns ``values``: additions to the score; all 0 where no member can be explained; shape (rows, features).
+    ``weights``: weight of each member; default: equal.
+    Returns ``values``: contributions to the score; all 0 if no member can be explained; shape (rows, features).
     """
     shares = [1 / len(members)] * len(members) if weights is None else list(weights)
     parts = [
@@ -338,7 +337,7 @@ def attribute_score(
     if missing:
         text += f" (without {', '.join(missing)})"
     share = sum(weight for _, weight, _, _ in parts)
-    # what is left out is taken to say what the others say, so that sizes stay those of the whole score
+    # assume that omitted members agree with the others, to keep the scale of the whole score
     scale = sum(shares) / share if share > 0 else 1.0
     total = np.zeros(X.shape)
     for _, weight, values, _ in parts:
@@ -347,5 +346,5 @@ def attribute_score(
 
 
 def explained_by(fitted: FittedModels, model: str, X: np.ndarray) -> tuple[Floats, str]:
-    """Contributions to a model's score, and how they were computed; see :func:`attribute_score`."""
+    """Return the contributions to a model's score, and the method; see :func:`attribute_score`."""
     return attribute_score(members_of(fitted, model), X, weights_in(fitted, model))

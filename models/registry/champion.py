@@ -1,11 +1,11 @@
-"""The champion of a registered model: its history, promotion and rollback.
+"""Champion of a registered model: history, promotion and rollback.
 
-The alias ``champion`` names the version that is served; the tag :data:`HISTORY_TAG` of the registered model lists all
-champions in order, the present one last. MLflow has no transaction over both, so each change is two writes in an order
-that leaves a state with one reading (:func:`_history`) wherever a kill comes: a promotion adds to the list and then
-moves the alias, a rollback moves the alias and then shortens the list. A list that continues past the alias is cut
-there. The first champion gets the alias first, so that a list without an alias always means that somebody removed the
-alias, and is an error rather than "no champion yet".
+The alias ``champion`` names the version in use; the tag :data:`HISTORY_TAG` of the registered model lists all champions
+in order, the current one last. MLflow has no transaction over both, so each change is two writes, ordered so that the
+state is unambiguous (:func:`_history`) if the process is killed in between: a promotion appends to the list and then
+moves the alias, a rollback moves the alias and then truncates the list. A list that continues past the alias is
+truncated there. The first champion gets the alias first, so that a list without an alias always means that somebody
+removed the alias, and is an error rather than "no champion yet".
 """
 
 import hashlib
@@ -21,22 +21,22 @@ from foundation.files import take_lock
 from models.registry.store import CHAMPION, DIGEST_TAG, database_of, opened_store, refuse_absent, refuse_moved
 
 HISTORY_TAG = "predrain.champions"
-"""Tag of a registered model: its champions' versions in order, as a JSON list."""
+"""Tag of a registered model: versions of its champions in order, as a JSON list."""
 
 PREVIOUS_TAG = "previous_champion"
-"""Tag of a version: the champion before it (``none``: no version)."""
+"""Tag of a version: the previous champion (``none``: no version)."""
 
 MANIFEST = "manifest.json"
-"""Name of the file that makes a folder a bundle (not imported: that would load every learner's library)."""
+"""File that marks a folder as a bundle (not imported: that would load every learner's library)."""
 
-_HISTORY_LENGTH = 200  # MLflow takes 5,000 characters
+_HISTORY_LENGTH = 200  # MLflow allows 5,000 characters
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
     """A version of a registered model.
 
-    ``digest``: digest of its bundle; empty where none was noted.
+    ``digest``: digest of its bundle; empty if not recorded.
     """
 
     number: int
@@ -48,9 +48,9 @@ class Version:
 class ChampionHistory:
     """A model's aliases and its champions so far.
 
-    ``history``: champions in order, the present one last; empty where there is none.
-    ``versions``: versions that exist; others were deleted.
-    ``unseated``: recorded champions, newest last, of a model whose alias was removed by hand; else empty.
+    ``history``: champions in order, the current one last; empty without one.
+    ``versions``: existing versions; others were deleted.
+    ``unseated``: recorded champions, newest last, if the alias was removed manually; else empty.
     """
 
     aliases: Mapping[str, int]
@@ -60,17 +60,17 @@ class ChampionHistory:
 
     @property
     def champion(self) -> int | None:
-        """The present champion; None where there is none."""
+        """Current champion; None if there is none."""
         return self.history[-1] if self.history else None
 
     @property
     def previous(self) -> int | None:
-        """The newest champion before it that was not deleted; None where there is none."""
+        """Most recent earlier champion that was not deleted; None if there is none."""
         earlier = (version for version in reversed(self.history[:-1]) if version in self.versions)
         return next((version for version in earlier if version != self.champion), None)
 
     def refuse_unseated(self, model: str) -> None:
-        """Refuse a model that had a champion and has none any more.
+        """Reject a model that had a champion and has none any more.
 
         Raises ``InputError`` if somebody removed the alias or deleted its version.
         """
@@ -88,7 +88,7 @@ class ChampionHistory:
 def champion_history(tracking_uri: str, model: str) -> ChampionHistory:
     """Read the champion and its predecessors.
 
-    Raises ``TooEarlyError`` if there is no such store or model yet.
+    Raises ``TooEarlyError`` if the store or model does not exist yet.
     """
     refuse_absent(tracking_uri)
     with opened_store(tracking_uri) as mlflow:
@@ -112,11 +112,11 @@ def version_at(tracking_uri: str, model: str, number: int) -> Version:
 
 
 def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) -> Path:
-    """Find the folder of a version's bundle, downloading it where the store is elsewhere.
+    """Return the folder of a version's bundle, downloaded if the store is remote.
 
     Only files are fetched: no code of the version runs.
 
-    Raises ``InputError`` if the version has no bundle, its files are gone, or its digest is not the registered one.
+    Raises ``InputError`` if the version has no bundle, its files are missing, or its digest is not the registered one.
     """
     where = f"{model} version {version.number}"
     do = "Register the bundle again with `predrain train --registry`."
@@ -126,11 +126,11 @@ def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) 
         uri = f"models:/{model}/{version.number}"
         try:
             downloaded = Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(folder)))
-            # MLflow keeps the name that the folder had when it was registered
+            # MLflow keeps the folder's name from its registration
             bundles = [manifest.parent for manifest in (downloaded / "artifacts").glob(f"*/{MANIFEST}")]
         except OSError as error:
             missing = error
-        if not bundles:  # a store that was moved finds none of its files
+        if not bundles:  # a moved store finds none of its files
             refuse_moved(mlflow.MlflowClient(), tracking_uri)
     if missing is not None:
         raise InputError(f"the files of the version cannot be read: {missing.strerror or missing}", where, do)
@@ -147,10 +147,10 @@ def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) 
 
 
 def set_champion(tracking_uri: str, model: str, version: int, *, expected: int | None, tags: Mapping[str, str]) -> None:
-    """Make a version the champion, if the champion has not changed meanwhile.
+    """Make a version the champion, unless the champion has changed in the meantime.
 
-    ``expected``: the champion that the decision was made against; None: there was none.
-    Raises ``InputError`` if another version became champion meanwhile; nothing is changed then.
+    ``expected``: champion that the decision was based on; None: there was none.
+    Raises ``InputError`` if another version became champion in the meantime; the champion is then unchanged.
     """
     with opened_store(tracking_uri) as mlflow:
         client = mlflow.MlflowClient()
@@ -167,10 +167,9 @@ def set_champion(tracking_uri: str, model: str, version: int, *, expected: int |
 
 
 def restore_previous(tracking_uri: str, model: str, *, expected: int, tags: Mapping[str, str]) -> int:
-    """Give the set_champion back to the champion before the present one.
+    """Roll back to the previous champion; return its version.
 
-    Raises ``InputError`` if there was none before, it is gone, or another version became champion meanwhile; nothing is
-    changed then.
+    Raises ``InputError`` if there is none, or another version became champion in the meantime; nothing is changed then.
     """
     with opened_store(tracking_uri) as mlflow:
         client = mlflow.MlflowClient()
@@ -195,20 +194,20 @@ def tag_version(tracking_uri: str, model: str, version: int, tags: Mapping[str, 
 
 
 def nothing_before(model: str, version: int | None) -> InputError:
-    """Return the error that there is no previous champion."""
+    """Build the error for a missing previous champion."""
     what = f"version {version} has no previous champion" if version is not None else "there is no champion"
     return InputError(what, f"model {model}", "Use `predrain promote --to VERSION`.")
 
 
 @contextmanager
 def promotion_lock(tracking_uri: str) -> Iterator[None]:
-    """Lock out other promotions in a store that is a file; for a server this does nothing.
+    """Lock out other promotions if the store is a file; no-op for a server.
 
     Raises ``InputError`` if another promotion is running.
     """
     database = database_of(tracking_uri)
     if database is None:
-        yield  # a server has only the comparison in `set_champion`
+        yield  # on a server, only the check in `set_champion` protects
         return
     path = database.with_name(database.name + ".promotion-lock")
     do = "Wait for its end, then run again."
@@ -235,16 +234,16 @@ def _listed(written: str | None) -> tuple[int, ...]:
 
 
 def _history(listed: tuple[int, ...], champion: int) -> tuple[int, ...]:
-    """Return the list of champions so that it ends with the alias, whatever was killed or moved by hand."""
+    """Return the list of champions ending with the alias, even after a killed or manual change."""
     if listed and listed[-1] == champion:
         return listed
     if len(listed) > 1 and listed[-2] == champion:  # killed between the two writes of a change
         return listed[:-1]
-    return (*listed, champion)  # moved by somebody else
+    return (*listed, champion)  # moved manually
 
 
 def _restored(history: tuple[int, ...], version: int) -> tuple[int, ...]:
-    """Return a list of champions that ends with a version: cut after it, or with it added."""
+    """Return a list of champions that ends with a version: truncated after it, or with it appended."""
     if version not in history:
         return (*history, version)
     return history[: len(history) - history[::-1].index(version)]

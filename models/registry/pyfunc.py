@@ -1,6 +1,6 @@
-"""The script that MLflow logs as a model: it loads the bundle next to it and answers with the profile's risks.
+"""Script that MLflow logs as a model: loads the bundle next to it and predicts the profile's risks.
 
-MLflow runs this file where a model is loaded or served; no other module imports it.
+MLflow runs this file when a model is loaded or served; no other module imports it.
 """
 
 from pathlib import Path
@@ -15,23 +15,22 @@ from models.bundle.store import load_bundle
 
 
 class BundleModel(mlflow.pyfunc.PythonModel):
-    """Risks of the bundle's profile for rows of features."""
+    """Predicts risks of the bundle's profile for rows of features."""
 
     def load_context(self, context: Any) -> None:
-        """Verify and read the bundle among the model's artifacts."""
+        """Verify and load the bundle among the model's artifacts."""
         self.bundle = load_bundle(Path(context.artifacts["bundle"]))
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """Score rows.
 
-        ``context``, ``params``: MLflow's own; not used.
+        ``context``, ``params``: required by MLflow; not used.
         ``model_input``: ``unit``, the bundle's features by name (NaN: unknown), and, if rows are of several times,
-        ``decision_time`` (ISO 8601 text, such as 2026-01-31T06:00:00Z; without a zone: UTC). Ranks and alerts are taken
-        among the rows of one time: give all units of the fleet together.
-        Returns: ``unit``, ``risk``, ``score``, ``rank`` and ``alert`` of the bundle's profile, in the order of the
-        rows.
-        Raises ``MlflowException`` if a unit is missing, a feature is infinite (or too large for 32 bits), or a time
-        cannot be read or is given for some rows only. A server answers 400 with this message.
+        ``decision_time`` (ISO 8601 text, for example 2026-01-31T06:00:00Z; without a zone: UTC). Ranks and alerts are
+        computed among the rows of one time: pass all units of the fleet together.
+        Returns: ``unit``, ``risk``, ``score``, ``rank`` and ``alert`` of the bundle's profile, in row order.
+        Raises ``MlflowException`` if a unit is missing, a feature is infinite (or too large for 32 bits), or a time is
+        invalid or missing in some rows only. A server returns it with status 400.
         """
         columns = [column.name for column in self.bundle.fitted.columns]
         rows = model_input.reset_index(drop=True)
@@ -58,7 +57,7 @@ def _units(named: pd.Series) -> pd.Series:
 
 
 def _values(features: pd.DataFrame) -> np.ndarray:
-    with np.errstate(over="ignore"):  # what does not fit becomes infinite and is refused
+    with np.errstate(over="ignore"):  # overflow becomes infinite and is rejected
         values = features.to_numpy(dtype=np.float32)
     bad = np.argwhere(np.isinf(values))
     if len(bad):
@@ -72,7 +71,7 @@ def _values(features: pd.DataFrame) -> np.ndarray:
 
 def _times(rows: pd.DataFrame) -> pd.Series:
     if "decision_time" not in rows or rows["decision_time"].isna().all():
-        # ranks are taken among rows of one time, whichever it is
+        # any common time, since ranks are computed among its rows
         return pd.Series(pd.to_datetime(np.zeros(len(rows), np.int64), utc=True))
     given = rows["decision_time"]
     missing = np.flatnonzero(given.isna())

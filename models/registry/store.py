@@ -1,7 +1,7 @@
-"""MLflow: every run recorded, every bundle a model version; imported here and in ``models/registry/pyfunc.py`` only.
+"""MLflow store: runs and model versions. MLflow is imported here and in ``models/registry/pyfunc.py`` only.
 
-The store is a database (``sqlite:///``); MLflow 3 refuses its old folder of files. Nothing leaves the machine:
-telemetry is switched off before the import. Other modules reach MLflow through :func:`opened_store`.
+The store is a database (``sqlite:///``) or a tracking server; MLflow 3 rejects its old file store. MLflow's own usage
+telemetry is disabled before the import. Other modules access MLflow through :func:`opened_store`.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ from foundation.errors import InputError, TooEarlyError
 from foundation.files import disk_errors
 
 CHALLENGER = "challenger"
-"""Alias of the version registered last."""
+"""Alias of the latest registered version."""
 
 CHAMPION = "champion"
-"""Alias of the version that is served."""
+"""Alias of the version in use."""
 
 DIGEST_TAG = "bundle_digest"
-"""Tag of a version: the digest of its bundle."""
+"""Tag of a version: digest of its bundle."""
 
 ARTIFACTS = "mlartifacts"
-"""Folder next to the database that holds the files of its runs and models."""
+"""Folder next to the database with the files of its runs and models."""
 
 _CREATION_TIMEOUT_S = 120
 
@@ -55,14 +55,14 @@ _LOGGERS = {
 
 
 def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str) -> int:
-    """Register a bundle as a version of a model and make that the challenger.
+    """Register a bundle as a version of a model and make it the challenger.
 
     The version is a pyfunc logged from code (``models/registry/pyfunc.py``) whose only artifact is the bundle's folder:
-    nothing is pickled, and ``mlflow models serve`` answers with risks. A bundle that is a version already is not
-    registered again unless that version's files are gone: the alias moves to that version.
+    nothing is pickled, and ``mlflow models serve`` returns risks. A bundle that is already a version with files is not
+    registered again: the alias moves to that version.
 
-    ``model``: name of the registered model; made where it does not exist.
-    Raises ``InputError`` if the bundle is not whole, or the store cannot be used.
+    ``model``: name of the registered model; created if missing.
+    Raises ``InputError`` if the bundle is damaged, or the store cannot be used.
     """
     from models.bundle.store import load_bundle  # recording a run needs no learner libraries
 
@@ -90,14 +90,14 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str)
 
 
 def experiment_id(client: Any, tracking_uri: str, name: str) -> str:
-    """Find or make an experiment, its artifacts next to the database."""
+    """Return the ID of an experiment, creating it with its artifacts next to the database if missing."""
     import mlflow
 
     refuse_moved(client, tracking_uri)
     location = None
     database = database_of(tracking_uri)
     if database is not None:
-        # by default artifacts would go to the folder that the command happens to run in
+        # by default, artifacts would go to the working directory
         location = (database.parent / ARTIFACTS / name).resolve().as_uri()
     if client.get_experiment_by_name(name) is None:
         with already_made(mlflow):
@@ -106,11 +106,11 @@ def experiment_id(client: Any, tracking_uri: str, name: str) -> str:
 
 
 def refuse_moved(client: Any, tracking_uri: str) -> None:
-    """Refuse a store of one folder that was moved or copied: MLflow records where its files are as absolute paths.
+    """Reject a store that was moved or copied: MLflow records file locations as absolute paths.
 
-    A moved store would find none of its files and write new ones where it was; a copy would write among the original's.
+    A moved store would find none of its files and write new ones at the old path; a copy would write into the original.
 
-    Raises ``InputError`` if the folder of artifacts next to the database is not the one that the store has recorded.
+    Raises ``InputError`` if the artifacts folder next to the database is not the recorded one.
     """
     database = database_of(tracking_uri)
     if database is None:
@@ -128,14 +128,14 @@ def refuse_moved(client: Any, tracking_uri: str) -> None:
 
 
 def local_file_uri_to_path(uri: str) -> Path | None:
-    """Return the path that a ``file:`` URI or a plain path names; None for any other URI."""
+    """Return the path of a ``file:`` URI or a plain path; None for any other URI."""
     parts = urlsplit(uri)
     return Path(url2pathname(parts.path)) if parts.scheme in ("", "file") else None
 
 
 @contextmanager
 def already_made(mlflow: Any) -> Iterator[None]:
-    """Ignore that it exists already: another first training may have created it meanwhile."""
+    """Ignore that it already exists: a concurrent first training may have created it."""
     try:
         yield
     except mlflow.exceptions.MlflowException as error:
@@ -144,12 +144,12 @@ def already_made(mlflow: Any) -> Iterator[None]:
 
 
 def database_of(tracking_uri: str) -> Path | None:
-    """Give the file of a store that is one, None for a server."""
+    """Return the file of a SQLite store; None for a server."""
     return Path(tracking_uri.removeprefix(_SQLITE)) if tracking_uri.startswith(_SQLITE) else None
 
 
 def refuse_absent(tracking_uri: str) -> None:
-    """Refuse a store that is not there, which MLflow would make.
+    """Reject a missing store, which MLflow would create.
 
     Raises ``TooEarlyError`` if the store is a database file that does not exist.
     """
@@ -164,11 +164,11 @@ def refuse_absent(tracking_uri: str) -> None:
 
 @contextmanager
 def opened_store(tracking_uri: str) -> Iterator[Any]:
-    """Import MLflow quietly, point it at a store for the length of a block, and translate its errors.
+    """Import MLflow quietly, point it at a store within the context, and translate its errors.
 
-    ``tracking_uri``: ``sqlite:///PATH`` or a tracking server's address.
+    ``tracking_uri``: ``sqlite:///PATH`` or the address of a tracking server.
     Yields: ``mlflow``.
-    Raises ``InputError`` if the store cannot be used, or refuses what the block asks of it.
+    Raises ``InputError`` if the store cannot be used or rejects a request.
     """
     if not tracking_uri.startswith((_SQLITE, "http://", "https://")):
         raise InputError(
@@ -187,9 +187,9 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # seven, its default, are minutes without a word
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # the default of seven means minutes without output
     with warnings.catch_warnings():
-        # its own deprecations and hints are none of the user's business, and we run with warnings as errors
+        # hide MLflow's own deprecation warnings and hints; tests turn warnings into errors
         warnings.simplefilter("ignore")
         levels = {name: logging.getLogger(name).level for name in _LOGGERS}
         import mlflow  # takes two seconds to import
@@ -207,7 +207,7 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
             mlflow.set_registry_uri(tracking_uri)
             with disk_errors(database or Path(tracking_uri)):
                 yield mlflow
-        except (mlflow.exceptions.MlflowException, SQLAlchemyError) as error:  # the latter from a damaged database
+        except (mlflow.exceptions.MlflowException, SQLAlchemyError) as error:  # the latter if the database is damaged
             raise InputError(f"MLflow rejected the request: {_cause(error)}", tracking_uri, _advice(error)) from None
         finally:
             mlflow.set_tracking_uri(before[0])
@@ -217,12 +217,12 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
 
 
 def _make_database(mlflow: Any, database: Path) -> None:
-    """Make the tables in a file of another name first, so that no kill, full disk or second writer leaves half a store.
+    """Create the tables in a temporary file first, so that no kill, full disk or second writer leaves half a store.
 
-    Raises ``InputError`` if another process makes the store and does not end.
+    Raises ``InputError`` if another process is creating the store and does not finish.
     """
     lock = FileLock(database.with_name(f"{database.name}.creation-lock"), mode=0o666, fallback_to_soft=False)
-    # a new name for each try: MLflow keeps its connections to a file for as long as the process lives
+    # a new name per attempt: MLflow keeps connections to a file open until the process ends
     scratch = database.with_name(f".{database.name}.{uuid.uuid4().hex}.new")
     with disk_errors(database):
         try:
@@ -237,13 +237,13 @@ def _make_database(mlflow: Any, database: Path) -> None:
             mlflow.MlflowClient(uri, uri).search_experiments(max_results=1)
             scratch.replace(database)
         finally:
-            for left in database.parent.glob(f".{database.name}.*.new*"):  # also those of a process that was killed
+            for left in database.parent.glob(f".{database.name}.*.new*"):  # also those of killed processes
                 left.unlink(missing_ok=True)
             lock.release()
 
 
 def _cause(error: BaseException) -> str:
-    """Return what the database itself reports, else the first line of what MLflow makes of it."""
+    """Return the database's own message, else the first line of MLflow's."""
     chain: BaseException | None = error
     while chain is not None:
         original = getattr(chain, "orig", None)
@@ -273,7 +273,7 @@ def _log_model(mlflow: Any, loaded: Any, bundle: Path, run_id: str) -> Any:
     import pandas as pd
 
     schema = mlflow.types
-    # as text: MLflow's own type for times refuses those with a zone, which is how predrain writes them
+    # as text: MLflow's datetime type rejects time zones, which predrain writes
     inputs = [schema.ColSpec("string", "unit"), schema.ColSpec("string", "decision_time", required=False)]
     inputs += [schema.ColSpec("double", column.name) for column in loaded.fitted.columns]
     outputs = [
@@ -294,8 +294,8 @@ def _log_model(mlflow: Any, loaded: Any, bundle: Path, run_id: str) -> Any:
             artifacts={"bundle": str(bundle.resolve())},
             signature=signature,
             input_example=example,
-            # without predrain itself, which must come from where its user trusts it: serve with --env-manager local
-            # and with `xgboost-cpu`: the plain package brings half a gigabyte of GPU libraries for the same import
+            # without predrain itself, which users install from a source they trust: serve with --env-manager local;
+            # `xgboost-cpu` avoids half a gigabyte of GPU libraries in the plain package
             pip_requirements=[
                 f"{name.replace('xgboost', 'xgboost-cpu')}=={version}" for name, version in sorted(versions.items())
             ],
@@ -303,17 +303,17 @@ def _log_model(mlflow: Any, loaded: Any, bundle: Path, run_id: str) -> Any:
 
 
 FINGERPRINT = "predrain.fingerprint"
-"""Tag that holds the digest of all that a run records."""
+"""Tag with the digest of everything that a run records."""
 
 _FINISHED = "FINISHED"
-_PARAMS_PER_CALL = 100  # MLflow's own limit of one batch
+_PARAMS_PER_CALL = 100  # MLflow's limit per batch
 _METRICS_PER_CALL = 1000  # likewise
 _PARAM_LENGTH = 6000  # likewise, of one value
 _DIGEST_LENGTH = 36  # likewise, of an input's digest
 _INPUTS = ("dataset", "matrix")
 
 Metrics = Mapping[str, float | None]
-"""Flat metrics; None and NaN are left out, because MLflow has no null."""
+"""Flat metrics; None and NaN are skipped, because MLflow has no null."""
 
 
 def log_run(
@@ -328,12 +328,12 @@ def log_run(
     artifacts: Sequence[Path] = (),
     once: bool = False,
 ) -> str:
-    """Record a run and give its id.
+    """Record a run and return its ID.
 
-    ``experiment``: made where it does not exist, its artifacts next to the database.
-    ``steps``: metrics of each step, such as a refit; recorded with the step's number.
-    ``tags``: with ``dataset_digest`` and ``matrix_digest``, which are recorded as the run's inputs, too.
-    ``once``: a finished run with the same content is left alone, and one that a killed job left unfinished is filled.
+    ``experiment``: created if missing, with its artifacts next to the database.
+    ``steps``: metrics of each step, for example a refit; recorded with the step's number.
+    ``tags``: ``dataset_digest`` and ``matrix_digest`` are also recorded as the run's inputs.
+    ``once``: return a finished run with the same content, and complete one that a killed job left unfinished.
     Raises ``InputError`` if the store cannot be used.
     """
     flat = {key: str(value)[:_PARAM_LENGTH] for key, value in sorted(params.items())}
@@ -353,7 +353,7 @@ def log_run(
         run = runs[0] if runs else client.create_run(home, run_name=name, tags={**tags, FINGERPRINT: digest})
         run_id = str(run.info.run_id)
         texts = [entities.Param(key, value) for key, value in flat.items()]
-        # the run's own start as the time: filled again after a kill, a metric is the same entry and not a second one
+        # timestamp metrics with the run's start: completing a run after a kill then adds no duplicates
         values = [entities.Metric(key, value, run.info.start_time, step) for key, value, step in numbers]
         for start in range(0, len(texts), _PARAMS_PER_CALL):
             client.log_batch(run_id, params=texts[start : start + _PARAMS_PER_CALL])
@@ -381,7 +381,7 @@ def _defined(metrics: Metrics, step: int) -> list[tuple[str, float, int]]:
 
 
 def tag_run(tracking_uri: str, run_id: str, tags: Mapping[str, str]) -> None:
-    """Tag a run; older tags of the same keys are replaced.
+    """Tag a run; existing tags with the same keys are replaced.
 
     Raises ``InputError`` if there is no such run.
     """

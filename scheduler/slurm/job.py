@@ -199,7 +199,7 @@ def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:
 
 def _requirements(row: Mapping[str, Any], nodes: int) -> Requirements:
     memory, per_cpu = number(row.get("memory_per_node")) or 0, number(row.get("memory_per_cpu")) or 0
-    # of the whole job, also what it requests by task or by GPU
+    # of the whole job, also what it requests by task or by GPU; --mem=0 takes what a node has
     total = {match["name"]: match for match in _TRES.finditer(_text(row.get("tres_req_str")))}
     cpus, megabytes = (_share(total.get(name), nodes) for name in ("cpu", "mem"))
     cpus = max(cpus, number(row.get("minimum_cpus_per_node")) or 0)
@@ -209,7 +209,7 @@ def _requirements(row: Mapping[str, Any], nodes: int) -> Requirements:
         _node_set(row.get("required_nodes")), _node_set(row.get("excluded_nodes")),
         frozenset(filter(None, _text(row.get("partition")).split(","))), _text(row.get("features")),
         _text(row.get("resv_name")), row.get("contiguous") is True or bool(number(row.get("segment_size"))), cpus,
-        max(memory or per_cpu * cpus, megabytes),
+        max(memory or per_cpu * cpus, megabytes if per_cpu or _text(row.get("memory_per_tres")) else 0),
         number(row.get("minimum_tmp_disk_per_node")) or 0,
         # of several types of one resource, a node needs only one
         frozenset(kind for kind in kinds if ":" not in kind or types[kind.partition(":")[0]] == 1),

@@ -1,25 +1,26 @@
 """A fleet, all that may befall it, and what must hold at every step."""
 
+import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from random import Random
 
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig, RateLimit
 from policy.budget import DisruptionBudget as Budget
 from policy.decide import carried_out, decide
-from policy.fleet import Fact, JobView, Level, Marks, NodeView, Signals, UnitView
+from policy.fleet import Fact, JobView, Level, Marks, NodeView, Published, Signals, UnitView
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS
 from policy.node_tier.hysteresis import NodeRiskConfig, changed
 from policy.plan import Plan, PolicyState
-from policy.stages import ALLOWED_LEVELS, Stage
-from policy.tiers import Basis
+from policy.stages import ALLOWED_LEVELS
+from scheduler.ports.stored_state import state_from_json, state_json
+from tests.histories import History, Steps
 from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, score
 
-NODES = 8
 PROBES = ProbeConfig(max_concurrent=2)
 JOB = JobView("j", 16, can_checkpoint=True)
 DISRUPTION_BUDGETS = (
@@ -31,36 +32,77 @@ CHEAP_CHECKPOINTS = CostBenefitConfig(may_wait=False, checkpoint=timedelta(minut
 RATE_LIMITS = (RateLimit("group", 1, timedelta(hours=24)),)
 
 
-class World:
-    """A fleet, the state kept of it, and all that may befall it."""
+class FleetHistory(History):
+    """A fleet of a few nodes, the state kept of it, and all that may befall it.
 
-    def __init__(self, stage: Stage, rise_after: int, basis: Basis, nodes: int = NODES) -> None:
+    It begins with whatever marks and risks. What takes a further decision to check is checked now and then.
+    """
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self.stage, basis, nodes = self.one_of("shadow", "soft", "hard", "hard"), self.one_of("any", "worst"), 3
         self.config = config(
-            "g0", "g1", stage=stage, rise_after=rise_after, budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS),
-            node_risk=NodeRiskConfig(basis), cost_benefit=CHEAP_CHECKPOINTS, rungs=RUNGS, probes=PROBES,
+            "g0", "g1", stage=self.stage, rise_after=self.one_of(1, 2),
+            budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS), node_risk=NodeRiskConfig(basis),
+            cost_benefit=CHEAP_CHECKPOINTS, rungs=RUNGS, probes=PROBES,
             breaker=BreakerConfig(
                 max_risky=1.0, max_missing=1.0, max_down=0.8, max_unreadable=0.8, max_changed=0.9
             ),
         )  # fmt: skip
-        self.stage = stage
         self.now = T0
         self.state = PolicyState()
-        self.nodes = [
-            NodeView(
-                f"n{i}", "c", f"g{i % 2}", f"r{i // 3}", units=tuple(UnitView(f"n{i}-{k}") for k in range(2)),
-                jobs=(JobView(f"j{i // 2}", 4, can_checkpoint=i % 2 == 0),), software="550",
-            )
-            for i in range(nodes)
-        ]  # fmt: skip
-        self.step(("fleet", 0, 0.0))
+        job: dict[str, object] = {}
+        if self.happens(0.5):  # then a drain may wait for the end of its jobs
+            self.config = replace(self.config, cost_benefit=CostBenefitConfig())
+            job = {"gpus": 64, "ends_at": T0 + random.random() * 24 * HOUR}
+        if self.happens(0.5):  # then some checkpoints pay from the beginning
+            job["checkpointed_at"] = T0 - random.random() * 12 * HOUR
+        marked = self.one_of(0.0, 0.0, 0.5)
+        self.nodes = [self._begun(i, job, marked) for i in range(random.randint(nodes, 2 * nodes))]
         self.flags: dict[str, bool] = {}
         self.probing: set[str] = set()
         self.probed: dict[str, tuple[datetime, float]] = {}
         self.asked: dict[str, tuple[datetime, float]] = {}
-        self.starts: list[tuple[float, str]] = []
+        begun = [(node.marks.hard_since, node.name) for node in self.nodes]
+        self.starts = [(since.timestamp(), name) for since, name in begun if since is not None]
+        self.check()  # a person may take the marks of the beginning off once they were seen
 
-    def step(self, what: tuple[str, int, float]) -> None:
-        kind, i, amount = what
+    def _begun(self, i: int, job: dict[str, object], marked: float) -> NodeView:
+        marks, first = Marks(), self.random.random() ** 3
+        if self.happens(marked):
+            tainted = self.happens(0.5)
+            since = T0 - self.random.random() * 48 * HOUR if tainted else None
+            marks = Marks(Published("high", T0 + HOUR), not tainted, tainted, tainted and self.happens(0.5), since)
+        return NodeView(
+            f"n{i}", "c", f"g{i % 2}", f"r{i // 3}",
+            units=tuple(UnitView(f"n{i}-{k}", score(risk, T0, STEP)) for k, risk in enumerate((first, 0.01))),
+            jobs=(replace(JobView(f"j{i // 2}", 4, can_checkpoint=i % 2 == 0), **job),), software="550", marks=marks,
+        )  # fmt: skip
+
+    @classmethod
+    def drawn(cls, random: Random) -> Steps:
+        """Draw few steps mostly, and many at times."""
+        count = 1 + min(int(random.expovariate(1 / 7)), 58)
+        return [(random.choice(EVENTS), random.random()) for _ in range(count)]
+
+    def happen(self, name: str) -> None:
+        for kind in ("score",) * self.random.randrange(3) + (name,):
+            self._befall(kind)
+
+    def check(self) -> None:
+        plan = check(self)
+        decided = [reason for decision in plan.nodes.values() for reason in decision.reasons]
+        decided += [reason for request in plan.requests for reason in request.reasons]
+        reasons = "; ".join((*plan.reasons, *plan.over_budget.values(), *decided))
+        self.met.update([words for words in REACHED if words in reasons])
+
+    def end(self) -> None:
+        assert state_from_json(json.loads(json.dumps(state_json(self.state)))) == self.state
+
+    def _befall(self, kind: str) -> None:
+        i, amount = self.random.randrange(len(self.nodes)), self.random.random()
+        if kind == "repair":  # of what we marked, if there is anything
+            i = next((place for place, node in enumerate(self.nodes) if node.marks.level), i)
         one = self.nodes[i]
         if kind in ("kill", "drift"):
             self.flags[kind] = not self.flags.get(kind, False)
@@ -82,9 +124,9 @@ class World:
             }  # fmt: skip
             self.nodes = [changed(node, **well) for node in self.nodes]
         else:
-            self.nodes[i] = self.happen(kind, one, amount)
+            self.nodes[i] = self._changed(kind, one, amount)
 
-    def happen(self, kind: str, one: NodeView, amount: float) -> NodeView:
+    def _changed(self, kind: str, one: NodeView, amount: float) -> NodeView:
         if kind in ("passed", "failed", "preempted") and one.name in self.probing:
             self.probing.discard(one.name)
             facts = (Fact("diagnostic_failed", self.now),) if kind == "failed" else ()
@@ -164,7 +206,7 @@ def lost(nodes: list[NodeView]) -> Counter[tuple[str, str]]:
     return Counter(scope for node in out for scope in node.scopes)
 
 
-def rests_on_something(world: World, node: NodeView, state: PolicyState) -> bool:
+def rests_on_something(world: FleetHistory, node: NodeView, state: PolicyState) -> bool:
     """Whether all risks that hold its tier up are valid, of devices that are there, and newer than their repair."""
     units = {unit.name: unit for unit in node.units}
     support = state.nodes[node.name].tier.support
@@ -176,25 +218,25 @@ def rests_on_something(world: World, node: NodeView, state: PolicyState) -> bool
     )
 
 
-def decide_again(world: World, plan: Plan, after: list[NodeView], noted: PolicyState, also: Callable[[], bool]) -> None:
+def decide_again(world: FleetHistory, plan: Plan, after: list[NodeView], noted: PolicyState) -> None:
     """Check that asked again, in whatever order, the same comes out, and once it is carried out, nothing."""
     signals = world.signals()
-    if also():
+    if world.happens(0.1):
         again = decide(list(reversed(world.nodes)), plan.state, signals, world.config, world.now)
         assert (again.actions, again.requests, again.stopped) == (plan.actions, plan.requests, plan.stopped)
         assert again.state == plan.state
-    if also():
+    if world.happens(0.1):
         then = decide(after, plan.state, signals, world.config, world.now)
         assert then.actions == (), "asked once more, something else is done"
         assert {name: node.seen for name, node in noted.nodes.items()} == {
             name: node.seen for name, node in then.state.nodes.items()
         }
-    if also():
+    if world.happens(0.1):
         assert decide(after, noted, signals, world.config, world.now).actions == ()
 
 
-def check(world: World, also: Callable[[], bool] = lambda: True) -> Plan:
-    """Decide, check, and carry it out; ``also`` tells whether a further decision is made to check one thing more."""
+def check(world: FleetHistory) -> Plan:
+    """Decide, check, and carry it out."""
     before = world.nodes
     plan = decide(before, world.state, world.signals(), world.config, world.now)
     after = carry_out(before, plan.actions, world.now)
@@ -203,7 +245,7 @@ def check(world: World, also: Callable[[], bool] = lambda: True) -> Plan:
         marks[action.node] = action.after(marks[action.node], world.now)
     assert [node.marks for node in after] == [marks[node.name] for node in after]
     noted = carried_out(plan.state, plan.actions)
-    decide_again(world, plan, after, noted, also)
+    decide_again(world, plan, after, noted)
 
     total = Counter(scope for node in after if not node.resting or is_out(node) for scope in node.scopes)
     held, now_lost = lost(before), lost(after)
@@ -247,7 +289,7 @@ def check(world: World, also: Callable[[], bool] = lambda: True) -> Plan:
     return plan
 
 
-def check_requests(world: World, plan: Plan, after: dict[str, NodeView]) -> None:
+def check_requests(world: FleetHistory, plan: Plan, after: dict[str, NodeView]) -> None:
     """Check the probes and checkpoints of a decision, and let the probes run."""
     probes = [request.node for request in plan.requests if request.rung == "probe"]
     assert not world.probing & set(probes), "probed twice at once"
@@ -291,7 +333,13 @@ def check_requests(world: World, plan: Plan, after: dict[str, NodeView]) -> None
 
 EVENTS = (
     ["score"] * 14 + ["time"] * 4 + ["fleet"] + ["all_well"] * 3
-    + ["fact", "repair", "human", "undo", "opt_out", "owner", "down", "unreadable", "driver", "lose_state"]
+    + ["repair"] * 5 + ["fact", "human", "undo", "opt_out", "owner", "down", "unreadable", "driver", "lose_state"]
     + ["kill", "drift", "maintenance", "rest", "reboot", "edit", "clean"]
     + ["jobs", "jobs", "passed", "failed", "preempted"]
+)  # fmt: skip
+REACHED = (
+    "nodes are out of service", "nodes taken out in", "the breaker is open", "expired at", "was repaired",
+    "took it out of service", "owns it", "it opted out", "no other state", "drain postponed",
+    "not re-applied during this episode", "the kill switch is set", "XID 79", "stays high", "releases included",
+    "edited", "idle at a risk of", "exceeds the cost of a checkpoint",
 )  # fmt: skip

@@ -60,6 +60,8 @@ def test_a_passed_diagnostic_alone_would_clear_the_unit_and_needs_a_further_hori
     assert verdict(("drained", 1), ("diagnostic_passed", 5), ("returned", 6), ("incident", 20)) == "right"
     assert verdict(("drained", 1), ("diagnostic_passed", 5), ("returned", 6), ("incident", 28)) == "inconclusive"
     assert verdict(("drained", 1), ("diagnostic_passed", 5), ("left", 9)) == "inconclusive"
+    for left in (3, 40):  # before it passed, and after that horizon
+        assert verdict(("drained", 1), ("left", left), ("diagnostic_passed", 5), ("returned", 6), days=3) == "wrong"
 
 
 def test_an_aborted_diagnostic_is_no_outcome():

@@ -16,7 +16,7 @@ from scheduler.ports.node_object import Keys, Taint
 from scheduler.ports.readings import Switches
 from scheduler.ports.risks import ReportedFacts
 from scheduler.ports.workloads import ANYWHERE, CheckpointOffer, DiagnosticResult, Placement
-from tests.histories import History, blocks, play_all, step
+from tests.histories import COUNT, History, blocks, play_all, step
 from tests.policy.decide_world import HOUR, config
 from tests.scheduler.cluster import DISRUPTION_BUDGETS, RATE_LIMITS, Cluster, without_our_taints
 from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, SCHEDULER, EmptyingCluster, silent_waits, workload
@@ -495,6 +495,6 @@ MET = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("block", blocks(5))
+@pytest.mark.parametrize("block", blocks(COUNT // 5))
 def test_whatever_happens_nothing_foreign_changes_nothing_pinned_moves_and_all_of_ours_ends(block: range) -> None:
     play_all(ClusterHistory, block, MET)

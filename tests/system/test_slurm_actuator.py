@@ -284,6 +284,10 @@ def test_jobs_that_may_not_be_requeued_are_waited_for_and_heterogeneous_ones_go_
     assert works[f"{het}+0"].job is not None
     fence = actuator.fence()
     assert actuator.workloads.evict(works[kept], fence).kind == "refused"
+    cluster.run("scontrol", "update", f"JobId={het}+0", "Comment=predrain.keep")
+    refused = actuator.workloads.evict(works[f"{het}+1"], fence)
+    assert (refused.kind, refused.message.startswith(f"component {het}+0: ")) == ("refused", True)
+    cluster.run("scontrol", "update", f"JobId={het}+0", "Comment=")
     assert actuator.workloads.evict(works[f"{het}+1"], fence).kind == "done"  # its leader runs elsewhere
     cluster.wait(lambda: set(listed()) == {kept})
 

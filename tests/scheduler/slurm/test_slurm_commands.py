@@ -220,9 +220,18 @@ def test_what_a_job_requires_of_its_nodes_is_read(tmp_path):
     ("row", "cpus", "memory_mb"),
     [
         ({"memory_per_tres": "gres:gpu:50", "tres_req_str": "cpu=1,mem=400M,node=1,billing=1"}, 1, 400),  # 22.05
-        ({"memory_per_node": number_of(50), "tres_req_str": "cpu=8,mem=400M,node=1,billing=8"}, 8, 400),  # 24.11
+        (
+            {
+                "memory_per_tres": "gres/gpu:50",
+                "memory_per_node": number_of(50),
+                "tres_req_str": "cpu=8,mem=400M,node=1,billing=8",
+            },  # 24.11
+            8,
+            400,
+        ),
         ({"memory_per_cpu": number_of(2000), "tres_req_str": "cpu=64,mem=125G,gres/gpu=8"}, 64, 128_000),
-        ({"memory_per_node": number_of(9000), "tres_req_str": "cpu=2,mem=1.5T"}, 2, 1_572_864),
+        ({"memory_per_tres": "gres/gpu:9", "tres_req_str": "cpu=2,mem=1.5T"}, 2, 1_572_864),
+        ({"memory_per_node": number_of(0), "tres_req_str": "cpu=2,mem=1.5T"}, 2, 0),
         ({"minimum_cpus_per_node": number_of(4), "memory_per_node": number_of(900), "tres_req_str": "node=1"}, 4, 900),
         ({"tres_req_str": "billing=8,gres/mem=7,cpu=?"}, 0, 0),
     ],

@@ -13,7 +13,7 @@ from scheduler.slurm.job import Requirements, SlurmJob
 from scheduler.slurm.marks import KEY, slurm_marks_on, with_record
 from scheduler.slurm.node import SlurmNode
 from scheduler.slurm.settings import SlurmSettings
-from tests.histories import History, blocks, play_all, step
+from tests.histories import COUNT, History, blocks, play_all, step
 from tests.policy.decide_world import HOUR, T0
 from tests.scheduler.cluster import RATE_LIMITS
 from tests.scheduler.evacuation.emptying_cluster import silent_waits
@@ -427,6 +427,6 @@ MET = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("block", blocks(20))
+@pytest.mark.parametrize("block", blocks(COUNT // 20))
 def test_whatever_happens_on_slurm_only_what_is_ours_and_may_be_moved_is_touched_and_all_ends(block: range) -> None:
     play_all(SlurmHistory, block, MET)

@@ -2,5 +2,5 @@
 
 Start with ``stages``. ``params`` reads ``params.yaml``, whose sections are in the config modules of the rooms;
 ``promotion`` and ``retraining`` move the champion by the gate in ``evaluation``; ``health`` compares recent data with a
-bundle's, ``tracking`` records runs, and ``assessment`` is what ``predrain assess`` runs on what ``sources`` reads.
+bundle's training data, ``tracking`` records runs; ``assessment`` and ``sources`` implement ``predrain assess``.
 """

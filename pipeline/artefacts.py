@@ -1,14 +1,14 @@
-"""Files that a backtest writes, from which alone the report is made.
+"""Output files of a backtest, from which the report is built.
 
 ::
 
-    O/predictions.parquet       the profile's choice
-    O/predictions_all.parquet   every model and variant
-    O/metrics.json              the measurements, nested
-    O/summary.json              the profile's main figures, flat
-    O/plots/                    the profile's precision by month, precision and recall, lead times, calibration, for DVC
+    O/predictions.parquet       predictions of the profile
+    O/predictions_all.parquet   predictions of every model and variant
+    O/metrics.json              all metrics, nested
+    O/summary.json              main metrics of the profile, flat
+    O/plots/                    plots of the profile for DVC: precision by month, PR curve, lead times, calibration
     O/value.json                GPU-hours that actions on the risks would have saved and spent, if the dataset was given
-    O/evaluation/               the measurements as frames, the folds, the alerts to show, and context.json
+    O/evaluation/               metrics as data frames, folds, alerts to show, and context.json
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ from foundation.files import FolderSwap, disk_errors, write_bytes
 from pipeline.report.context import ReportContext
 
 EVALUATION_FOLDER = "evaluation"
-"""Name of the folder of frames inside a backtest's output."""
+"""Folder of data frames inside a backtest's output."""
 
 VALUE = "value.json"
-"""Name of the file with the GPU-hours that actions on the risks of a backtest would have saved and spent."""
+"""File of the GPU-hours that actions on a backtest's risks would have saved and spent."""
 
 _ATTRIBUTIONS = "attributions.parquet"
 # `predrain doctor` reads this file for the importance of channels.
@@ -55,9 +55,9 @@ def write_frame(frame: pd.DataFrame, path: Path) -> None:
 
 
 def figures(evaluation: Evaluation, profile: str) -> dict[str, Any]:
-    """Give a profile's main figures, flat, with the test period and the fleet that they hold for; none without rows.
+    """Return a profile's main metrics, flat, with test period and fleet size; empty if it made no predictions.
 
-    Figures of different periods or numbers of incidents do not compare, and ``dvc metrics diff`` shows where these do.
+    Metrics of different periods or numbers of incidents are not comparable; ``dvc metrics diff`` shows both.
     """
     row = evaluation.row(profile, SLIDING)
     if row is None:
@@ -69,7 +69,7 @@ def figures(evaluation: Evaluation, profile: str) -> dict[str, Any]:
 
 
 def write_plots(out: Path, evaluation: Evaluation, profile: str) -> None:
-    """Write ``OUT/plots/``: what ``dvc plots`` shows of a profile, as images, which need no network."""
+    """Write ``OUT/plots/``: plots of a profile for ``dvc plots``, as images, which need no network."""
     from pipeline.report.plots import PLOTS, as_file  # matplotlib takes a second to import
 
     folder = out / "plots"
@@ -87,7 +87,7 @@ def write_json(content: dict[str, Any], path: Path) -> None:
 
 
 def save_evaluation(out: Path, evaluation: Evaluation, context: ReportContext) -> None:
-    """Write ``OUT/evaluation/`` whole or not at all.
+    """Write ``OUT/evaluation/``, atomically.
 
     Raises ``InputError`` if the path has other content, or the disk is full.
     """

@@ -1,4 +1,4 @@
-"""Two backtests side by side: at equal alerts, on the decisions that both have, with intervals of the difference."""
+"""Compares two backtests at equal alerts, on their common decisions, with intervals of the difference."""
 
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ _KEY = ["decision_time", "unit"]
 
 
 def compare_backtests(one: Path, two: Path, *, seed: int = 42) -> dict[str, Any]:
-    """Compare the profiles of two backtests of the same fleet and question.
+    """Compare the profiles of two backtests of the same fleet and labels.
 
-    Both alert as many nodes at each decision: the smaller K of the two. Differences are the second minus the first.
+    Both alert on the same number of nodes per decision, the smaller K. Differences are the second minus the first.
 
-    Returns: JSON-able: ``profiles``, ``k``, ``decisions``, ``statistics`` (both values, the difference and its interval
-    of each), and ``params``, those that differ.
-    Raises ``InputError`` if a folder is no backtest, or if they have no decisions of the same units and labels.
+    Returns: JSON-able: ``profiles``, ``k``, ``decisions``, ``rows``, ``incidents``, ``statistics`` (both values, their
+    difference and its interval), and ``params`` that differ.
+    Raises ``InputError`` if a folder is not a backtest, or the two have no common decisions or different labels.
     """
     loaded = [load_evaluation(folder) for folder in (one, two)]
     profiles = [context.profile for _, context in loaded]

@@ -1,8 +1,8 @@
-"""Tasks on a Dask cluster: on workers of this machine, or on a cluster that was started elsewhere.
+"""Runs tasks on a Dask cluster: on local workers, or on an existing cluster.
 
-Only tasks, their numbers and small results travel through Dask; large data goes through a file system that
-all machines see. Dask's own wire is pickle, so whoever reaches a scheduler can run code as its user: workers started
-here speak TLS with a certificate made for the occasion; for other clusters see ``docs/scale.md``.
+Only tasks and small results travel through Dask; large data goes through a file system that all machines share. Dask's
+protocol uses pickle, so anyone who can connect to a scheduler can run code as its user: local workers use TLS with an
+ephemeral certificate; for other clusters see ``docs/scale.md``.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from foundation.errors import InputError
 from pipeline.tracking import library_versions
 
 CONNECT_S = 30.0
-"""How long a scheduler may take to answer."""
+"""Timeout for a response of the scheduler."""
 
 NO_WORKER_S = 120.0
-"""How long a cluster may be without any worker: long enough for a machine to start again."""
+"""Maximum time without any worker: long enough for a machine to reboot."""
 
 _POLL_S = 2.0
 _ROOMS = ("foundation", "telemetry", "policy", "features", "models", "evaluation", "pipeline")
@@ -35,21 +35,21 @@ _COMPARED = (
 
 
 class DaskEngine:
-    """Runs tasks on a Dask cluster; a context manager, which ends what it started.
+    """Runs tasks on a Dask cluster; a context manager that stops the workers it started.
 
-    A task whose worker is lost is run again on another one, until it has lost as many as the scheduler's
-    ``distributed.scheduler.allowed-failures`` says (3). A task that fails by an error is not: it would fail again.
+    A task whose worker is lost is retried on another one, up to the scheduler's
+    ``distributed.scheduler.allowed-failures`` (3). A task that raises is not retried: it would fail again.
 
-    ``address``: scheduler of a running cluster, ``tcp://HOST:PORT`` or ``tls://HOST:PORT``; None: start workers here.
-    ``workers``: worker processes to start here; default: as many as there are cores.
-    Raises ``InputError`` if the scheduler does not answer or has no workers, or a worker runs other versions, and
+    ``address``: scheduler of a running cluster, ``tcp://HOST:PORT`` or ``tls://HOST:PORT``; None: start local workers.
+    ``workers``: number of local worker processes; default: one per core.
+    Raises ``InputError`` if the scheduler does not respond or has no workers, or a worker runs other versions, and
     ``ModuleNotFoundError`` if Dask is not installed.
     """
 
     def __init__(self, address: str | None = None, workers: int | None = None) -> None:
         self.place = "workers of this machine" if address is None else f"cluster at {address}"
         self._seen = time.monotonic()
-        for name in ("distributed", "distributed.client"):  # what a user has to know comes as an InputError
+        for name in ("distributed", "distributed.client"):  # users get an InputError instead
             logging.getLogger(name).setLevel(logging.CRITICAL)
         with contextlib.ExitStack() as closing:
             target = closing.enter_context(_local_cluster(closing, workers)) if address is None else address
@@ -61,7 +61,7 @@ class DaskEngine:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Leave the cluster; end it if it was started here."""
+        """Disconnect; stop the cluster if it was started here."""
         self._closing.close()
 
     def run(
@@ -83,7 +83,7 @@ class DaskEngine:
         try:
             while pending:
                 try:
-                    with self.client.as_current():  # whom `wait` asks
+                    with self.client.as_current():  # `wait` uses the current client
                         done, pending = distributed.wait(pending, timeout=_POLL_S, return_when="FIRST_COMPLETED")
                 except TimeoutError:
                     self.any_worker()
@@ -92,9 +92,9 @@ class DaskEngine:
                     try:
                         result = future.result(timeout=CONNECT_S)
                     except TimeoutError:
-                        if future.status == "error":  # the task's own
+                        if future.status == "error":  # raised by the task
                             raise
-                        pending.add(future)  # its worker was lost with the result: it is run again
+                        pending.add(future)  # its worker was lost with the result: Dask reruns it
                         continue
                     on_result(futures[future], result)
                     future.release()
@@ -107,7 +107,7 @@ class DaskEngine:
         except distributed.CancelledError as error:
             raise self._lost() from error
         finally:
-            with contextlib.suppress(Exception):  # a cluster that is gone has nothing to cancel
+            with contextlib.suppress(Exception):  # the cluster may be gone
                 self.client.cancel(list(pending))
 
     def everywhere(self, job: Callable[[], Any]) -> None:
@@ -116,10 +116,10 @@ class DaskEngine:
             self.client.run(job, on_error="ignore")
 
     def check_workers(self) -> None:
-        """Wait for a worker, and compare what runs here with what runs there, worker by worker.
+        """Wait for a worker, and check that all workers run the same versions as this process.
 
-        Raises ``InputError`` if none comes, one cannot run predrain, or runs another version of something that results
-        depend on.
+        Raises ``InputError`` if no worker appears, or one cannot run predrain or runs another version of something that
+        results depend on.
         """
         while not self.any_worker():
             time.sleep(0.2)
@@ -134,9 +134,9 @@ class DaskEngine:
         refuse_other_versions(by_worker)
 
     def any_worker(self) -> bool:
-        """Whether there is a worker.
+        """Return whether there is a worker.
 
-        Raises ``InputError`` if there has been none for too long, or the scheduler is gone.
+        Raises ``InputError`` if there has been none for :data:`NO_WORKER_S`, or the scheduler is gone.
         """
         try:
             workers = self.client.nthreads()
@@ -168,10 +168,10 @@ def _local_cluster(closing: contextlib.ExitStack, workers: int | None) -> Any:
             processes=True,
             host="127.0.0.1",
             security=True,
-            dashboard_address="127.0.0.1:0",  # None would take a fixed port
+            dashboard_address="127.0.0.1:0",  # None would use a fixed port
             worker_dashboard_address="127.0.0.1:0",
             local_directory=closing.enter_context(tempfile.TemporaryDirectory(prefix="predrain-dask-")),
-            memory_limit=0,  # what tasks hold is theirs, not Dask's to spill
+            memory_limit=0,  # tasks limit their memory themselves; Dask must not spill it
             silence_logs=logging.CRITICAL,
         )
     except (OSError, RuntimeError, TimeoutError) as error:
@@ -210,10 +210,7 @@ def _connected(target: Any) -> Any:
 
 
 def refuse_other_versions(by_worker: Mapping[str, Mapping[str, str]]) -> None:
-    """Refuse workers that run something else than this process.
-
-    Raises ``InputError`` if one differs.
-    """
+    """Raise ``InputError`` if a worker runs other versions than this process."""
     here = running_versions()
     for worker, versions in by_worker.items():
         other = [
@@ -228,7 +225,7 @@ def refuse_other_versions(by_worker: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def running_versions() -> dict[str, str]:
-    """Give the versions of everything that results depend on, our own code's digest among them."""
+    """Return the versions that results depend on, including the digest of predrain's code."""
     python = ".".join(map(str, sys.version_info[:2]))
     return {"python": python, **library_versions(_COMPARED), "predrain's code": source_digest(*_ROOMS)[:12]}
 

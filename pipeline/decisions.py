@@ -1,4 +1,4 @@
-"""Precision targets, further horizons and failures without precursor of a backtest, for report and bundles."""
+"""Precision targets, further horizons and failures without precursor of a backtest, for reports and bundles."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,17 @@ from pipeline.artefacts import load_evaluation
 from pipeline.params import differences, name_some
 
 _NO_MATTER = ("models.learners", "models.horizons", "training.memory")
-"""Parameters that may differ between a backtest and a bundle: they change nothing about the profile's risks."""
+"""Parameters that may differ between a backtest and a bundle, because they do not affect the profile's risks."""
 
 
 def decision_extras(
     result: BacktestResult, matrix: Matrix, models: ModelsSection, oracle: pd.DataFrame | None
 ) -> dict[str, pd.DataFrame]:
-    """Work out what the report's section on decisions shows and what a bundle takes over.
+    """Compute the data of the report's section on decisions, which bundles use too.
 
-    Returns: ``promises`` (``Promises``), ``decisions`` (the promises that
-    all outcomes at the end allow), ``unforeseen`` (``unforeseen_incidents``), and ``horizons``
-    (:func:`models.calibration.horizons.horizon_table`) where further horizons were asked for.
+    Returns: ``promises`` (made at each refit, pooled), ``decisions`` (the promises that all outcomes up to the end of
+    the data allow), ``unforeseen`` (incidents without precursor), and ``horizons``
+    (:func:`models.calibration.horizons.horizon_table`) if further horizons are configured.
     """
     made = walk_promises(result.predictions, result.folds, matrix, models.precision_targets, k=result.k)
     extras = {
@@ -41,10 +41,10 @@ def decision_extras(
 
 
 def with_horizons(predictions: pd.DataFrame, result: BacktestResult) -> pd.DataFrame:
-    """Add the risks at further horizons to the profile's predictions, behind all other columns.
+    """Append the risks at further horizons to the profile's predictions.
 
-    ``result``: holds the maps of all folds; without maps nothing is added.
-    Returns: with ``risk_1h`` and so on, ascending; the main horizon's is ``risk`` and not repeated.
+    ``result``: its ``horizons`` map the risks of each fold; if empty, nothing is added.
+    Returns: with columns ``risk_1h`` etc., ascending; the main horizon's risk is ``risk`` and not repeated.
     """
     if not result.horizons:
         return predictions
@@ -56,13 +56,13 @@ def with_horizons(predictions: pd.DataFrame, result: BacktestResult) -> pd.DataF
 def bundle_decisions(
     backtest: Path | None, profile: str, dataset_digest: str, params: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Give the thresholds that a bundle carries, or why it carries none.
+    """Return the thresholds to store in a bundle, or why there are none.
 
-    ``params``: the bundle's, as a report shows them (:attr:`pipeline.report.context.ReportContext.params`).
-    Returns: ``thresholds`` (a list of :class:`ThresholdChoice`; null: none), ``until`` (last
-    outcome that they are based on), ``why`` and ``differs`` (parameters of the backtest that are not the bundle's).
-    Thresholds are risks: they hold for later refits as far as those stay calibrated.
-    Raises ``InputError`` if the backtest's folder holds none.
+    ``params``: the bundle's, by dotted name (:attr:`pipeline.report.context.ReportContext.params`).
+    Returns: ``thresholds`` (a list of :class:`ThresholdChoice`; null: none), ``until`` (time of the last outcome that
+    they are based on), ``why`` and ``differs`` (parameters that differ between backtest and bundle).
+    Thresholds are risks: they hold for later refits as long as those are calibrated.
+    Raises ``InputError`` if ``backtest`` is not the output of a backtest.
     """
 
     def none(why: str, differs: Sequence[str] = ()) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def bundle_decisions(
     _, context = load_evaluation(backtest)
     if context.dataset_digest != dataset_digest:
         return none("the backtest ran on another dataset")
-    # thresholds concern risks: only what these depend on has to be the same
+    # thresholds are risks, so only parameters that affect risks must be equal
     there, here = (
         {name: value for name, value in given.items() if name not in _NO_MATTER and not name.startswith("backtest.")}
         for given in (context.params, params)

@@ -1,4 +1,4 @@
-"""Health of a bundle in operation: recent rows of a feature matrix against what the bundle was fitted on."""
+"""Health check of a bundle: compares recent rows of a feature matrix with its training data."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,10 +27,10 @@ from pipeline.held_out import in_codes_of
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a bundle fares.
+    """Result of a health check.
 
-    ``profile``: the model whose risks are the bundle's.
-    ``alerts``: what became of the units it would have alerted, each once.
+    ``profile``: the model that the bundle's risks come from.
+    ``alerts``: outcomes of the nodes that it would have alerted on, each counted once.
     """
 
     bundle: str
@@ -43,11 +43,11 @@ class Health:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing was found that is reason to refit."""
+        """Whether no finding requires a refit."""
         return not self.findings.drift
 
     def to_json(self) -> dict[str, Any]:
-        """Give the health as a JSON object."""
+        """Return the result as a JSON object."""
         low, high = exact_interval(self.alerts.right, self.alerts.right + self.alerts.wrong)
         decided = self.alerts.right + self.alerts.wrong
         return {
@@ -70,7 +70,7 @@ class Health:
         }
 
     def to_text(self) -> str:
-        """Give the health in plain words, for a terminal."""
+        """Format the result for a terminal."""
         findings = self.findings
         age = self.checked_at - self.fitted_at
         lines = [
@@ -109,12 +109,12 @@ class Health:
 
 
 def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -> Health:
-    """Hold the rows of a matrix since a bundle was fitted against what it was fitted on.
+    """Compare the rows of a matrix since a bundle's fit with the bundle's training data.
 
-    ``until``: time of the check (aware); nothing that was not known then is looked at. Default: the end of the data.
-    Features are compared on the rows of :data:`RECENT_SPAN` before it.
-    Raises ``InputError`` if either cannot be read, the bundle keeps no reference, the columns differ, or the matrix has
-    no decision between the fit and the check.
+    ``until``: time of the check (aware), at which later information is not known; default: the end of the data.
+    Features are compared on the rows of the :data:`RECENT_SPAN` before it.
+    Raises ``InputError`` if bundle or matrix cannot be read, the bundle has no reference, the columns differ, or there
+    is no decision between the fit and the check.
     """
     opened = FeatureMatrix.open(matrix)
     loaded = load_bundle(bundle)
@@ -183,7 +183,7 @@ def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -
 
 
 def _with_new_categories(columns: Sequence[FeatureColumn], now: Sequence[FeatureColumn]) -> tuple[FeatureColumn, ...]:
-    """Put categories that only the matrix has behind those of the bundle: unknown to it, they are a change to see."""
+    """Append categories that only the matrix has to those of the bundle, so that they count as drift."""
     return tuple(
         replace(column, categories=tuple(dict.fromkeys([*column.categories, *current.categories])))
         for column, current in zip(columns, now, strict=True)

@@ -1,4 +1,4 @@
-"""Decisions that none of several bundles was trained on, and the bundles' predictions of them."""
+"""Held-out decisions, which none of several bundles was trained on, and the bundles' predictions for them."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -24,19 +24,19 @@ from models.sequence.layout import with_windows
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 SUGGESTED = timedelta(days=14)
-"""How much of the newest decisions `train --until` is advised to leave for the gate."""
+"""Period of newest decisions that `train --until` should leave for the gate."""
 
 
 def untouched(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], period: timedelta) -> Ints:
     """Find the newest decisions that no bundle was trained on and whose labels are complete.
 
-    A bundle knows labels up to its refit, gap + horizon after its last training decision. So decisions from the
-    latest refit on share nothing with any training set: neither a row, nor the future of one.
+    A bundle knows labels up to its refit, gap + horizon after its last training decision. So decisions from the latest
+    refit on share neither rows nor label windows with any training set.
 
-    Returns: their positions in the matrix by decision time, at least one of them labelled.
-    Raises ``InputError`` if a bundle answers another question than the matrix's labels.
-    Raises ``TooEarlyError`` if there is no such decision yet; then the message says from when on there will
-    be, and which `train --until` allows immediately.
+    Returns: their positions in the matrix, at least one of them labelled.
+    Raises ``InputError`` if a bundle was trained with another gap or horizon than the matrix's.
+    Raises ``TooEarlyError`` if there is no such decision yet; the message names the time at which there will be one,
+    and a `train --until` that works immediately.
     """
     for name, bundle in bundles:
         _same_question(matrix, name, bundle)
@@ -62,10 +62,10 @@ def contend(
     k: int,
     seed: int,
 ) -> list[Scored]:
-    """Score the same decisions with bundles and baselines; each alerts its K riskiest nodes of a decision time.
+    """Score the same decisions with bundles and baselines; each alerts on its K riskiest nodes per decision time.
 
-    ``bundles``: names in words, and bundles; each is scored by its own profile.
-    Returns: in the order given, baselines last.
+    ``bundles``: display name and bundle; each scores with its own profile.
+    Returns: results in the order given, baselines last.
     Raises ``InputError`` if a bundle needs a feature that the matrix does not have.
     """
     readers = [_reader(matrix, bundle, name) for name, bundle in bundles]
@@ -85,9 +85,9 @@ def contend(
 
 
 def mean_risks(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], period: timedelta) -> list[float]:
-    """Average the risk that each bundle gives the newest decisions, whether their labels are known or not.
+    """Return the mean risk of the newest decisions by each bundle, whether their labels are known or not.
 
-    ``period``: how much of the newest decisions.
+    ``period``: length of the period of newest decisions.
     Raises ``InputError`` if a bundle needs a feature that the matrix does not have.
     """
     known = TrainingRows.of(matrix.rows)
@@ -99,13 +99,13 @@ def mean_risks(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], per
 
 
 def _answers(bundle: Bundle, reader: RowReader, rows: Ints, matrix_rows: TrainingRows) -> tuple[Ints, Floats]:
-    """Rank rows and give their risks, by a bundle's profile."""
+    """Return ranks and risks of rows by a bundle's profile."""
     scored = bundle.fitted.score_rows(reader, rows, matrix_rows)[bundle.profile]
     return scored.rank, bundle.fitted.risk(bundle.profile, scored.score)
 
 
 def _reader(matrix: FeatureMatrix, bundle: Bundle, name: str) -> RowReader:
-    """Read a matrix's rows in the columns that a bundle was trained on, its codes of categories included."""
+    """Return a reader of a matrix's rows with the columns and category codes that a bundle was trained on."""
     wanted = bundle.fitted.columns
     source = with_windows(matrix, bundle.fitted.learner_names)
     have = {column.name: (i, column) for i, column in enumerate(source.columns)}
@@ -118,7 +118,7 @@ def _reader(matrix: FeatureMatrix, bundle: Bundle, name: str) -> RowReader:
         )
     names = [column.name for column in wanted]
     order = [have[name][0] for name in names]
-    # only a matrix without windows can read some columns and leave the others on the disk
+    # only a matrix without raw windows can read a subset of columns from disk
     read: RowReader = (
         (lambda rows: matrix.values(rows, columns=names))
         if source is matrix
@@ -128,11 +128,10 @@ def _reader(matrix: FeatureMatrix, bundle: Bundle, name: str) -> RowReader:
 
 
 def in_codes_of(wanted: Sequence[FeatureColumn], have: Sequence[FeatureColumn], read: RowReader) -> RowReader:
-    """Give a reader of the same rows, the codes of their categories being those of other columns.
+    """Return a reader of the same rows with the category codes of other columns.
 
-    ``wanted``: the columns whose codes are wanted. A category that they do not have is unknown (NaN), as where it is
-    served.
-    ``have``: the columns as they are read: the same features in the same order.
+    ``wanted``: the columns whose codes to use. A category that they lack becomes NaN, as in serving.
+    ``have``: the columns as read: the same features in the same order.
     """
     recoded = {
         i: np.array([_code(category, new.categories) for category in old.categories], np.float32)
@@ -155,7 +154,7 @@ def _code(category: str, categories: Sequence[str]) -> float:
 
 
 def _points(made: Mapping[str, Baseline], reader: RowReader, rows: Ints, identity: Hashes) -> dict[str, Floats]:
-    """Ask baselines about rows, a batch at a time."""
+    """Score rows with baselines, in batches."""
     points = {name: np.empty(len(rows)) for name in made}
     for part in batches(len(rows)) if made else ():
         values = reader(rows[part])

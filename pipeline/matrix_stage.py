@@ -1,4 +1,4 @@
-"""The stage from a dataset to its feature matrix; apart, so that `predrain features` loads no learner."""
+"""The stage from a dataset to its feature matrix; a module of its own, so that `predrain features` loads no learner."""
 
 from pathlib import Path
 
@@ -15,10 +15,10 @@ from telemetry.dataset.store import Dataset
 def make_matrix(
     dataset: Place, params: Params, out: Path, *, progress: Progress | None = None, engine: Engine | None = None
 ) -> FeatureMatrix:
-    """Compute the feature matrix of a dataset, or take the one at ``out`` if it is the same.
+    """Compute the feature matrix of a dataset, or reuse the one at ``out`` if it is up to date.
 
-    ``engine``: who does the work; default: this machine's cores. The matrix is the same, byte for byte.
-    Raises ``InputError`` if there is no dataset, its step is not ``telemetry.step``, or a parameter does not fit it.
+    ``engine``: default: this machine's cores. The matrix is byte-identical with any engine.
+    Raises ``InputError`` if there is no dataset, its step is not ``telemetry.step``, or a parameter is invalid for it.
     """
     opened = Dataset.open(dataset)
     params = with_step(params, opened.meta.step, str(dataset))
@@ -36,10 +36,10 @@ def make_matrix(
 
 
 def check_made_with(matrix: FeatureMatrix, params: Params) -> Params:
-    """Return parameters with the step of a matrix; refuse those that its rows, labels and columns contradict.
+    """Check that parameters match a matrix, and return them with the matrix's step.
 
-    What is fitted on a matrix answers the matrix's question, whatever the parameters say; card, scores and report would
-    tell of another one. ``seed`` and ``training.negative_ratio`` may differ: they matter to what is fitted as well.
+    A model learns the labels and features of the matrix, whatever the parameters say, but card, scores and report would
+    describe the parameters. ``seed`` and ``training.negative_ratio`` may differ, because they also apply to the fit.
 
     Raises ``InputError`` if ``decision``, ``labels``, ``features`` or ``training.augmentation`` differs.
     """

@@ -1,4 +1,4 @@
-"""Parameters: params.yaml and its overrides, merged, validated, with the nearest valid name for a wrong one."""
+"""Parameters: merges and validates params.yaml and its overrides; errors suggest the closest valid name."""
 
 import dataclasses
 import re
@@ -21,17 +21,17 @@ from policy.config import PolicyConfig
 from telemetry.config import ChannelDeclaration, EventsSection, TelemetrySection
 
 _NAMED = 3
-"""Parameters that differ and are named in a sentence, at most."""
+"""Maximum number of differing parameters that a sentence names."""
 
 _CONTROLLER = frozenset(field.name for field in dataclasses.fields(PolicyConfig))
 """Settings of ``policy`` that the controller checks (``scheduler.controller.settings``)."""
 
 Origin = Sequence[tuple[Path, Mapping[str, Any]]]
-"""What each file holds."""
+"""Parameter files with their content."""
 
 
 class SimulateSection(Section):
-    """``simulate``: the fleet that ``make run`` and the prepare stage make when no dataset is named."""
+    """``simulate``: the fleet that ``make run`` and the prepare stage simulate if there is no dataset."""
 
     gpus: int = Field(default=512, ge=8)
     """GPUs of the demo fleet."""
@@ -77,14 +77,14 @@ class ThresholdsSection(Section):
 
 
 class PolicySection(Section):
-    """``policy``: what is made of a risk."""
+    """``policy``: tiers of risk."""
 
     thresholds: ThresholdsSection = ThresholdsSection()
 
     @model_validator(mode="before")
     @classmethod
     def _of_the_controller(cls, given: Any) -> Any:
-        """Pass over what only ``predrain act`` reads, so that one file serves both."""
+        """Ignore settings that only ``predrain act`` reads, so that one file can serve both."""
         if not isinstance(given, dict):
             return given
         return {key: value for key, value in given.items() if key == "thresholds" or key not in _CONTROLLER}
@@ -118,8 +118,8 @@ def load_params(paths: Iterable[Path]) -> Params:
 
     ``paths``: YAML files, or folders with a params.yaml; an empty iterable gives the defaults. Mappings merge; lists
     and scalars replace.
-    Raises ``InputError`` if a file is missing, is not YAML, holds an unknown key (the nearest valid name is given), or
-    a bad value.
+    Raises ``InputError`` if a file is missing or is not YAML, or has an unknown key or an invalid value; the error
+    suggests the closest valid name.
     """
     files = [path / "params.yaml" if path.is_dir() else path for path in paths]
     origin = [(file, _read_yaml(file)) for file in files]
@@ -164,7 +164,7 @@ def _explain(error: ValidationError, origin: Origin) -> InputError:
         return InputError(f"unknown key '{dotted}'", where, hint)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error" and isinstance(first.get("input"), Mapping):
-        # of values that do not go together; the whole section says nothing by itself
+        # several values contradict each other; printing the whole section would not help
         return InputError(message, where, "Correct one of the values.")
     valid = re.findall(r"'([^']+)'", str(first.get("ctx", {}).get("expected", "")))
     hint = nearest_hint(first.get("input"), valid, "Correct the value.")
@@ -172,7 +172,7 @@ def _explain(error: ValidationError, origin: Origin) -> InputError:
 
 
 def _origin_of(loc: tuple[str, ...], origin: Origin) -> str:
-    """Name the last file that gives a parameter, or what it lies in."""
+    """Return the last file that sets a parameter, or else its closest parent section."""
     for end in range(len(loc), 0, -1):
         for path, content in reversed(origin):
             if _holds(content, loc[:end]):
@@ -184,7 +184,7 @@ def _valid_names(loc: tuple[str, ...]) -> list[str]:
     model: type[BaseModel] = Params
     for part in loc:
         field = model.model_fields.get(part)
-        if field is None:  # inside a mapping of sections, such as channels.NAME
+        if field is None:  # inside a mapping of sections, e.g. channels.NAME
             continue
         section = _section_of(field.annotation)
         if section is not None:
@@ -242,7 +242,7 @@ def _check_multiples(params: Params, origin: Origin) -> None:
 
 
 def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Give parameters as a report and MLflow show them, by dotted name."""
+    """Return parameters by dotted name, as in reports and MLflow."""
     flat: dict[str, str] = {}
     for key, value in content.items():
         if isinstance(value, dict) and value:
@@ -253,7 +253,7 @@ def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """Name the parameters that differ, with their value there and here; both by dotted name."""
+    """List the parameters that differ, by dotted name, with both values."""
     return [
         f"{name} {there.get(name, 'not given')}, not {here.get(name, 'given')}"
         for name in dict.fromkeys([*there, *here])

@@ -32,24 +32,24 @@ from pipeline.params import Params
 from pipeline.tracking import code_revision
 
 EXPERIMENT = "predrain-promotions"
-"""Name of the MLflow experiment that decisions are recorded in."""
+"""Name of the MLflow experiment that decisions are logged to."""
 
 BASELINES = ("history_count", "vendor_rules")
-"""What the first champion is compared with."""
+"""Baselines that the first champion is compared with."""
 
-_APPLIED = "applied"  # tag of a record: whether the alias was moved after it
+_APPLIED = "applied"  # tag of a run: whether the alias was moved afterwards
 
 MatrixSource = Callable[[], FeatureMatrix]
-"""Gives the recent data; called only when a comparison is needed."""
+"""Returns the recent data; called only if a comparison is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromotionResult:
-    """What a promotion did.
+    """Result of a promotion, rollback or retraining.
 
-    ``action``: ``promoted``, ``refused``, ``forced``, ``rolled back`` or, of a retraining without newer data, ``kept``.
-    ``version``: the version it was about: the challenger, or the champion that was unseated.
-    ``reason``: why it was forced or rolled back, in the user's words; of a retraining, why it was decided so.
+    ``action``: ``promoted``, ``refused``, ``forced``, ``rolled back``, or ``kept`` by a retraining without newer data.
+    ``version``: the version concerned: the challenger, or the champion that was rolled back.
+    ``reason``: the user's reason to force or roll back; for a retraining, the reason of the decision.
     """
 
     action: str
@@ -65,11 +65,11 @@ class PromotionResult:
 
     @property
     def done(self) -> bool:
-        """Whether the champion was (or, in a dry run, would have been) changed as asked."""
+        """Whether the request was (or, in a dry run, would have been) granted."""
         return self.action != "refused"
 
     def to_json(self) -> dict[str, Any]:
-        """Give the decision as a JSON object."""
+        """Return the result as a JSON object."""
         verdict = None if self.verdict is None else self.verdict.to_json()
         return asdict(self) | {"done": self.done, "notes": list(self.notes), "verdict": verdict}
 
@@ -86,13 +86,13 @@ def promote(
 ) -> PromotionResult:
     """Compare a version with the champion on decisions that neither was trained on; promote it if it passes the gate.
 
-    ``source``: gives the recent data; None only together with ``force_reason``: then nothing is compared.
-    ``params``: ``promotion``, ``seed``, ``backtest.k``.
+    ``source``: returns the recent data; None is only valid with ``force_reason``: nothing is compared.
+    ``params``: uses ``promotion``, ``seed`` and ``backtest.k``.
     ``to``: the version to promote; default: the challenger.
-    Raises ``InputError`` if there is nothing to promote, the bundles or the data cannot be used, or another promotion
-    is at work.
+    Raises ``InputError`` if there is nothing to promote, the bundles or the data are unusable, or another promotion is
+    in progress.
     """
-    champion_history(registry, model)  # refuses an absent store before a lock file is made next to it
+    champion_history(registry, model)  # rejects a missing store before a lock file is created next to it
     with promotion_lock(registry), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
         history = champion_history(registry, model)
         if to is None or force_reason is None:
@@ -138,9 +138,9 @@ def promote(
 
 
 def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str = "") -> PromotionResult:
-    """Make the champion before the present one champion again; repeated, this goes back step by step.
+    """Restore the previous champion; repeated calls go back step by step.
 
-    Raises ``InputError`` if there was no champion before, its bundle is damaged, or another promotion is at work.
+    Raises ``InputError`` if there was no champion before, its bundle is damaged, or another promotion is in progress.
     """
     champion_history(registry, model)
     with promotion_lock(registry), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
@@ -149,7 +149,7 @@ def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str =
         now, before = history.champion, history.previous
         if now is None or before is None:
             raise nothing_before(model, now)
-        try:  # who serves must get a bundle that loads
+        try:  # services must get a bundle that loads
             _, version = load_version(registry, model, before, Path(folder))
         except InputError as error:
             raise InputError(
@@ -192,7 +192,7 @@ def _compare(
 
 
 def compared(matrix: FeatureMatrix, params: Params, sides: Sequence[tuple[str, Bundle]]) -> GateVerdict:
-    """Evaluate a bundle against another one, or alone against the baselines, on decisions that none was trained on."""
+    """Evaluate a bundle against another one, or a single bundle against the baselines, on held-out decisions."""
     rows = untouched(matrix, sides, params.promotion.period)
     # the budget is what operations can handle: the champion's, unless the parameters set another
     k = params.backtest.k if isinstance(params.backtest.k, int) else sides[-1][1].fitted.k
@@ -209,7 +209,7 @@ def carry_out(
     params: Params,
     folder: Path,
 ) -> PromotionResult:
-    """Record a decision, then move the alias, or tag the version that was refused."""
+    """Record a decision, then move the alias, or tag the refused version."""
     papers = folder / "record"
     papers.mkdir()
     (papers / "verdict.json").write_text(json.dumps(decision.to_json(), indent=1, sort_keys=True) + "\n")
@@ -230,7 +230,7 @@ def carry_out(
 def _record(
     registry: str, decision: PromotionResult, params: dict[str, Any], artifacts: tuple[Path, ...], version: Version
 ) -> str:
-    """Write the record before the deed: a kill between them leaves a run that says it was not applied."""
+    """Record a decision before it is applied, so that a killed process leaves a run tagged as not applied."""
     metrics: dict[str, float | None] = {}
     if decision.verdict is not None:
         for criterion in decision.verdict.criteria:

@@ -1,8 +1,7 @@
-"""Retraining: the gate evaluates a recipe on decisions that it has not seen, and its newest fit goes live.
+"""Retraining: the gate evaluates a recipe on held-out decisions, and its newest fit is promoted.
 
-A fit to the end of the data leaves no decision to evaluate it by. So a fit of the same parameters that ends before the
-newest decisions represents it; and the newest fit itself must not be far from what is known: labels may have broken
-since.
+A fit to the end of the data leaves no decisions to evaluate it on, so it is represented by a fit of the same parameters
+that ends earlier. The newest fit itself only gets sanity checks, because labels may have broken since.
 """
 
 import tempfile
@@ -28,7 +27,7 @@ from pipeline.stages import train_bundle
 from pipeline.tracking import check_store, share_of_fleet
 
 RECIPE: Final = ("channels", "events", "decision", "labels", "features", "training", "models")
-"""Sections of the parameters that make a recipe: with all of them equal a newer fit differs by its data alone."""
+"""Parameter sections that define a recipe: if they are equal, fits differ only in their data."""
 
 MEAN_RISK: Final = "mean risk over that of the previous fit"
 QUIET: Final = "incidents of the newest 28 d"
@@ -39,26 +38,26 @@ _NEWEST: Final = timedelta(days=7)
 _LATELY: Final = timedelta(days=28)
 _SAME_FLEET: Final = 0.5
 _CHANCE: Final = 0.001
-"""Below this probability of so few incidents, chance does not explain them; with a tenth of the usual number nothing is
-wrong in any case, for incidents come in clusters."""
+"""Significance level for unusual numbers of incidents. Incidents come in clusters, so :data:`QUIET` also requires at
+most a tenth of the usual number."""
 _FLOOD_FACTOR: Final = 4
-"""Times the usual number of incidents of a week from which on a fit to it is refused."""
+"""Multiple of the usual weekly number of incidents from which a fit is refused."""
 
 
 def retrain(
     matrix: FeatureMatrix, params: Params, *, registry: str, model: str, progress: Progress | None = None
 ) -> PromotionResult:
-    """Fit to the end of the data, and make that the champion unless its recipe is shown, or may be, to be worse.
+    """Fit to the end of the data, and promote the fit unless the gate or a sanity check refuses it.
 
-    Whatever the recipe, a fit whose mean risk is far from that of the fit before is refused, and so is one to weeks
-    that have next to no incident where there were many before.
+    The champion's recipe with newer data is promoted unless a criterion of the gate fails; inconclusive criteria do not
+    block it. Another recipe must pass the gate. Without a champion, the first fit is promoted.
 
-    The champion's own recipe with newer data goes live unless a criterion of the gate failed: what is undecided does
-    not hold it back. Another recipe has to pass the gate. Without a champion the first fit goes live.
+    Whatever the recipe, a fit is refused if its mean risk is far from that of the previous fit, or if there are
+    unusually few or many recent incidents.
 
-    Returns: what was done; ``kept`` where the newest fit is already the champion.
+    Returns: the result; ``kept`` if the newest fit is already the champion.
     Raises ``InputError`` if nothing can be fitted, the data does not continue the champion's, the champion's alias was
-    removed, or another promotion or retraining is at work.
+    removed, or another promotion or retraining is in progress.
     """
     check_store(registry)
     with tempfile.TemporaryDirectory(prefix="predrain-retrain-") as name, promotion_lock(registry):
@@ -69,10 +68,10 @@ def retrain(
         history = champion_history(registry, model)
         number = history.aliases[CHALLENGER]
         now = history.champion
-        if number == now:  # the same bytes as before are no new version
+        if number == now:  # identical bytes are not a new version
             return PromotionResult("kept", model, number, now, now, dry_run=False)
         bundle, version = load_version(registry, model, number, folder / "registered")
-        if now != before:  # a promotion by another client of a tracking server, which has no lock
+        if now != before:  # promoted by another client of a tracking server, which has no lock
             raise InputError(
                 f"the champion changed from {before or 'none'} to {now or 'none'} during the fit",
                 f"model {model}, {registry}",
@@ -91,10 +90,9 @@ def retrain(
 
 
 def _continued(matrix: FeatureMatrix, registry: str, model: str, folder: Path) -> tuple[int | None, Bundle | None]:
-    """Load the champion whose data this matrix continues, with its version; (None, None) if there is none yet.
+    """Return version and bundle of the champion, whose data the matrix must continue; (None, None) if there is none.
 
-    Older data and another fleet's cannot be compared with the champion, so its own recipe would go live without a
-    comparison.
+    With older data or another fleet's, the champion's recipe would be promoted without a comparison.
 
     Raises ``InputError`` for such data, or if the champion's alias was removed.
     """
@@ -129,9 +127,9 @@ def _continued(matrix: FeatureMatrix, registry: str, model: str, folder: Path) -
 
 
 def _refuse_silence(matrix: FeatureMatrix) -> None:
-    """Refuse data whose newest week has no telemetry where there was some: its end was moved, or a collector is down.
+    """Raise ``InputError`` if there is telemetry, but none in the newest week.
 
-    Raises ``InputError`` if so.
+    A collector is down, or a wrong date moved the end of the data.
     """
     telemetry = [column.name for column in matrix.columns if column.group == "telemetry"]
     times = matrix.rows["decision_time"]
@@ -141,7 +139,7 @@ def _refuse_silence(matrix: FeatureMatrix) -> None:
     earlier = [time for time in np.sort(times.unique())[::-1] if time <= times.max() - _NEWEST]
     last = next((time for time in earlier if _has_values(matrix, np.flatnonzero(times == time), telemetry)), None)
     if last is None:
-        return  # a fleet without telemetry, whose events alone are learned from
+        return  # a fleet without telemetry: the model learns from events alone
     raise InputError(
         f"there is no telemetry after {last:%Y-%m-%d}, and the data ends on {matrix.span[1]:%Y-%m-%d}",
         f"dataset of {matrix.path}",
@@ -154,7 +152,7 @@ def _has_values(matrix: FeatureMatrix, rows: npt.NDArray[np.int64], columns: lis
 
 
 def page_of(begun: datetime, decision: PromotionResult | None) -> str:
-    """Write the outcome of a round in Prometheus' text format 0.0.4; ``decision``: None: it failed."""
+    """Format the outcome of a round in Prometheus' text format 0.0.4; ``decision``: None: it failed."""
     done = decision is not None and decision.done
     lines = [
         "# HELP predrain_retrain_last_attempt_timestamp_seconds Start of the last round.",
@@ -179,9 +177,9 @@ def page_of(begun: datetime, decision: PromotionResult | None) -> str:
 def _evaluated(
     matrix: FeatureMatrix, params: Params, champion: Bundle | None, folder: Path
 ) -> tuple[GateVerdict | None, bool, str, Bundle | None]:
-    """Evaluate the recipe: the verdict, whether its newest fit goes live, why in words, and the fit that was evaluated.
+    """Return the recipe's verdict, whether to promote its newest fit, the reason, and the evaluated fit.
 
-    Without evaluated decisions the champion represents that fit.
+    Without a comparison, the champion takes the place of the evaluated fit.
     """
     labels = matrix.config.labels
     until = matrix.span[1] - labels.gap - labels.horizon - SUGGESTED
@@ -212,10 +210,10 @@ def _evaluated(
 
 
 def _far_off(matrix: FeatureMatrix, params: Params, newest: Bundle, known: Bundle) -> str:
-    """Compare the mean risk of the newest decisions by two fits; what is wrong, or nothing.
+    """Compare the mean risk of two fits on the newest decisions; return the problem, or an empty string.
 
-    The gate lets a mean risk be between ``promotion.risk_ratio`` of the truth. So two fits that it would pass are no
-    farther apart than the one limit over the other; fewer incidents than ``promotion.min_incidents`` decide nothing.
+    The gate accepts a mean risk within ``promotion.risk_ratio`` of the observed rate, so the risks of two accepted fits
+    differ at most by the ratio of its limits. Fewer incidents than ``promotion.min_incidents`` are inconclusive.
     """
     if known.fitted.stand_in is not None or known.fitted.n_incidents < params.promotion.min_incidents:
         return ""
@@ -230,9 +228,9 @@ def _far_off(matrix: FeatureMatrix, params: Params, newest: Bundle, known: Bundl
 
 
 def _unusual(matrix: FeatureMatrix) -> str:
-    """Compare the number of incidents lately with that before; what is wrong, or nothing.
+    """Compare the number of recent incidents with that before; return the problem, or an empty string.
 
-    Too few: events stopped arriving. Too many: wrong ones arrive. The mean risk alone does not show the latter, for its
+    Too few: events stopped arriving. Too many: wrong events arrive. The mean risk does not reveal these, because its
     level follows the newest weeks only as far as this improved earlier forecasts of the fleet.
     """
     first, end = matrix.rows["decision_time"].min(), matrix.span[1]
@@ -257,7 +255,7 @@ def _unusual(matrix: FeatureMatrix) -> str:
 
 
 def _stand_in(matrix: FeatureMatrix, champion: Bundle, until: datetime, folder: Path) -> Bundle:
-    """Give the champion, or a fit of its recipe that ends early enough to be compared."""
+    """Return the champion, or a fit of its recipe that ends early enough for the comparison."""
     if champion.fitted.refit_at <= until:
         return champion
     return _fitted(matrix, Params.model_validate(champion.manifest["params"]), until, folder / "champion")

@@ -1,4 +1,4 @@
-"""From the sources of a fleet to a dataset: the history of a Prometheus, or files; and how long an assessment takes."""
+"""Builds a dataset from the history of a Prometheus server or from files; estimates the duration of an assessment."""
 
 import json
 import time
@@ -38,7 +38,7 @@ _PERIOD: Final = "prometheus.json"
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast a server's history was fetched and staged: ``samples`` in ``seconds``, for ``span`` of its time."""
+    """Measured speed of fetching and staging: ``samples`` of a ``span`` of history in ``seconds``."""
 
     samples: int
     seconds: float
@@ -48,9 +48,9 @@ class Rate:
 def period_of(
     out: Path, connection: Connection, since: str, match: str | None, start_of: Callable[[datetime], datetime]
 ) -> BackfillPlan:
-    """Return what to fetch: the period of an earlier run into ``out`` with the same arguments, else until now.
+    """Return the period to fetch: that of an earlier run into ``out`` with the same arguments, else up to now.
 
-    ``start_of``: gives the first instant, from the last.
+    ``start_of``: returns the start of the period for its end.
     """
     wanted = {"url": connection.url, "since": since, "match": match}
     path = out / _PERIOD
@@ -61,14 +61,14 @@ def period_of(
 
 
 def keep_period(out: Path, connection: Connection, since: str, plan: BackfillPlan) -> None:
-    """Remember a period, so that the next run into ``out`` continues it."""
+    """Store a period, so that the next run into ``out`` continues it."""
     out.mkdir(parents=True, exist_ok=True)
     content = {"url": connection.url, "since": since, "match": plan.match, "end": plan.end.isoformat()}
     write_bytes(out / _PERIOD, json.dumps(content).encode())
 
 
 def known_gpus(outlook: Outlook, since: datetime) -> pd.DataFrame:
-    """Return the GPUs that a server shows as an inventory, as if each had been there all along."""
+    """Return the GPUs that a server reports as an inventory, as if all had been installed at ``since``."""
     rows = [row | {"installed_at": since} for row in outlook.gpus.values()]
     frame = pd.DataFrame(rows)
     return frame.drop_duplicates("gpu", keep="first") if "gpu" in frame and frame["gpu"].notna().all() else frame
@@ -85,9 +85,9 @@ def fetch_history(
     measured: Callable[[Rate], object],
     inventory: Path | None = None,
 ) -> CompactResult:
-    """Fetch a server's history and compact it into a dataset; a run that was cut short is continued.
+    """Fetch a server's history and compact it into a dataset; an interrupted run is resumed.
 
-    ``measured``: called after the first chunk with how long it took.
+    ``measured``: called with the speed of the first chunk.
     """
     refuse_removed(dataset)
     channels, root = resolve_channels(params.channels), staging_of(dataset)
@@ -96,7 +96,7 @@ def fetch_history(
     first = replace(plan, end=min(plan.start + plan.chunk, plan.end))
     started_s = time.monotonic()
     report = {"samples": 0}
-    with suppress(InputError):  # the server keeps less than was asked for, or the fetch of all says what is wrong
+    with suppress(InputError):  # the server's retention is shorter, or the full fetch reports the error
         report = backfill(connection, first, root, channels=channels, mapping=mapping)
     if report["samples"]:
         measured(Rate(int(report["samples"]), time.monotonic() - started_s, first.end - first.start))
@@ -111,7 +111,7 @@ def fetch_history(
 
 
 def refuse_removed(dataset: Path) -> None:
-    """Raise ``InputError`` where an earlier run fetched history and its dataset is gone: that is not fetched again."""
+    """Raise ``InputError`` if history was fetched before and its dataset is gone: it would not be fetched again."""
     root = staging_of(dataset)
     recover_folder(dataset)
     resumed = any((root / "state").glob("prometheus-*.json"))
@@ -124,7 +124,7 @@ def refuse_removed(dataset: Path) -> None:
 
 
 def check_sources(tables: Tables, mapping: Path | None, params: Params, *, known: pd.DataFrame | None) -> Inquiry:
-    """Find out what an import of files would ask, see :func:`telemetry.importing.asking.trial.inquire`."""
+    """Return the questions that an import of files raises, see :func:`telemetry.importing.asking.trial.inquire`."""
     channels = resolve_channels(params.channels)
     importing = partial(
         import_dataset,
@@ -170,7 +170,7 @@ def inventory_of(dataset: Path, path: Path) -> Path:
     return path
 
 
-# Seconds on two cores, measured: 600 GPUs, 30 days, default parameters.
+# Measured on two cores: 600 GPUs, 30 days, default parameters.
 _START_S = 40.0
 _COMPACTED_VALUES_PER_S = 1.2e6
 _FEATURE_ROWS_PER_S = 500e3
@@ -184,7 +184,7 @@ _STAGED_VALUE_B, _ROW_B, _DECISION_B = 2, 15, 400
 class Work:
     """The size of an assessment.
 
-    ``values``: to fetch, 0 if there is a dataset. ``rows``: samples of the dataset, one a GPU and step.
+    ``values``: values to fetch; 0: there is a dataset. ``rows``: samples of the dataset, one per GPU and step.
     ``decisions``: rows of the matrix. ``values_per_second``: speed of fetching and staging.
     """
 
@@ -196,7 +196,7 @@ class Work:
 
     @classmethod
     def of_history(cls, outlook: Outlook, plan: BackfillPlan, params: Params) -> "Work":
-        """Return the work behind a server's history, by a look at it."""
+        """Return the work for a server's history."""
         span, gpus = plan.end - plan.start, len(outlook.gpus)
         step = params.telemetry.step or step_for(outlook.interval)
         what = f"{gpus:,} GPUs, at most {outlook.samples:,} values of {span.days:,} days"
@@ -205,25 +205,25 @@ class Work:
 
     @classmethod
     def of_dataset(cls, meta: DatasetMeta, params: Params) -> "Work":
-        """Return the work behind a dataset."""
+        """Return the work for a dataset."""
         name, rows = {"gpu": "GPUs", "node": "nodes"}[meta.unit], int(meta.counts["samples"])
         units, span = int(meta.counts[f"{meta.unit}s"]), meta.span[1] - meta.span[0]
         what = f"{units:,} {name}, {rows:,} samples of {span.days:,} days"
         return cls(what, rows, int(units * (span / params.decision.every)))
 
     def measured(self, rate: Rate) -> "Work":
-        """Return the same work, with the speed at which its first chunk was fetched and staged."""
+        """Return the same work with the measured speed of its first chunk."""
         return replace(self, values_per_second=rate.samples / max(rate.seconds, 1e-3))
 
     @property
     def seconds(self) -> float:
-        """Estimated time from now on."""
+        """Estimated time."""
         fetching = self.values / self.values_per_second + self.values / _COMPACTED_VALUES_PER_S
         return fetching + _START_S + self.rows / _FEATURE_ROWS_PER_S + self.decisions / _DECISIONS_PER_S
 
     @property
     def time_text(self) -> str:
-        """The estimated time in words."""
+        """The estimated time as text."""
         minutes = timedelta(seconds=self.seconds) / timedelta(minutes=1)
         return f"about {minutes:.0f} minutes" if minutes >= 1.5 else "about a minute"
 

@@ -1,4 +1,4 @@
-"""The stages of the main job, each a function from files to files; dvc.yaml and the command run these."""
+"""The stages of the pipeline, each a function from files to files, run by dvc.yaml and the command line."""
 
 import json
 import platform
@@ -52,10 +52,10 @@ MODEL = "predrain"
 """Name of the registered model; a new bundle becomes its ``challenger``."""
 
 SHOWN_ALERTS = 20
-"""Alerts that the report shows with their reasons."""
+"""Number of alerts that the report shows with their reasons."""
 
 EXPLAINED_ALERTS = 200
-"""Alerts of a fold that are explained, the riskiest first: those that the report shows are among them."""
+"""Maximum number of alerts explained per fold, the riskiest first; the report shows some of them."""
 
 _SHOWN_FACTS = ("scenario", "seed", "acceleration")
 
@@ -82,7 +82,7 @@ def train_bundle(
     :func:`pipeline.matrix_stage.check_made_with`, or nothing can be fitted.
     """
     params = check_made_with(matrix, params)
-    measured = {} if backtest is None else {"metrics": measurements_of(backtest)}  # before hours of fitting
+    measured = {} if backtest is None else {"metrics": measurements_of(backtest)}  # fails before hours of fitting
     decisions = bundle_decisions(backtest, params.models.profile, matrix.config.dataset_digest, _shown_params(params))
     if registry is not None:
         check_store(registry)
@@ -157,14 +157,14 @@ def replay(
 ) -> None:
     """Run the backtest and write its predictions, metrics and evaluation under ``out``.
 
-    Finished folds are kept in ``OUT/.folds``: a killed run continues where it was, and one that differs in the
-    evaluation alone (bootstrap, promises) fits nothing again. The folder may be removed.
+    Finished folds are cached in ``OUT/.folds``: a killed run resumes, and a run that differs only in the evaluation
+    (bootstrap, promises) refits nothing. The folder may be deleted.
 
-    ``truth``: the simulator's truth; an empty folder counts as none. Read by the evaluation only.
-    ``brief``: explain no alert, and look for no drift: both read rows all over the matrix.
-    ``engine``: who does the refits; default: threads of this process. The results are the same, bit for bit.
+    ``truth``: the simulator's ground truth; an empty folder counts as none. Used by the evaluation only.
+    ``brief``: skip explanations and drift checks, which read rows from the whole matrix.
+    ``engine``: runs the refits; default: threads of this process. Results are bit-identical with any engine.
     Raises ``InputError`` if the matrix was made with other parameters, see
-    :func:`pipeline.matrix_stage.check_made_with`, or a parameter does not fit it.
+    :func:`pipeline.matrix_stage.check_made_with`, or a parameter is invalid for it.
     """
     params = check_made_with(matrix, params)
     if registry is not None:
@@ -185,7 +185,7 @@ def replay(
         watch=not brief,
         engine=engine,
     )
-    pa.default_memory_pool().release_unused()  # memory of the fits
+    pa.default_memory_pool().release_unused()  # return the memory of the fits
     best = None if risks is None else oracle_predictions(result.predictions, risks, result.k)
     evaluation = evaluate(
         result.predictions,
@@ -218,7 +218,7 @@ def replay(
     )
     metrics = evaluation.to_metrics()
     chosen = with_horizons(profile_predictions(result.predictions, params.models.profile), result)
-    (out / VALUE).unlink(missing_ok=True)  # it is of the predictions that are replaced now
+    (out / VALUE).unlink(missing_ok=True)  # it belongs to the predictions replaced below
     write_frame(chosen, out / "predictions.parquet")
     write_frame(result.predictions, out / "predictions_all.parquet")
     save_evaluation(out, evaluation, context)
@@ -262,13 +262,13 @@ def _drift(result: BacktestResult, params: Params) -> dict[str, pd.DataFrame]:
 
 
 def _unavailable(matrix: FeatureMatrix) -> list[str]:
-    """Name the baselines for which this matrix has no data."""
+    """List the baselines for which this matrix has no data."""
     made = {name: make_baseline(name, columns=matrix.columns, seed=0).unavailable() for name in BASELINES}
     return [f"{name} ranks units in the order of ties: {why}" for name, why in made.items() if why]
 
 
 def profile_predictions(predictions: pd.DataFrame, profile: str) -> pd.DataFrame:
-    """Give the profile's choice: one row a decision time and unit, ranks from 1, as predictions.parquet holds it."""
+    """Return the profile's rows for predictions.parquet: one per decision time and unit, ranks from 1."""
     rows = predictions[(predictions["model"] == profile) & (predictions["variant"] == "sliding")]
     rows = rows.sort_values(["decision_time", "rank"], kind="stable")
     return rows[PREDICTION_COLUMNS].reset_index(drop=True)

@@ -31,10 +31,10 @@ _SKETCH_SIZE = 64
 
 
 def code_revision() -> str:
-    """Return the git revision that the running code was checked out at.
+    """Return the git revision of the running code.
 
-    Returns: the commit, with ``-dirty`` where tracked files differ from it; ``unknown`` where the code is no checkout,
-    such as an installation that lies within another's.
+    Returns: the commit, with ``-dirty`` if tracked files were modified; ``unknown`` if the code is not a checkout, e.g.
+    an installation inside another repository.
     """
     here = Path(__file__).resolve().parents[1]
     try:
@@ -48,7 +48,7 @@ def code_revision() -> str:
 
 
 def library_versions(names: Iterable[str] = _LIBRARIES) -> dict[str, str]:
-    """Return the versions of libraries, by default of those that shape a result, by name; ``absent``: not installed."""
+    """Return library versions by name, by default of those that affect results; ``absent``: not installed."""
     versions = {}
     for name in names:
         try:
@@ -59,9 +59,9 @@ def library_versions(names: Iterable[str] = _LIBRARIES) -> dict[str, str]:
 
 
 def fleet_sketch(units: Iterable[str]) -> list[str]:
-    """Return a sample of a fleet's units as digests: those 64 with the smallest ones, or all of a smaller fleet.
+    """Return a sketch of a fleet's units: the 64 smallest digests, or all of a smaller fleet.
 
-    The sample of a fleet is found again in any later dataset of the same fleet, and hardly at all in another's.
+    Later datasets of the same fleet contain most of the sketched units; those of other fleets hardly any.
     """
     return sorted(hashlib.sha256(unit.encode()).hexdigest()[:16] for unit in set(units))[:_SKETCH_SIZE]
 
@@ -102,12 +102,12 @@ def record_backtest(
     evaluation: Evaluation,
     artifacts: tuple[Path, ...],
 ) -> str:
-    """Record a backtest as one run: its measurements, and those of every refit as steps of ``refit.`` metrics.
+    """Log a backtest as one run: its metrics, and those of every refit as steps of ``refit.`` metrics.
 
-    An unchanged backtest that is recorded again adds nothing; a recording that was killed continues.
+    Logging an unchanged backtest again adds nothing; interrupted logging is resumed.
 
-    ``name``: what it is, for the list of runs. ``main``: the profile's figures, which become metrics without a prefix.
-    ``tags``: ``dataset_digest``, ``code_revision`` and what else belongs to every run.
+    ``name``: name of the run. ``main``: the profile's main metrics, logged without a prefix.
+    ``tags``: ``dataset_digest``, ``code_revision`` and the other tags of every run.
     """
     from models.registry.store import log_run  # MLflow takes seconds to import
 
@@ -138,9 +138,9 @@ def record_backtest(
 
 
 def check_store(registry: str) -> None:
-    """Ask the store something before hours of fitting; one that is new is made.
+    """Query the store before hours of fitting; create it if it is new.
 
-    Raises ``InputError`` if it cannot be used.
+    Raises ``InputError`` if it is unusable.
     """
     from models.registry.store import opened_store  # MLflow takes seconds to import
 
@@ -149,7 +149,7 @@ def check_store(registry: str) -> None:
 
 
 def measurements_of(backtest: Path) -> dict[str, Any]:
-    """Read what a model card shows of a backtest: the sliding measurements, without their folds and months.
+    """Read a backtest's metrics for a model card: those of sliding training, without folds and months.
 
     Raises ``InputError`` if the folder is not the output of a backtest.
     """

@@ -1,1 +1,1 @@
-"""The assessment of a fleet: ``workflow`` makes it for ``predrain assess``, ``text`` prints it and writes its page."""
+"""Assessment of a fleet for ``predrain assess``: ``workflow`` computes it, ``text`` formats it for terminal and web."""

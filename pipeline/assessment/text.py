@@ -1,4 +1,4 @@
-"""An assessment in words and tables: as text for a terminal, and as a page that needs nothing else."""
+"""Formats an assessment as text for a terminal, and as a self-contained HTML page."""
 
 import re
 import shlex
@@ -37,10 +37,10 @@ RUNGS: Final = {
 
 
 def verdict_text(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> str:
-    """Write the verdict.
+    """Format an assessment as text.
 
-    ``content``: as :func:`pipeline.assessment.workflow.assess_fleet` returns it.
-    ``params``: the files that it was made with.
+    ``content``: from :func:`pipeline.assessment.workflow.assess_fleet`.
+    ``params``: the parameter files of the assessment.
     """
     contents, todos = data(content["data"])
     lines = [f"Data{' (a simulated fleet)' if content['data']['simulated'] else ''}"]
@@ -62,7 +62,7 @@ def verdict_text(content: dict[str, Any], out: Path, dataset: str, params: Seque
 
 
 def verdict_lines(content: dict[str, Any]) -> list[str]:
-    """Say in three lines whether failures are predictable, what each action comes to, and what is recommended."""
+    """Summarize in three lines: whether failures are predictable, net GPU-hours by action, and the recommendation."""
     rows = [f"{row['rung']} {row['net']:,.0f} ({_interval(row)})" for row in content["ladder"][1:]]
     nets = ", ".join(rows) or "no replay was possible"
     return [
@@ -73,7 +73,7 @@ def verdict_lines(content: dict[str, Any]) -> list[str]:
 
 
 def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> Path:
-    """Write ``OUT/index.html``; arguments as :func:`verdict_text` takes them."""
+    """Write ``OUT/index.html``; arguments as for :func:`verdict_text`."""
     contents, _ = data(content["data"])
     rungs, picture = ladder(content), net_by_job_size(content)
     page = render(
@@ -106,7 +106,7 @@ def _words(line: str) -> Markup:
 
 
 def data(data: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Say what the data holds, and what is missing in them."""
+    """Describe the data, and what is missing from it."""
     failures = ", ".join(f"{size} {name}" for name, size in data["failures"].items()) or "none"
     lines = [
         f"{count(data['units'])} {_unit(data)}s on {count(data['nodes'])} nodes, {data['days']:g} days, "
@@ -136,13 +136,13 @@ def _unit(data: dict[str, Any]) -> str:
 
 
 def answer(content: dict[str, Any]) -> str:
-    """Say whether failures are predictable."""
+    """Return whether failures are predictable, as a sentence."""
     predictable = content["predictable"]
     return ANSWERS[predictable["answer"]].format(more=predictable["more"])
 
 
 def figures(verdict: dict[str, Any]) -> list[str]:
-    """Say what the answer rests on."""
+    """List the metrics behind the answer."""
     lines = [verdict["reason"]] if verdict["reason"] else []
     if verdict["precision"][0] is not None:
         lines += [
@@ -160,7 +160,7 @@ def figures(verdict: dict[str, Any]) -> list[str]:
 
 
 def ladder(content: dict[str, Any]) -> Table | None:
-    """Tabulate the rungs of the ladder; None where nothing was replayed."""
+    """Tabulate the rungs of the ladder; None if nothing was replayed."""
     rows, jobs = content["ladder"], content.get("jobs", {})
     if not rows:
         return None
@@ -181,7 +181,7 @@ def ladder(content: dict[str, Any]) -> Table | None:
 
 
 def detail_tables(content: dict[str, Any]) -> list[Table]:
-    """Tabulate probes, sizes of jobs, and ways to drain."""
+    """Tabulate probes, job sizes and drain policies."""
     if not content["ladder"]:
         return []
     probes = [
@@ -220,7 +220,7 @@ def detail_tables(content: dict[str, Any]) -> list[Table]:
 
 
 def policy_notes(content: dict[str, Any]) -> list[str]:
-    """Say what the table of actions rests on."""
+    """Return the notes on the table of actions."""
     jobs, replayed = content["jobs"], content["replayed"]
     lines = [
         "`break-even`: the precision above which an action pays with these jobs. `saved` includes planned repairs, "
@@ -236,7 +236,7 @@ def policy_notes(content: dict[str, Any]) -> list[str]:
 
 
 def assumptions(content: dict[str, Any]) -> list[str]:
-    """Say what the replay takes for granted."""
+    """List the assumptions of the replay."""
     jobs, costs = content["jobs"], content["costs"]
     moved = f"a checkpoint of {costs['checkpoint']}" if jobs["checkpoint_on_request"] else "its unsaved work"
     return [
@@ -258,7 +258,7 @@ def assumptions(content: dict[str, Any]) -> list[str]:
 
 
 def recommendation(content: dict[str, Any]) -> list[str]:
-    """Say what is recommended, and why."""
+    """Return the recommendation and its reasons."""
     chosen, net = content["recommended"], content["recommended_net"]
     lines = [f"Recommended: {', '.join(chosen)} ({join([RUNGS[rung] for rung in chosen])})."]
     if len(chosen) > 1:
@@ -285,7 +285,7 @@ def recommendation(content: dict[str, Any]) -> list[str]:
 
 
 def thresholds(settings: dict[str, Any]) -> str:
-    """Say what the recommended settings hold."""
+    """Summarize the recommended settings."""
     tiers = [
         f"{name} at a risk of {percent(risk)}" for name, risk in settings["thresholds"].items() if risk is not None
     ]
@@ -293,7 +293,7 @@ def thresholds(settings: dict[str, Any]) -> str:
 
 
 def commands(content: dict[str, Any], out: Path, dataset: str, params: Sequence[Path]) -> list[str]:
-    """Give the three commands that come next, or what is missing for them."""
+    """Return the next three commands, or what to do first if the data does not allow them."""
     if content["predictable"]["answer"] == "cannot tell":
         return ["import the telemetry of all nodes for one period, whether they failed or not, and assess again"]
     if not content["ladder"]:
@@ -315,7 +315,7 @@ def _table(caption: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]
 
 
 def _sure(rows: Sequence[dict[str, Any]]) -> frozenset[int]:
-    """Return the positions of rows that are sure to save, but for the oracle's."""
+    """Return the positions of rows with a significant net gain, except the oracle's."""
     named = [str(row.get("rung", row.get("policy"))) for row in rows]
     return frozenset(i for i, row in enumerate(rows) if (row["net_low"] or 0) > 0 and not named[i].startswith("oracle"))
 

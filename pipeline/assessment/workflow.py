@@ -1,4 +1,4 @@
-"""The assessment of a fleet: whether its failures are predictable, and what acting on risks would have saved it."""
+"""Assessment of a fleet: whether its failures are predictable, and what acting on risks would have saved."""
 
 import dataclasses
 import hashlib
@@ -50,16 +50,16 @@ from telemetry.doctor.groups import Group
 from telemetry.phrases import WORK
 
 LOADS: Final = 5
-"""Generated loads that are averaged where the dataset has no jobs; fewer on a fleet that averages by itself."""
+"""Maximum number of generated loads to average over if the dataset has no jobs; large fleets need fewer."""
 
 _AVERAGED: Final = 10_000
-"""GPUs in all loads that are enough; two are made at least."""
+"""GPUs that suffice, summed over loads; there are always at least two loads."""
 
 SIZES: Final = (8, 64, 256, 1024)
-"""Sizes of jobs, in GPUs, with which drains are replayed to see from which size on they pay."""
+"""Job sizes, in GPUs, for which actions are replayed to find the size at which they start to pay."""
 
 _LARGE: Final = 1000
-"""GPUs from which on it pays to replay policies in several processes."""
+"""Fleet size, in GPUs, from which policies are replayed in several processes."""
 
 REPLICATES: Final = 1000
 """Bootstrap samples of nodes behind each interval of GPU-hours."""
@@ -71,7 +71,7 @@ _SETTINGS: Final = """# Recommended by `predrain assess`. Use as `predrain act -
 _REPLAY, _STAMP = "replay", "replay.json"
 
 Begin = Callable[[str], Callable[[int, int], None]]
-"""Called with the name of a stage that begins; gives what is called with the work done and all work."""
+"""Called with the name of a stage when it starts; returns its progress callback (done, total)."""
 
 
 def assess_fleet(
@@ -86,8 +86,8 @@ def assess_fleet(
 ) -> dict[str, Any]:
     """Assess a dataset; write to ``out`` only, and reuse results there that are still valid.
 
-    ``truth``: the simulator's, for the row of the oracle.
-    Returns: what ``assessment.json`` holds.
+    ``truth``: the simulator's ground truth, for the oracle's row.
+    Returns: the content of ``assessment.json``.
     """
     dataset = Dataset.open(place)
     params = with_step(params, dataset.meta.step, str(place))
@@ -114,13 +114,13 @@ def assess_fleet(
 
 
 def _written(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    plain: dict[str, Any] = orjson.loads(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))  # NaN is null
+    plain: dict[str, Any] = orjson.loads(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))  # NaN becomes null
     write_json(plain, path)
     return plain
 
 
 def write_value(backtest: Path, place: Place, matrix: FeatureMatrix, params: Params, begin: Begin) -> None:
-    """Write ``BACKTEST/value.json``: what acting on the risks of a finished backtest comes to, in GPU-hours."""
+    """Write ``BACKTEST/value.json``: the value of acting on the risks of a finished backtest, in GPU-hours."""
     assessed = _assessed(backtest, params)
     content: dict[str, Any] = _UNPLAYED | {"predictable": dataclasses.asdict(assessed)}
     if math.isfinite(assessed.chance):
@@ -168,19 +168,19 @@ def _data(
 
 
 def repairs(events: pd.DataFrame, unit: str) -> dict[str, int]:
-    """Count repairs and replacements, and those of a fleet of GPUs that name none."""
+    """Count repairs and replacements, and in a fleet of GPUs those that name no GPU."""
     work = events[events["type"].isin(WORK)]
     return {"all": len(work), "without_gpu": int(work["gpu"].isna().sum()) if unit == "gpu" else 0}
 
 
 def _by_class(incidents: pd.DataFrame) -> dict[str, int]:
-    """Count failures of nodes by class: those of one cause once, one of several classes in each."""
+    """Count node failures by class: a common cause counts once, a failure of several classes in each of them."""
     distinct = incidents.drop_duplicates(["common_cause", "failure_class"])["failure_class"]
     return {str(name): int(size) for name, size in distinct.value_counts().items()}
 
 
 def _unseen(group: Group | None, failures: Mapping[str, int], total: int) -> str:
-    """Say what is not seen without a group of channels, and how many failures here are of its classes."""
+    """Describe what a missing group of channels would show, and how many failures are of its classes."""
     if group is None or not group.classes:
         return "" if group is None else group.why
     here = sum(failures.get(name, 0) for name in group.classes)
@@ -191,7 +191,7 @@ def _unseen(group: Group | None, failures: Mapping[str, int], total: int) -> str
 def _replayed(
     matrix: FeatureMatrix, params: Params, out: Path, truth: Path | None, failures: int, begin: Begin
 ) -> Predictability:
-    """Backtest the profile, unless that was done with the same inputs, and evaluate it."""
+    """Backtest the profile, unless it was done before with the same inputs, and evaluate it."""
     folder = out / _REPLAY
     if not failures:
         return unanswered(0)
@@ -204,7 +204,7 @@ def _replayed(
         except InputError:
             if failures >= ENOUGH:
                 raise
-            return unanswered(failures)  # no refit saw a failure and a healthy GPU
+            return unanswered(failures)  # no refit had both positive and negative rows
         write_json(stamp, mark)
     return _assessed(folder, params)
 
@@ -218,7 +218,7 @@ def _assessed(folder: Path, params: Params) -> Predictability:
 
 
 def _predictions(folder: Path, *models: str) -> pd.DataFrame:
-    """Read the predictions of some models, refitted as the window slides: all of a large fleet are gigabytes."""
+    """Read only some models' predictions with sliding training: those of a large fleet are gigabytes in total."""
     chosen = [("model", "in", models), ("variant", "==", SLIDING)]
     return pd.read_parquet(folder / "predictions_all.parquet", filters=chosen)
 
@@ -237,7 +237,7 @@ def _value(
 ) -> dict[str, Any]:
     """Replay policies on the fleet's failures and jobs.
 
-    ``sizes``: also with jobs of each of :data:`SIZES`, and of all sizes as in a real trace.
+    ``sizes``: also replay jobs of each size in :data:`SIZES`, and of mixed sizes as in a real trace.
     """
     costs, gpus_per_job, on_request = assumed.costs, assumed.gpus_per_job, assumed.checkpoint_on_request
     predictions = _predictions(out, params.models.profile)
@@ -267,7 +267,7 @@ def _value(
     ways: dict[str, _Way] = {
         "no action": (None, "none"),
         "hard rules alone": (scores_of(predictions.assign(risk=0.0)), "none"),
-        # the controller's own thresholds aside: what the precision of alerts above is of
+        # ignores the controller's thresholds: these are the alerts whose precision is reported above
         "every alert drained": (scores_of(predictions.assign(risk=predictions["alert"].astype(np.float64))), "none"),
         "drains": (scores, "none"),
         "drains, a diagnostic that finds nothing": (scores, "blind"),
@@ -277,7 +277,7 @@ def _value(
         best = oracle_predictions(predictions, read_truth(truth), evaluation.k)
         ways["oracle, a diagnostic that finds all"] = (scores_of(best), "perfect")
     tried: list[int | None] = [*(size for size in SIZES if size <= total), None] if sizes else []
-    rounds = [size for size in tried if has_jobs or size != gpus_per_job]  # the others are the main replay's
+    rounds = [size for size in tried if has_jobs or size != gpus_per_job]  # the main replay covers the others
     count = begin("policies")
     count(0, 1 + len(rounds))
     tasks = [
@@ -314,17 +314,17 @@ def _value(
 
 
 _Way = tuple[Readings | None, Diagnostic]
-"""Scores (None: no action), and what follows on a drain."""
+"""Scores (None: no action), and the diagnostic after a drain."""
 
 _ALLOWED: Final[Mapping[str, tuple[Rung, ...]]] = {
     "yes": ("avoid", "probe", "checkpoint", "swap", "drain"), "weakly": ("avoid", "probe", "checkpoint"),
 }  # fmt: skip
-"""Rungs that may be recommended, by the answer; on predictions that are not better than chance none but ``publish``."""
+"""Rungs that may be recommended, by answer; if predictions are no better than chance, only ``publish``."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Acting:
-    """What does not depend on the jobs."""
+    """Inputs of a replay that do not depend on the jobs."""
 
     fleet: ReplayedFleet
     events: Sequence[Mapping[str, Any]]
@@ -334,7 +334,7 @@ class _Acting:
     seed: int
 
     def loads(self, size: int | None) -> list[Placements]:
-        """Generate jobs, of one size in GPUs if one is given."""
+        """Generate loads, with jobs of one size (in GPUs) if it is given."""
         fleet, every, largest = self.fleet, self.assumed.costs.checkpoint_every, self.assumed.largest_job
         return [
             replace(
@@ -349,7 +349,7 @@ class _Acting:
         return {"gpus_per_job": size} | self.ladder(self.loads(size), scores).rows(allowed)
 
     def ladder(self, loads: Sequence[Placements], scores: Readings) -> LadderReplay:
-        """Make the replay of the ladder under jobs."""
+        """Create the replay of the ladder under some loads."""
         return LadderReplay(
             self.fleet, loads, scores, self.events, self.assumed, self.horizon, self.reach, self.seed, REPLICATES
         )
@@ -357,7 +357,7 @@ class _Acting:
     def played(
         self, loads: Sequence[Placements], ways: Mapping[str, _Way], scores: Readings, allowed: Collection[Rung]
     ) -> dict[str, Any]:
-        """Replay ways to act under jobs, the first of which is compared with, and the ladder."""
+        """Replay drain policies, the first of which is the baseline, and the ladder under some loads."""
         ladder = self.ladder(loads, scores)
         thresholds = ladder.thresholds("drain")
         costs = self.assumed.costs
@@ -411,22 +411,22 @@ _UNPLAYED: Final[dict[str, Any]] = {
     "recommended_net": {"value": 0.0, "low": 0.0, "high": 0.0},
     "replayed": {"thresholds": {"watch": 0.05, "elevated": 0.1, "high": None}},
 }
-"""What is reported where no replay was possible."""
+"""Reported if no replay was possible."""
 
 
 def settings_of(recommended: Sequence[Rung], thresholds: Mapping[str, float | None]) -> dict[str, Any]:
-    """Return the settings of the controller for the recommended rungs; ``stage``: the highest that these need."""
+    """Return the controller settings for the recommended rungs; ``stage``: the lowest stage that allows them all."""
     hard = {"swap", "drain"} & {*recommended}
     stage: Stage = "hard" if hard else "soft" if {"avoid", "probe", "checkpoint"} & {*recommended} else "shadow"
     return {"stage": stage, "rungs": [*recommended], "thresholds": dict(thresholds)}
 
 
 def write_settings(path: Path, settings: dict[str, Any], params: Params, assumed: Assumptions) -> None:
-    """Write what `predrain act --settings` reads; ``settings``: from :func:`settings_of`, and the ``scheduler``."""
+    """Write the file for `predrain act --settings`; ``settings``: from :func:`settings_of`, plus ``scheduler``."""
     tiers = {name: float(f"{value:.4g}") for name, value in settings["thresholds"].items() if value is not None}
     policy: dict[str, Any] = {
         "thresholds": tiers,
-        "horizon": format_duration(params.labels.horizon),  # as scores tell theirs, which the controller compares
+        "horizon": format_duration(params.labels.horizon),  # the controller compares it with that of the scores
         "rungs": settings["rungs"],
         "stages": {"ceiling": settings["stage"]},
         "cost_benefit": {
@@ -443,6 +443,6 @@ def write_settings(path: Path, settings: dict[str, Any], params: Params, assumed
             ]
         }
     written: dict[str, Any] = {"policy": policy}
-    if settings["scheduler"] == "slurm":  # state that all controllers share
+    if settings["scheduler"] == "slurm":  # state shared by all controllers
         written["slurm"] = {"folder": str(path.parent.resolve() / "slurm")}
     write_bytes(path, (_SETTINGS + yaml.safe_dump(written, sort_keys=False)).encode())

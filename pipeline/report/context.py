@@ -1,4 +1,4 @@
-"""What a report needs in addition to the evaluation: the dataset, the choices made, the folds, the alerts to show."""
+"""Input of a report besides the evaluation: dataset, parameters, folds, alerts to show."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """That the fleet was simulated, and how.
+    """Parameters of a simulated fleet.
 
     ``acceleration``: factor on all failure rates; 1: as calibrated.
     """
@@ -23,12 +23,12 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True)
 class AlertEntry:
-    """One alert that the report shows.
+    """An alert in the report.
 
-    ``risk``: calibrated probability; None where the model gives none.
-    ``label``: 1: an incident followed, 0: none did, None: not known.
-    ``reasons``: Why, in plain words, the weightiest first; empty where no reason was computed.
-    ``method``: how the reasons were computed; empty where there are none.
+    ``risk``: calibrated probability; None if the model has none.
+    ``label``: 1: an incident followed; 0: none did; None: unknown.
+    ``reasons``: as text, the largest contribution first; empty if not computed.
+    ``method``: how the reasons were computed; empty if there are none.
     """
 
     decision_time: datetime
@@ -44,17 +44,16 @@ class AlertEntry:
 
 @dataclass(frozen=True, slots=True)
 class ReportContext:
-    """Everything a report says that the evaluation does not know.
+    """Content of a report that is not in the evaluation.
 
-    ``simulated``: how the fleet was simulated; None: it is a real one.
-    ``profile``: the model whose alerts are the profile's choice.
+    ``simulated``: None: a real fleet.
+    ``profile``: the model that the profile selects.
     ``folds``: ``fold``, ``refit_at``, ``span``, ``train_start``, ``train_end``, ``n_positive``, ``n_negative``,
     ``variant``.
-    ``skipped``: what was skipped and why, such as spans longer than the history; and baselines without data.
-    ``params``: parameters that the report shows, by dotted name.
-    ``attributions``: what the profile's scores are made of, see ``attribution_frame``.
-    ``extras``: what further sections of the report tell, by the name that their maker gave; each is kept as a file
-    ``evaluation/extra_NAME.parquet``.
+    ``skipped``: what was skipped and why, e.g. spans longer than the history, or baselines without data.
+    ``params``: parameters in the report, by dotted name.
+    ``attributions``: feature contributions to the profile's scores, see ``attribution_frame``.
+    ``extras``: data of further sections by name, stored as ``evaluation/extra_NAME.parquet``.
     """
 
     dataset: str
@@ -78,7 +77,7 @@ class ReportContext:
 
     @property
     def budget_period(self) -> str:
-        """What K alerts are given per: ``decision time``, or ``day`` where a cool-down chooses them."""
+        """Period of the alert budget K: ``decision time``, or ``day`` with a cool-down."""
         return "decision time" if self.params.get("backtest.cooldown", "None") == "None" else "day"
 
     @property
@@ -88,9 +87,9 @@ class ReportContext:
 
 
 def select_alerts(predictions: pd.DataFrame, model: str, variant: str, count: int) -> pd.DataFrame:
-    """Choose the alerts to show: those of highest risk, each unit once an incident and once for its wrong alerts.
+    """Select the riskiest alerts: for each unit, one per incident and one of its wrong alerts.
 
-    Returns: rows of ``predictions``, the riskiest first (equal ones by time, then unit).
+    Returns: rows of ``predictions``, the riskiest first (ties by score, time and unit).
     """
     chosen = predictions[
         (predictions["model"] == model) & (predictions["variant"] == variant) & predictions["alert"].astype(bool)

@@ -1,8 +1,7 @@
-"""The report's plots, as inline SVG: the same bytes for the same numbers, readable on light and dark pages.
+"""Plots of the report as inline SVG, byte-identical for the same numbers, for light and dark pages.
 
-Text and lines take the page's colours: they are drawn in placeholder colours that are replaced by CSS. Series
-colours are the Okabe-Ito palette, which colour-blind readers distinguish on both backgrounds; line styles differ as
-well.
+Text and lines are drawn in placeholder colours that are replaced by the page's CSS variables. Series use the Okabe-Ito
+palette, which colour-blind readers can distinguish on both backgrounds, and different line styles.
 """
 
 import io
@@ -67,9 +66,9 @@ _NOTHING = f'<svg xmlns="{_SVG}" viewBox="0 0 300 40"><text x="10" y="25">no dat
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One plot of the report.
+    """A plot of the report.
 
-    ``svg``: an ``svg`` element with a title and a description for readers who do not see it.
+    ``svg``: an ``svg`` element with title and description for screen readers.
     """
 
     svg: str
@@ -77,7 +76,7 @@ class Plot:
 
 
 def precision_recall(evaluation: Evaluation, profile: str) -> Plot | None:
-    """Precision against recall as the alert budget grows: the profile compared with each learner and the oracle."""
+    """Precision-recall curves as the alert budget grows, of the profile, each learner and the oracle."""
     curves = evaluation.pr_curves[evaluation.pr_curves["variant"] != TRAIN_ONCE]
     by_model = {model: curve.dropna() for model, curve in curves.groupby("model", sort=True)}
     row = evaluation.row(profile, SLIDING)
@@ -138,7 +137,7 @@ def precision_by_month(evaluation: Evaluation, profile: str) -> Plot | None:
 
 
 def lead_times(evaluation: Evaluation, profile: str) -> Plot | None:
-    """Histogram of how long before its incident the first right alert came."""
+    """Histogram of lead times, from the first right alert to the incident."""
     mine = evaluation.lead_times
     mine = mine[(mine["model"] == profile) & (mine["variant"] == SLIDING)]
     lead = mine["lead_time_hours"].dropna().to_numpy()
@@ -165,7 +164,7 @@ def lead_times(evaluation: Evaluation, profile: str) -> Plot | None:
 
 
 def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
-    """Observed rates against risks, both logarithmic."""
+    """Reliability diagram: observed rates against predicted risks, both logarithmic."""
     bins = evaluation.calibration
     mine = bins[(bins["model"] == profile) & (bins["variant"] == SLIDING)]
     drawn = mine[(mine["observed_rate"] > 0) & (mine["mean_risk"] > 0)]
@@ -177,7 +176,7 @@ def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
 
     def draw(axes: Axes) -> None:
         axes.plot([low, high], [low, high], ":", color=_INK, linewidth=1.0, label="perfect calibration")
-        # the standard error of a share, shown so that a bin of three positives is not read as a finding
+        # standard errors, so that a bin of three positives is not over-interpreted
         error = np.sqrt(drawn["observed_rate"] * (1 - drawn["observed_rate"]) / drawn["rows"])
         error = np.minimum(error, 0.95 * drawn["observed_rate"])
         axes.errorbar(
@@ -205,7 +204,7 @@ def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
 def net_by_action(content: Mapping[str, Any]) -> Plot | None:
     """Net GPU-hours of each rung, with its interval.
 
-    ``content``: what acting comes to; None where nothing was replayed.
+    ``content``: content of ``value.json``. Returns None if nothing was replayed.
     """
     rows = content["ladder"][1:]
     if not rows:
@@ -230,9 +229,9 @@ def net_by_action(content: Mapping[str, Any]) -> Plot | None:
 
 
 def net_by_job_size(content: Mapping[str, Any]) -> Plot | None:
-    """Net GPU-hours of each rung against the size of jobs, and its break-even next to the measured precision.
+    """Net GPU-hours of each rung by job size, and its break-even precision next to the measured one.
 
-    ``content``: an assessment; None where it has no jobs of several sizes.
+    ``content``: an assessment. Returns None if it was not replayed with several job sizes.
     """
     sizes = [size for size in content.get("by_job_size") or () if size["gpus_per_job"] is not None]
     if not sizes:
@@ -287,7 +286,7 @@ PLOTS: Final[Mapping[str, Callable[[Evaluation, str], Plot | None]]] = {
 
 
 def as_file(plot: Plot | None) -> str:
-    """Give a plot as an SVG document of its own, in colours for a white page."""
+    """Return a plot as a standalone SVG document for a white page."""
     svg = _NOTHING if plot is None else plot.svg.replace("<svg ", f'<svg xmlns="{_SVG}" ', 1)
     for css, colour in (("var(--ink)", "#222"), ("var(--line)", "#ccc"), ("var(--page)", "#fff")):
         svg = svg.replace(css, colour)
@@ -319,7 +318,7 @@ def _render(
 
 
 def _inline(document: str, key: str, title: str, description: str) -> str:
-    """Turn an SVG document into an element of an HTML page: no prologue, no namespaces, no ids that others may have."""
+    """Convert an SVG document to an element of an HTML page: no prologue, no namespaces, ids prefixed with ``key``."""
     svg = document[document.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
@@ -331,7 +330,7 @@ def _inline(document: str, key: str, title: str, description: str) -> str:
     svg = re.sub(r"url\(#", f"url(#{key}-", svg)
     for colour, css in _CSS.items():
         svg = svg.replace(colour, css)
-    # the page's own font, whatever it is; sizes stay
+    # inherit the page's font; keep sizes
     svg = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", svg)
     head = (
         f'<svg role="img" aria-labelledby="{key}-title {key}-desc"'

@@ -1,7 +1,4 @@
-"""Writes the report: one HTML file that needs nothing else, byte-identical for the same results; and its summary.
-
-Every number of the summary's sentences comes from the evaluation.
-"""
+"""Writes the report, a self-contained HTML file that is byte-identical for the same results, and its summary."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,12 +32,12 @@ def write_report(
 ) -> Path:
     """Write ``OUT/report/index.html``.
 
-    The page makes no request of any kind: styles and plots are inlined. It holds no time of writing, so the same
-    results give the same bytes.
+    The page makes no network requests: styles and plots are inlined. It has no creation time, so the same results give
+    the same bytes.
 
-    ``out``: the output folder of a backtest; made where it does not exist.
-    ``value``, ``verdict``: what acting comes to (``value.json``), and that in sentences, where it was replayed.
-    Raises ``InputError`` if it cannot be written; an older report stays as it was.
+    ``out``: the output folder of a backtest; created if it does not exist.
+    ``value``, ``verdict``: content of ``value.json`` and its summary in sentences, if actions were replayed.
+    Raises ``InputError`` if it cannot be written; an older report is kept then.
     """
     target = out / "report" / "index.html"
     with disk_errors(target):
@@ -55,7 +52,7 @@ def render_report(
     value: Mapping[str, Any] | None = None,
     verdict: Sequence[str] = (),
 ) -> str:
-    """Render the page; arguments as :func:`write_report` takes them."""
+    """Render the page; arguments as for :func:`write_report`."""
     profile = context.profile
     drawn = {name: draw(evaluation, profile) for name, draw in plots.PLOTS.items()}
     drawn["net_by_action"] = None if value is None else plots.net_by_action(value)
@@ -94,7 +91,7 @@ def render_report(
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a page of this folder, its styles in it; texts are escaped."""
+    """Render a template of this folder with inlined styles; values are escaped."""
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -103,11 +100,11 @@ def render(template: str, **values: Any) -> str:
 
 
 MIN_INCIDENTS = 5
-"""Fewest incidents of a failure class whose recall is compared with that of the other classes."""
+"""Minimum number of incidents of a failure class to compare its recall with other classes."""
 
 
 def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
-    """Say what was replayed, how many alerts came, how often they were wrong, how early, and what helped."""
+    """Summarize the replay in sentences: number, precision and lead time of alerts, and which methods helped."""
     row = evaluation.row(context.profile, SLIDING)
     texts = [_replayed(evaluation, context)]
     if row is None:
@@ -183,12 +180,12 @@ def _early(row: pd.Series) -> str:
 
 
 def _weakest(evaluation: Evaluation, context: ReportContext) -> str:
-    """Name the failure class that falls furthest behind the oracle, or has the least recall where there is none."""
+    """Name the failure class with the lowest recall relative to the oracle's, or with the lowest without an oracle."""
     table = evaluation.by_class
     figures = table[(table["model"] == context.profile) & (table["variant"] == SLIDING)].set_index("failure_class")
     best = table[table["model"] == ORACLE].set_index("failure_class").reindex(figures.index)
     some = figures["incidents"] >= MIN_INCIDENTS
-    if some.sum() < 2:  # of a single class the recall has just been given
+    if some.sum() < 2:  # the recall of a single class was just reported
         return ""
     known = best["recall"].notna().any()
     share = figures["recall"] / best["recall"].where(best["recall"] > 0) if known else figures["recall"]

@@ -13,7 +13,7 @@ from pipeline.report.wording import NONE, between, count, day, number, percent, 
 
 
 def decisions(context: ReportContext) -> ReportSection | None:
-    """Make the section; None where promises were not worked out."""
+    """Build the section on decisions; None if there are no promises."""
     promises, now = context.extras.get("promises"), context.extras.get("decisions")
     if promises is None or now is None or promises.empty:
         return None
@@ -42,7 +42,7 @@ def decisions(context: ReportContext) -> ReportSection | None:
 
 
 def _made(mine: pd.DataFrame, context: ReportContext) -> str:
-    """Say for the profile what was promised and what became of it."""
+    """Summarize the profile's promises and whether they were kept."""
     parts = []
     for row in mine.itertuples():
         if row.promised == 0:
@@ -111,7 +111,7 @@ def _has_threshold(row: Any) -> bool:
 
 
 def _promise(row: Any) -> str:
-    """Say what a row of the table is: a promise, or a threshold that a budget or costs set without one."""
+    """Return whether a row is a promise, or a threshold set by a budget or by costs."""
     if row.kind == "precision":
         return "yes" if row.promised else "no"
     if not _has_threshold(row):
@@ -204,7 +204,7 @@ _FACTS_SHOWN = 5
 
 
 def what_changed(context: ReportContext) -> ReportSection | None:
-    """Make the section; None where no check was made, as with a single fold."""
+    """Build the section on drift; None if there were no checks, e.g. with a single fold."""
     checks = context.extras.get("drift_checks")
     if checks is None or checks.empty:
         return None
@@ -298,7 +298,7 @@ def _outcomes(outcomes: pd.DataFrame, context: ReportContext) -> Table | None:
         f"Alert outcomes of {context.profile} in windows of at most 28 days, each node once per window. Right: it "
         "failed; wrong: it did not; open: not known yet. Precision has an exact 95 % interval. Positives / risk is the "
         "number of positive rows over the sum of risks (1: calibrated), with the exact interval for the incidents.",
-        outcomes.rename(columns={"from": "since"}),  # a keyword is no name of a tuple's field
+        outcomes.rename(columns={"from": "since"}),  # `itertuples` cannot use a keyword as a name
         ("decisions", lambda row: f"{day(row.since)} to {day(row.until)}"),
         ("right", lambda row: count(row.right)),
         ("wrong", lambda row: count(row.wrong)),

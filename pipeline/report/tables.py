@@ -32,10 +32,7 @@ _VARIANTS = {SLIDING: "sliding", TRAIN_ONCE: "trained once", ORACLE: ""}
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell.
-
-    ``note``: printed smaller beneath, such as an interval.
-    """
+    """A cell; ``note``: printed below in a smaller font, e.g. an interval."""
 
     text: str
     note: str = ""
@@ -43,10 +40,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table.
+    """A table.
 
-    ``rows``: rows as long as the header; the first cell names the row.
-    ``text_columns``: those that hold text rather than numbers.
+    ``rows``: as long as the header; the first cell names the row.
+    ``strong``: positions of emphasized rows; ``text_columns``: positions of columns with text rather than numbers.
     """
 
     caption: str
@@ -56,7 +53,7 @@ class Table:
     text_columns: frozenset[int] = frozenset({0})
 
     def lines(self) -> list[str]:
-        """Write it for a terminal: the header, and a line a row; rows that stand out end with a star."""
+        """Format for a terminal: the header, and one line per row; emphasized rows end with a star."""
         rows = [[cell.strip() for cell in self.header]]
         rows += [[f"{cell.text} {cell.note}".strip() for cell in row] for row in self.rows]
         widths = [max(len(row[i]) for row in rows) for i in range(len(self.header))]
@@ -72,10 +69,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class ReportSection:
-    """One section of the page.
+    """A section of the page.
 
     ``key``: its anchor: letters and dashes.
-    ``name``: what the page's navigation calls it.
+    ``name``: its label in the navigation.
     """
 
     key: str
@@ -87,7 +84,7 @@ class ReportSection:
 
 
 Column = tuple[str, Callable[[Any], "str | Cell"]]
-"""A column's header, and what its cell says of a row (a tuple of ``itertuples``)."""
+"""A column's header, and the function from a row (of ``itertuples``) to its cell."""
 
 
 def table_of(
@@ -97,7 +94,7 @@ def table_of(
     strong: Callable[[Any], bool] = lambda _: False,
     text_columns: frozenset[int] = frozenset({0}),
 ) -> Table | None:
-    """Write a row of cells for each row of a frame; None if it has none."""
+    """Build a table with a row for each row of a frame; None if the frame is empty."""
     if frame.empty:
         return None
     rows, marked = [], set()
@@ -149,7 +146,7 @@ def models(evaluation: Evaluation, context: ReportContext) -> Table:
 
 
 def mechanisms(evaluation: Evaluation, context: ReportContext) -> Table | None:
-    """Put the paper's mechanisms side by side, sliding and trained once; None where only the profile was fitted."""
+    """Compare the paper's mechanisms, sliding and trained once; None if fewer than three were fitted."""
     table = evaluation.table[evaluation.table["variant"] == SLIDING].set_index("model")
     learners = table.loc[table["kind"] == "learner", "precision_at_k"].dropna()
     profile, combiner = context.profile, context.params.get("models.parallel.combiner", "")
@@ -186,7 +183,7 @@ def mechanisms(evaluation: Evaluation, context: ReportContext) -> Table | None:
 
 
 def by_unit(evaluation: Evaluation, context: ReportContext) -> Table | None:
-    """Detail by GPU next to the figures by node; None where nodes are what is scored."""
+    """Metrics by GPU, in addition to those by node; None if nodes are scored."""
     if context.unit != "gpu":
         return None
     return table_of(
@@ -229,7 +226,7 @@ def paired(evaluation: Evaluation, comparison: str, caption: str) -> Table | Non
 
 
 def equal_alerts(evaluation: Evaluation) -> Table | None:
-    """Every ensemble compared with the single learner that is best at as many alerts."""
+    """Every ensemble compared with the best single learner at the same number of alerts."""
     table = evaluation.equal_alerts
     return table_of(
         "Each ensemble and the learner that is best at the same number of alerts. An ensemble with fewer than K alerts "
@@ -305,7 +302,7 @@ def folds(evaluation: Evaluation, context: ReportContext) -> Table | None:
 
 
 def made_of(context: ReportContext) -> Table | None:
-    """Show what the profile's scores are made of, by feature group; None where nothing was explained."""
+    """Contributions to the profile's scores by feature group; None if nothing was explained."""
     if context.attributions is None or context.attributions.empty:
         return None
     return table_of(
@@ -319,7 +316,7 @@ def made_of(context: ReportContext) -> Table | None:
 
 
 def outcome(alert: AlertEntry) -> str:
-    """Say what followed an alert."""
+    """Describe the outcome of an alert."""
     if alert.label is None:
         return "not known yet"
     if alert.label == 0:

@@ -1,4 +1,4 @@
-"""The summary of a backtest for the terminal: the table that a reader looks at first, and where the page is."""
+"""Summary of a backtest for the terminal: the main table, and the path of the report."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from pipeline.report.report import sentences
 
 
 def summary_of(backtest: Path) -> dict[str, Any]:
-    """Give the profile's main figures, JSON-able: counts, precision, recall, base rate, lead time, and the files.
+    """Return the profile's main metrics, JSON-able: counts, precision, recall, base rate, lead time, and the files.
 
     Raises ``InputError`` if ``backtest`` is not the output of a backtest.
     """
@@ -25,9 +25,9 @@ def summary_of(backtest: Path) -> dict[str, Any]:
 
 
 def summary_lines(backtest: Path) -> list[str]:
-    """Write what was replayed, the paper's mechanisms side by side, what acting comes to, and where the report is.
+    """Format what was replayed, the comparison of the paper's mechanisms, the value of actions, and the report's path.
 
-    A backtest of the profile alone has the table of all models in their place.
+    A backtest of the profile alone shows the table of all models instead of the mechanisms.
     """
     evaluation, context = load_evaluation(backtest)
     shown = tables.mechanisms(evaluation, context) or tables.models(evaluation, context)

@@ -8,7 +8,7 @@ NONE = "–"
 
 
 def percent(value: float) -> str:
-    """Write a share: one decimal, more where it is below 1 %.
+    """Format a proportion: one decimal, more below 1 %.
 
     >>> percent(0.2634), percent(0.00339), percent(1.0), percent(float("nan"))
     ('26.3 %', '0.34 %', '100 %', '–')
@@ -22,7 +22,7 @@ def percent(value: float) -> str:
 
 
 def percent_at_least(value: float) -> str:
-    """Write a lower bound: as :func:`percent`, and rounded down, so that no more is claimed than holds.
+    """Format a lower bound like :func:`percent`, but rounded down, so that it still holds.
 
     >>> percent_at_least(0.07361), percent_at_least(0.00347), percent_at_least(float("nan"))
     ('7.3 %', '0.34 %', '–')
@@ -34,7 +34,7 @@ def percent_at_least(value: float) -> str:
 
 
 def number(value: float, digits: int = 2) -> str:
-    """Write a number with so many decimals.
+    """Format a number with ``digits`` decimals.
 
     >>> number(0.12345, 3), number(float("nan"))
     ('0.123', '–')
@@ -43,7 +43,7 @@ def number(value: float, digits: int = 2) -> str:
 
 
 def count(value: float) -> str:
-    """Write a whole number with thousands apart.
+    """Format an integer with thousands separators.
 
     >>> count(120000)
     '120,000'
@@ -52,7 +52,7 @@ def count(value: float) -> str:
 
 
 def hours(value: float) -> str:
-    """Write hours.
+    """Format hours.
 
     >>> hours(13.42), hours(float("nan"))
     ('13.4 h', '–')
@@ -61,7 +61,7 @@ def hours(value: float) -> str:
 
 
 def points(value: float) -> str:
-    """Write a difference of shares in percentage points, signed.
+    """Format a difference of proportions in percentage points, signed.
 
     >>> points(0.1186), points(-0.004)
     ('+11.9', '−0.4')
@@ -70,7 +70,7 @@ def points(value: float) -> str:
 
 
 def signed(value: float, digits: int = 3) -> str:
-    """Write a difference of plain numbers with so many decimals, signed.
+    """Format a difference with ``digits`` decimals, signed.
 
     >>> signed(0.0432), signed(-0.1)
     ('+0.043', '−0.100')
@@ -82,7 +82,7 @@ def signed(value: float, digits: int = 3) -> str:
 
 
 def between(low: str, high: str) -> str:
-    """Write an interval, or nothing where it has no bounds.
+    """Format an interval; empty if it has no bounds.
 
     >>> between("1.0 %", "2.0 %"), between("–", "–")
     ('[1.0, 2.0 %]', '')
@@ -91,17 +91,17 @@ def between(low: str, high: str) -> str:
 
 
 def day(value: datetime) -> str:
-    """Write a date (UTC)."""
+    """Format a date (UTC)."""
     return value.strftime("%Y-%m-%d")
 
 
 def minute(value: datetime) -> str:
-    """Write a time to the minute (UTC)."""
+    """Format a time to the minute (UTC)."""
     return value.strftime("%Y-%m-%d %H:%M")
 
 
 def verdict(low: float, high: float) -> str:
-    """Say what an interval of a difference shows.
+    """Interpret the confidence interval of a difference.
 
     >>> verdict(0.01, 0.2), verdict(-0.2, -0.01), verdict(-0.1, 0.1), verdict(float("nan"), 0.1)
     ('better', 'worse', 'not significant', 'no interval')
@@ -114,7 +114,7 @@ def verdict(low: float, high: float) -> str:
 
 
 def join(parts: list[str]) -> str:
-    """Join words as a sentence does.
+    """Join words as in a sentence.
 
     >>> join(["a"]), join(["a", "b", "c"])
     ('a', 'a, b and c')

@@ -222,7 +222,7 @@ class Evacuation:
                 if entry is None or name in drained or (since is not None and known is not None and since != known):
                     self._end(name, entry, "another drain started", log)
                     entry = Evacuating(self.clock.now())
-                    log.find(name, "started", "its drain marker is gone")
+                    log.find(name, "started", "the node has a drain marker")
                 entry = replace(entry, mark_since=since or entry.mark_since)
             nodes[name] = entry
             units = tuple(unit.name for unit in views[name].units) if name in views else ()

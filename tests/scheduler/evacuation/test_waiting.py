@@ -266,6 +266,7 @@ def test_a_leader_whose_clock_is_behind_that_of_the_mark_goes_on_with_the_same_d
         cluster.clock.move(timedelta(seconds=5))
         cluster.round()
     assert found(cluster, "started") == began
+    assert set(began) == {"the node has a drain marker"}
     assert cluster.workloads.asked["w1-uid"] == first
 
 

@@ -1,4 +1,4 @@
-"""The fleet before anything happens: racks, nodes, their static traits, and what is planned for them."""
+"""Initial fleet: racks, nodes with their static traits, and planned changes."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from simulator.parameters import Parameters
 from simulator.randomness import Purpose, generator, scattered
 
 HOUR: Final = 3_600_000
-"""Milliseconds of an hour."""
+"""One hour in milliseconds."""
 DAY: Final = 86_400_000
-"""Milliseconds of a day."""
+"""One day in milliseconds."""
 NEVER: Final = 2**61
-"""Milliseconds of something that does not happen."""
+"""Time in milliseconds of events that do not happen."""
 
 _PCI_BUSES = ("07", "0f", "47", "4e", "87", "90", "b7", "bd")
 _DRIVERS = ("550.54.15", "550.127.08", "570.124.06", "570.172.08", "580.65.06", "580.95.05")
@@ -23,7 +23,7 @@ _DRIVERS = ("550.54.15", "550.127.08", "570.124.06", "570.172.08", "580.65.06", 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTime:
-    """The simulated time: all instants in int64 milliseconds since the epoch."""
+    """Simulated time span; all instants in int64 milliseconds since the epoch."""
 
     start: int  # First sample, at 00:00 UTC
     days: int
@@ -32,12 +32,12 @@ class SimulatedTime:
 
     @property
     def end(self) -> int:
-        """End of the simulated time (excluded)."""
+        """End of the simulated time (exclusive)."""
         return self.start + self.days * DAY
 
     @property
     def origin(self) -> int:
-        """Beginning of the warm-up."""
+        """Start of the warm-up."""
         return self.start - self.warm_up_days * DAY
 
     @property
@@ -46,13 +46,13 @@ class SimulatedTime:
         return self.days * DAY // self.step
 
     def at_share(self, share: float) -> int:
-        """Return the instant after a share of the simulated time."""
+        """Return the instant at a share of the simulated time."""
         return self.start + round(share * self.days * DAY)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedNode:
-    """A node; each row of its ``plan`` is a planned change: slot, time, and when the next GPU is installed."""
+    """A node; rows of ``plan`` are planned GPU changes: slot, time, and installation time of the next GPU."""
 
     index: int
     name: str
@@ -79,23 +79,23 @@ def driver_at(number: int) -> str:
 
 
 def bus_id(slot: int) -> str:
-    """Return the PCI address of a slot, normalised (domain, bus, device, function)."""
+    """Return the normalized PCI address of a slot (domain, bus, device, function)."""
     return f"0000:{_PCI_BUSES[slot % len(_PCI_BUSES)]}:00.0"
 
 
 def gpu_name(seed: int, node: int, slot: int, installation: int) -> str:
-    """Return a device's UUID: a hash, so that its order says nothing about place or time."""
+    """Return a device's UUID, a hash whose order is independent of place and time."""
     digest = hashlib.blake2b(f"{seed}/{node}/{slot}/{installation}".encode(), digest_size=16).hexdigest()
     return f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:]}"
 
 
 def serial_number(name: str, lot: int) -> str:
-    """Return a serial number: the production lot in front, as board makers print it."""
+    """Return a serial number with the production lot as prefix, as board makers print it."""
     return f"{1600 + lot}{int(name[4:12], 16) % 10**9:09d}"
 
 
 def build_fleet(parameters: Parameters, clock: SimulatedTime, *, gpus: int, seed: int) -> list[SimulatedNode]:
-    """Lay the fleet out, in order of index; a node's traits depend on the seed and its index only."""
+    """Build the nodes in order of index; a node's traits depend only on the seed and its index."""
     per_node = parameters.fleet.gpus_per_node
     count = -(-gpus // per_node)
     return [_node(parameters, clock, seed, index, min(per_node, gpus - index * per_node)) for index in range(count)]
@@ -151,7 +151,7 @@ def _upgrades(parameters: Parameters, clock: SimulatedTime, place: float) -> tup
 
 
 def _drains(parameters: Parameters, clock: SimulatedTime, seed: int, index: int) -> NDArray[np.int64]:
-    """Planned drains of a node, shape (n, 2): begin and end, by begin."""
+    """Return planned drains of a node, shape (n, 2): start and end, by start."""
     rng = generator(seed, index, Purpose.PLAN)
     number = rng.poisson(parameters.fleet.drain_rate_per_month * clock.days / 30.4)
     begins = np.sort(rng.integers(clock.start, clock.end, number))
@@ -161,7 +161,7 @@ def _drains(parameters: Parameters, clock: SimulatedTime, seed: int, index: int)
 
 
 def _plan(parameters: Parameters, clock: SimulatedTime, seed: int, index: int, slots: int) -> NDArray[np.int64]:
-    """Planned exchanges and removals, shape (n, 3): slot, time, time of the next GPU; by slot and time."""
+    """Return planned replacements and removals, shape (n, 3): slot, time, time of the next GPU; by slot and time."""
     fleet = parameters.fleet
     rng = generator(seed, index, Purpose.EXCHANGES)
     years = clock.days / 365.25

@@ -1,9 +1,9 @@
-"""Hidden states and the rates between them.
+"""Hidden states and their transition rates.
 
-A GPU in service is healthy or in one of the degradations of one mechanism. From healthy it can fail directly or
-degrade; a degradation advances, fails or heals. All rates out of healthy are proportional to the GPU's hazard
-multiplier (batch, age, position, lemon node, acceleration); what happens inside a degradation is not: a degradation is
-as long and as dangerous on every GPU, so that acceleration keeps the structure of the precursors.
+A GPU in service is healthy or in a degradation of one mechanism. A healthy GPU can fail directly or degrade; a
+degradation advances, fails or heals. All rates out of healthy are proportional to the GPU's hazard multiplier (batch,
+age, position, lemon node, acceleration). Rates within a degradation are not: its duration and outcome are the same on
+every GPU, so acceleration preserves the structure of precursors.
 """
 
 import math
@@ -19,11 +19,11 @@ from simulator.parameters import HOURS_PER_YEAR, HeterogeneityParameters, Mechan
 from simulator.randomness import FloatArray
 
 LOG_GRID = 0.02
-"""Multipliers lie on a grid of this step in logarithm: few distinct values, so that true risks are exact and cheap."""
+"""Step of the log grid of multipliers; few distinct values make exact true risks cheap to compute."""
 
 
 class Phase(IntEnum):
-    """What a hidden state is."""
+    """Phase of a hidden state."""
 
     HEALTHY = 0
     WEAK = 1
@@ -34,7 +34,7 @@ class Phase(IntEnum):
 
 
 class FailureCause(IntEnum):
-    """How a failure came about."""
+    """Origin of a failure."""
 
     DIRECT = 0
     WEAK = 1
@@ -45,19 +45,18 @@ class FailureCause(IntEnum):
 
 
 PRECURSOR = ("none", "weak", "strong", "structural", "none", "weak")
-"""Precursor of a failure by its :class:`FailureCause`."""
+"""Precursor of a failure, indexed by its :class:`FailureCause`."""
 
 
 class Chain(NamedTuple):
-    """Hidden states of a GPU in service, and their rates per hour.
+    """Continuous-time Markov chain of the hidden states of a GPU in service; rates per hour.
 
     ``phase``, ``mechanism``: state 0 is healthy (mechanism -1); shape (n_states,).
-    ``onset``: rate from healthy into each state, at multiplier 1, acceleration included; shape (n_models, n_states).
-    ``direct``: rate of failing from any state without a degradation of that mechanism, at multiplier 1; shape
-    (n_models, n_mechanisms).
-    ``advance``, ``heal``: rate to the next state in order, and to healthy; shape (n_states,).
-    ``fail``: rate of failing; row 1 holds once the new health check runs; shape (2, n_states).
-    ``names``: of the states, with spaces between them.
+    ``onset``: rate from healthy to each state, at multiplier 1, acceleration included; shape (n_models, n_states).
+    ``direct``: rate of failures without a precursor, from any state, at multiplier 1; shape (n_models, n_mechanisms).
+    ``advance``, ``heal``: rate to the next state, and to healthy; shape (n_states,).
+    ``fail``: failure rate; row 1 applies once the new health check runs; shape (2, n_states).
+    ``names``: names of the states, separated by spaces.
     """
 
     phase: NDArray[np.int64]
@@ -75,7 +74,7 @@ class Chain(NamedTuple):
         return len(self.phase)
 
     def lumps(self) -> NDArray[np.int64]:
-        """Return each state's lump: states with one law of failing; lump 0 is healthy alone; shape (n_states,)."""
+        """Lump states with equal future rates; lump 0 is the healthy state alone; shape (n_states,)."""
         known: dict[tuple[float, ...], int] = {(-1.0,): 0}
         lump = np.zeros(self.states, np.int64)
         for state in range(self.states - 1, 0, -1):
@@ -86,8 +85,8 @@ class Chain(NamedTuple):
 
 
 def mean_multiplier(mixed: HeterogeneityParameters) -> float:
-    """Return the mean hazard of the calibrated fleet against a plain GPU, so that class rates are fleet averages."""
-    # The bad batch's share of an epidemic is on top of the calibrated fleet, not part of it.
+    """Return the mean hazard multiplier of the calibrated fleet, by which class rates become fleet averages."""
+    # The additional bad GPUs of an epidemic are not part of the calibrated fleet.
     bad_share = min(mixed.bad_share, HeterogeneityParameters().bad_share)
     lemons = 1.0 + mixed.lemon_share * (mixed.lemon_factor - 1.0)
     batch = 1.0 + bad_share * (mixed.mean_bad_factor - 1.0)
@@ -96,19 +95,19 @@ def mean_multiplier(mixed: HeterogeneityParameters) -> float:
 
 
 def build_chain(parameters: Parameters, *, acceleration: float, detects: bool) -> Chain:
-    """Make the chain of hidden states; ``detects``: whether the new health check starts (row 1 of ``fail``)."""
+    """Build the chain; ``detects``: whether the new health check is introduced (row 1 of ``fail``)."""
     hazards = parameters.hazards
     models = parameters.fleet.models
     nowhere = [0.0] * len(models)
     direct = np.zeros((len(models), len(hazards.mechanisms)))
     scale = acceleration / HOURS_PER_YEAR / mean_multiplier(parameters.heterogeneity)
-    # Of each state: its phase, its mechanism, the rates into it from healthy, and of advancing, healing and failing.
+    # Per state: phase, mechanism, rates from healthy into it (by GPU model), and rates to advance, heal and fail.
     states: list[tuple[Phase, int, list[float], float, float, float]] = [(Phase.HEALTHY, -1, nowhere, 0.0, 0.0, 0.0)]
     for owner, mechanism in enumerate(hazards.mechanisms):
-        # the share of its failures that are not recurrences: a geometric series of resets that did not cure
+        # share of failures that are not recurrences: failed resets form a geometric series
         first_share = 1.0 - hazards.recurs * (1.0 - mechanism.replaced)
         first = [scale * rate * first_share for rate in _rates(mechanism, parameters)]
-        ends_badly = 0.0  # A path that never fails leaves its share to the direct failures: the class keeps its rate.
+        ends_badly = 0.0  # The share of a path that never fails goes to direct failures, so the class keeps its rate.
         for phase, share, mean_h, fails in (
             (Phase.WEAK, mechanism.weak, hazards.weak_mean_h, hazards.weak_fails),
             (Phase.MILD, mechanism.strong, hazards.mild_mean_h, hazards.mild_advances * hazards.advanced_fails),
@@ -133,7 +132,7 @@ def build_chain(parameters: Parameters, *, acceleration: float, detects: bool) -
     states.append((Phase.UNDETECTED, -1, undetected, 0.0, 1.0 / hazards.undetected_mean_h, 0.0))
     phases, owners, onset, advance, heal, fail = zip(*states, strict=True)
     detected = (*fail[:-1], 1.0 / hazards.detection_mean_h if detects else 0.0)
-    makers = [*(mechanism.name for mechanism in hazards.mechanisms), "check"]  # the last, -1, is no mechanism
+    makers = [*(mechanism.name for mechanism in hazards.mechanisms), "check"]  # index -1: no mechanism
     return Chain(
         phase=np.array(phases, np.int64),
         mechanism=np.array(owners, np.int64),
@@ -147,7 +146,7 @@ def build_chain(parameters: Parameters, *, acceleration: float, detects: bool) -
 
 
 _LOOKALIKE = 0.15
-# Where degradations never fail (noprecursor), they begin as often as if this share of them did.
+# Degradations that never fail (scenario noprecursor) start as often as if this share of them failed.
 
 
 def _rates(mechanism: Mechanism, parameters: Parameters) -> list[float]:
@@ -158,7 +157,7 @@ def _rates(mechanism: Mechanism, parameters: Parameters) -> list[float]:
 
 
 def age_table(mixed: HeterogeneityParameters) -> FloatArray:
-    """Return what :func:`multiplier_index` needs: infant factor, infant ms, bad factor, power of age, reference ms."""
+    """Return the ``ages`` of :func:`multiplier_index`: infant factor, infant ms, bad factor, age exponent, reference ms."""
     return np.array(
         [
             mixed.infant_factor,
@@ -172,7 +171,7 @@ def age_table(mixed: HeterogeneityParameters) -> FloatArray:
 
 
 def epidemic_by_day(parameters: Parameters, clock: SimulatedTime, *, on: bool) -> FloatArray:
-    """Return the bad batch's hazard for each day from the clock's origin; -1 where it follows its Weibull law."""
+    """Return the bad batch's hazard multiplier per day from the clock's origin; -1: Weibull hazard instead."""
     total = clock.days + clock.warm_up_days + 2
     if not on:
         return np.full(total, -1.0)
@@ -184,9 +183,9 @@ def epidemic_by_day(parameters: Parameters, clock: SimulatedTime, *, on: bool) -
 
 @numba.njit(cache=True, nogil=True)
 def multiplier_index(day: int, installed: int, bad: bool, position: float, epidemic: float, ages: FloatArray) -> int:
-    """Return the grid index of a GPU's multiplier (``exp(LOG_GRID * index)``) on the day that begins at ``day``.
+    """Return the grid index of a GPU's multiplier (``exp(LOG_GRID * index)``) on the day that starts at ``day``.
 
-    ``epidemic``: the bad batch's factor on this day; negative: its Weibull law. ``ages``: from :func:`age_table`.
+    ``epidemic``: multiplier of the bad batch on this day; negative: Weibull hazard. ``ages``: from :func:`age_table`.
     """
     age = max(day - installed, 0)
     factor = position

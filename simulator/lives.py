@@ -1,7 +1,7 @@
-"""The lives of GPUs, drawn from the hazards: they degrade, heal, fail, are repaired or exchanged, slot by slot.
+"""Lifetimes of GPUs: degradation, healing, failure, repair and replacement, sampled slot by slot.
 
-Exact simulation of a continuous-time chain: between two instants at which a rate changes (midnight, a lemon period's
-ends) the time to the next transition is exponential.
+Exact simulation of a continuous-time Markov chain: between instants at which rates change (midnight, boundaries of a
+lemon period), the time to the next transition is exponential.
 """
 
 import math
@@ -19,18 +19,18 @@ from simulator.parameters import Parameters
 from simulator.randomness import FloatArray, Int64Array, Purpose, exponential, generator, normal, stream, uniform
 
 DOWN = -1
-"""State of a segment in which the GPU has failed and is not back yet."""
+"""State of a segment from a failure until the GPU is back in service."""
 
 SEGMENT = ("slot", "installation", "begin", "end", "state", "onset", "reset")
-"""Columns of a segments table: ``onset`` is when the degradation began, ``reset`` the last reset (-1: none yet)."""
+"""Columns of a segments table: ``onset`` is the start of the degradation, ``reset`` the last reset (-1: none yet)."""
 FAILURE = ("slot", "installation", "start", "mechanism", "cause", "lemon", "repaired", "replaced", "onset")
-"""Columns of a failures table; mechanism -1 is the fault that only the new health check looks for."""
+"""Columns of a failures table; mechanism -1 is the fault that only the new health check detects."""
 INSTALLATION = ("slot", "installation", "installed", "removed", "bad")
-"""Columns of a table of installations; ``removed`` is :data:`simulator.fleet.NEVER` where the GPU stays."""
+"""Columns of an installations table; ``removed`` is :data:`simulator.fleet.NEVER` if the GPU stays."""
 
 
 class Laws(NamedTuple):
-    """The compiled simulation's constants, the same for all nodes of a run."""
+    """Constants of the compiled simulation, shared by all nodes."""
 
     chain: Chain
     ages: FloatArray
@@ -44,7 +44,7 @@ class Laws(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """What happened on one node, as int64 tables in ms; ``lemon`` has its periods as a lemon, shape (n, 2)."""
+    """Hidden history of one node, as int64 tables in ms; ``lemon``: its periods as a lemon, shape (n, 2)."""
 
     segments: Int64Array
     failures: Int64Array
@@ -58,7 +58,7 @@ def make_laws(
     """Collect the constants of the simulation."""
     hazards = parameters.hazards
     begins = clock.at_share(parameters.drift.check_begins)
-    # At midnight, so that a rate never changes within a day.
+    # Rounded up to midnight, so that rates never change within a day.
     check_day = clock.start + -(-(begins - clock.start) // DAY) * DAY if detects else NEVER
     return Laws(
         chain=chain,
@@ -75,7 +75,7 @@ def make_laws(
 
 
 def lemon_periods(parameters: Parameters, clock: SimulatedTime, seed: int, node: int) -> Int64Array:
-    """Draw the periods in which a node is a lemon: a stationary two-state Markov process; shape (n, 2)."""
+    """Sample the periods in which a node is a lemon, from a stationary two-state Markov process; shape (n, 2)."""
     mixed = parameters.heterogeneity
     if mixed.lemon_share <= 0:
         return np.empty((0, 2), np.int64)
@@ -94,7 +94,7 @@ def lemon_periods(parameters: Parameters, clock: SimulatedTime, seed: int, node:
 
 
 def live(node: SimulatedNode, parameters: Parameters, clock: SimulatedTime, laws: Laws, *, seed: int) -> Lives:
-    """Simulate one node from the clock's origin to its end."""
+    """Simulate one node over the whole simulated time, warm-up included."""
     lemon = lemon_periods(parameters, clock, seed, node.index)
     tables = _live(
         seed, node.index, node.model, node.slots, node.installed, node.bad, node.position_factor,
@@ -109,7 +109,7 @@ def live(node: SimulatedNode, parameters: Parameters, clock: SimulatedTime, laws
 
 @numba.njit(cache=True, nogil=True)
 def lemon_at(lemon: Int64Array, time: float) -> tuple[bool, float]:
-    """Return whether a node is a lemon at a time, and when that changes next."""
+    """Return whether a node is a lemon at a time, and the time of the next change."""
     for row in range(lemon.shape[0]):
         if time < lemon[row, 0]:
             return False, float(lemon[row, 0])
@@ -120,7 +120,7 @@ def lemon_at(lemon: Int64Array, time: float) -> tuple[bool, float]:
 
 @numba.njit(cache=True, nogil=True)
 def repair_time(state: NDArray[np.uint64], quantiles: FloatArray) -> float:
-    """Draw a repair duration, ms: log-linear between the quantiles."""
+    """Sample a repair duration in ms, log-linear between quantiles."""
     u = uniform(state)
     for row in range(1, quantiles.shape[0]):
         if u <= quantiles[row, 0]:
@@ -140,7 +140,7 @@ _CAUSES = np.array(
     ],
     np.int64,
 )
-# Of a failure out of a phase, by the phase's number.
+# Cause of a failure, indexed by the phase before it.
 
 
 @numba.njit(cache=True, nogil=True)
@@ -184,7 +184,7 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
         present = time < end
         while present:
             while next_plan < plan.shape[0] and plan[next_plan, 0] == slot and plan[next_plan, 1] <= time:
-                next_plan += 1  # a change planned for before this GPU came
+                next_plan += 1  # skip changes planned before this GPU was installed
             planned = float(NEVER)
             if next_plan < plan.shape[0] and plan[next_plan, 0] == slot:
                 planned = float(plan[next_plan, 1])
@@ -235,7 +235,7 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
                 if time != recurs_at:
                     continue
                 cause, kind = FailureCause.RECURRENCE, recurs_as
-            # A failure: repair by a reset or by another GPU.
+            # A failure, repaired by a reset or by replacing the GPU.
             start = int(time)
             segments.append((slot, installation, begin, start, state, degraded, reset))
             exchanged = uniform(rng) < laws.replaced[kind]

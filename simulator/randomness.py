@@ -1,7 +1,7 @@
-"""Random numbers that depend on (seed, node, slot, purpose) only, so that neither threads nor fleet order matter.
+"""Random numbers keyed by (seed, node, slot, purpose), independent of threads and of the order of nodes.
 
-Compiled code uses SplitMix64 (Steele, Lea, Flood 2014) in a one-element array; the rest numpy's Philox, keyed in the
-same way.
+Compiled code uses SplitMix64 (Steele, Lea, Flood 2014) with a one-element state array; other code uses numpy's Philox
+with equivalent keys.
 """
 
 import math
@@ -19,7 +19,7 @@ FloatArray = NDArray[np.float64]
 
 
 class Purpose(IntEnum):
-    """What a stream is for; streams of different purposes are independent."""
+    """Purpose of a random stream; streams of different purposes are independent."""
 
     LAYOUT = 1
     TRAITS = 2
@@ -36,7 +36,7 @@ class Purpose(IntEnum):
 _TO_UNIT = 1.0 / 9007199254740992.0
 
 NORMAL_TABLE: NDArray[np.float32] = ndtri((np.arange(65536) + 0.5) / 65536.0).astype(np.float32)
-"""Standard normal quantiles at the middles of 65,536 equal shares: four telemetry noises from one 64-bit number."""
+"""Standard normal quantiles at the midpoints of 65,536 equal bins: one 64-bit number yields four noise values."""
 
 
 mix = numba.njit(cache=True, nogil=True, inline="always")(mix64)
@@ -45,7 +45,7 @@ mix = numba.njit(cache=True, nogil=True, inline="always")(mix64)
 
 @numba.njit(cache=True, nogil=True)
 def stream(seed: int, node: int, slot: int, purpose: int) -> NDArray[np.uint64]:
-    """Return the state of a stream, an array of one uint64; ``seed`` and the others are taken modulo 2**64."""
+    """Return the initial state of a stream, an array of one uint64; arguments are taken modulo 2**64."""
     key = mix(np.uint64(seed) + GOLDEN_GAMMA)
     key = mix(key ^ (np.uint64(node) + GOLDEN_GAMMA))
     key = mix(key ^ (np.uint64(slot) * np.uint64(0x100) + np.uint64(purpose) + GOLDEN_GAMMA))
@@ -82,7 +82,7 @@ def normal(state: NDArray[np.uint64]) -> float:
 
 @numba.njit(cache=True, nogil=True)
 def poisson(state: NDArray[np.uint64], mean: float, exp_minus_mean: float) -> float:
-    """Draw a Poisson number (a normal one above 30); ``exp_minus_mean`` is kept by the caller: it rarely changes."""
+    """Draw from a Poisson distribution (normal approximation above 30); callers cache ``exp_minus_mean``."""
     if mean <= 0.0:
         return 0.0
     if mean > 30.0:
@@ -99,7 +99,7 @@ def poisson(state: NDArray[np.uint64], mean: float, exp_minus_mean: float) -> fl
 
 
 def generator(seed: int, node: int, purpose: Purpose, unit: int = 0) -> np.random.Generator:
-    """Return numpy's generator for a node, a purpose and, where it is about one device, its number on the node."""
+    """Return a numpy generator for a node, a purpose and optionally a device of the node."""
     low = (seed & 0xFFFFFFFFFFFFFFFF) ^ 0x5EED
     high = ((node + 1) << 32) | (unit << 8) | int(purpose)
     return np.random.Generator(np.random.Philox(key=[low, high]))
@@ -109,10 +109,10 @@ _STEPS = tuple(math.sqrt(prime) % 1.0 for prime in (5, 2, 3, 7, 11, 13, 17, 19, 
 
 
 def scattered(index: int, seed: int, salt: int) -> float:
-    """Return a number in [0, 1) for an index so that any run of indices covers the interval evenly.
+    """Return a low-discrepancy number in [0, 1) for an index.
 
-    Multiples of an irrational number, another one for each ``salt`` (0 to 11), from an offset drawn from the seed:
-    shares of a small fleet come out near their parameters, and different traits do not go together.
+    Multiples of an irrational number (one for each ``salt``, 0 to 11) plus an offset drawn from the seed. Shares in a
+    small fleet stay close to their parameters, and different traits are uncorrelated.
     """
     offset = float(generator(seed, salt, Purpose.LAYOUT).random())
     return (offset + (index + 1) * _STEPS[salt]) % 1.0

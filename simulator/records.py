@@ -1,4 +1,4 @@
-"""What gets written down on a node: XIDs, tickets, repairs, drains, driver changes; and what counters saw of it."""
+"""Event records of a node: XIDs, tickets, repairs, drains, driver changes; and their effects on counters."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -14,7 +14,7 @@ from simulator.risk import segments_at
 
 MINUTE = 60_000
 KERNEL_DELAY = 10 * MINUTE
-"""Time after which a logged event is known: the default reporting delay of the design."""
+"""Reporting delay of logged events, as by default in labelling."""
 
 
 class CounterEvent(IntEnum):
@@ -29,7 +29,7 @@ class CounterEvent(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEvent:
-    """One row of events.parquet; times in ms; ``slot`` and ``installation`` name the device (slot -1: the node)."""
+    """One row of events.parquet; times in ms; ``slot`` and ``installation`` identify the device (slot -1: the node)."""
 
     time: int
     slot: int
@@ -43,11 +43,11 @@ class SimulatedEvent:
 
 @dataclass(slots=True)
 class Records:
-    """A node's records.
+    """Records of a node; times in ms.
 
-    ``counter_events``: rows of slot, installation, time, :class:`CounterEvent`, value. ``reloads``: when the driver was
-    loaded again. ``logged``: the first record of each failure. ``lingers``: until when a failed GPU still answers.
-    ``app_errors``: when an application error hit the whole node.
+    ``counter_events``: rows of slot, installation, time, :class:`CounterEvent`, value. ``reloads``: driver reloads.
+    ``logged``: time of the first record of each failure. ``with_xid``: whether an XID was logged for it. ``lingers``:
+    until when the failed GPU still reports. ``app_errors``: times of application errors on the whole node.
     """
 
     events: list[SimulatedEvent] = field(default_factory=list)
@@ -61,9 +61,9 @@ class Records:
 
 @dataclass
 class _Writer:
-    """Collects one node's records; each method adds one kind of them, in a fixed order of random draws.
+    """Collects one node's records; each method adds one kind, in a fixed order of random draws.
 
-    ``rate``: the acceleration; it holds for hardware errors, not for those of applications.
+    ``rate``: acceleration of hardware errors; application errors are not accelerated.
     """
 
     node: SimulatedNode
@@ -99,7 +99,7 @@ class _Writer:
         self.out.counter_events.append((*device, time, CounterEvent.XID, code))
 
     def device_at(self, slot: int, time: int) -> tuple[int, int] | None:
-        """Return the device that is up in a slot at a time."""
+        """Return the device that is up in a slot at a time, if any."""
         row = int(segments_at(self.alive, np.array([slot]), np.array([time]), self.clock.origin)[0])
         return None if row < 0 else (slot, int(self.alive[row, 1]))
 
@@ -108,7 +108,7 @@ class _Writer:
         return int(weighted[int(np.searchsorted(np.cumsum(weights) / weights.sum(), self.rng.random()))][0])
 
     def failures(self) -> None:
-        """Write the failures, what is logged of them, and their repairs."""
+        """Write the log records and tickets of failures, and their repairs."""
         for row in self.lives.failures:
             slot, installation, start, kind, cause, _, repaired, replaced, _ = (int(value) for value in row)
             device = (slot, installation)
@@ -148,7 +148,7 @@ class _Writer:
                 self.repaired(device, start + late, repaired, exchanged=bool(replaced))
 
     def repaired(self, device: tuple[int, int], logged: int, repaired: int, *, exchanged: bool) -> None:
-        """Write the end of a repair: a ticket, a reboot, a diagnostic of the GPU that is installed now."""
+        """Write the end of a repair: a ticket, a passed diagnostic of the current GPU, and its return to service."""
         entry, misdated, shift = self.rng.random(3)
         entered = repaired + int((0.1 + 4.0 * entry) * HOUR)
         if exchanged:
@@ -157,7 +157,7 @@ class _Writer:
             dated = repaired
             if misdated < self.noise.misdated:
                 dated = max(repaired + int((2.0 * shift - 1.0) * 12 * HOUR), logged + MINUTE)
-            # A reset is quick; what takes longer had hands on it.
+            # Short repairs are resets or reboots; longer ones need manual work.
             took = repaired - logged
             code = "reset" if took < 2 * HOUR else ("reboot" if took < 12 * HOUR else "reseat")
             self.add(dated, device, "repair", code, source="ticket", known=max(entered, dated))
@@ -167,7 +167,7 @@ class _Writer:
         self.out.reloads.append(repaired)
 
     def planned(self) -> None:
-        """Write planned drains, driver upgrades, exchanges and removals of unfailed GPUs."""
+        """Write planned drains, driver upgrades, replacements and removals of healthy GPUs."""
         for begin, end in self.node.drains:
             self.add(int(begin), (-1, 0), "drain", "planned", source="scheduler", known=int(begin))
             self.add(int(end), (-1, 0), "drain", "released", source="scheduler", known=int(end))
@@ -185,7 +185,7 @@ class _Writer:
                 self.add(removed, (slot, installation), kind, code, source="ticket", known=removed + HOUR)
 
     def applications(self) -> None:
-        """Write XIDs that applications cause: on the whole node within a minute, or on one GPU."""
+        """Write XIDs caused by applications, on the whole node within a minute or on one GPU."""
         noise, rate = self.noise, self.noise.app_xid_rate * self.span_years
         together = int(self.rng.poisson(rate * noise.app_xid_node_share))
         for time in np.sort(self.rng.integers(self.clock.start, self.clock.end, together)):
@@ -203,7 +203,7 @@ class _Writer:
                 self.xid(int(time), device, code)
 
     def times(self, per_year: float) -> list[tuple[int, int]]:
-        """Draw (slot, time) of a recoverable error: more often while the node is a lemon, as for failures."""
+        """Sample (slot, time) of recoverable errors, more often while the node is a lemon, as for failures."""
         factor = self.parameters.heterogeneity.lemon_factor
         errors: list[tuple[int, int]] = []
         spans = [(self.clock.start, self.clock.end, 1.0)]
@@ -216,7 +216,7 @@ class _Writer:
         return errors
 
     def in_state(self, phases: tuple[Phase, ...], owners: tuple[str, ...], per_day: float) -> list[tuple[int, int]]:
-        """Draw (slot, time) of what a degradation does now and then while it lasts."""
+        """Sample (slot, time) of recurring errors during degradations."""
         mechanisms = self.parameters.hazards.mechanisms
         errors: list[tuple[int, int]] = []
         for slot, _, begin, end, state, _, _ in self.alive.tolist():
@@ -228,7 +228,7 @@ class _Writer:
         return errors
 
     def recoverable(self, chronic_sbe: set[tuple[int, int]]) -> None:
-        """Write NVLink episodes, masked memory errors and error bursts that are no failures."""
+        """Write recoverable errors: NVLink episodes, masked memory errors and error bursts."""
         noise, model = self.noise, self.parameters.fleet.models[self.node.model]
         weak, strong, memory = (Phase.WEAK, Phase.MILD), (Phase.ADVANCED,), ("hbm", "sram")
         masked = self.times(model.masked_ue_rate * self.rate)
@@ -268,7 +268,7 @@ class _Writer:
         for slot, time in list(episodes):
             if self.node.slots > 1 and self.rng.random() < noise.nvlink_neighbour:
                 episodes.append(((slot + 1) % self.node.slots, time + 2000))
-        # One a day and GPU, none shortly before anything that would make it an incident by the labels' rules.
+        # At most one per GPU and day, none shortly before an event that would turn it into an incident when labelled.
         ends = [event.time for event in self.out.events if event.type in ("drain", "repair", "replacement", "other")]
         last: dict[tuple[int, int], int] = {}
         for slot, time in sorted(episodes, key=lambda pair: (pair[1], pair[0])):
@@ -294,7 +294,7 @@ def write_records(
     acceleration: float,
     chronic_sbe: set[tuple[int, int]],
 ) -> Records:
-    """Write down what is known of a node's life; ``chronic_sbe``: devices with corrected errors for ever."""
+    """Write the records of a node; ``chronic_sbe``: devices with permanent corrected errors."""
     writer = _Writer(node, lives, parameters, chain, clock, seed, acceleration)
     writer.failures()
     writer.planned()

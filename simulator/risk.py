@@ -1,8 +1,8 @@
-"""The true risk: how likely a GPU fails in the label's interval, given its hidden state. Exact, no sampling.
+"""True risk: probability that a GPU fails in the label's interval, given its hidden state; exact, without sampling.
 
-A GPU's hidden state is its degradation, whether its node is a lemon, its hazard multiplier, and the time since its last
-reset. Within a UTC day the multiplier is constant, so survival is a product of matrix exponentials of the sub-generator
-over (lemon, degradation); the recurrence after a reset is an independent competing risk with a known law.
+The hidden state is the degradation, whether the node is a lemon, the hazard multiplier, and the time since the last
+reset. The multiplier is constant within a UTC day, so survival is a product of matrix exponentials of the sub-generator
+over (lemon, degradation). Recurrence after a reset is an independent competing risk with a known distribution.
 """
 
 import math
@@ -23,7 +23,7 @@ from simulator.randomness import FloatArray, Int64Array
 
 @dataclass(frozen=True, slots=True)
 class HiddenRows:
-    """The hidden state of every GPU in service and up at the times of a grid; all arrays of shape (n_rows,)."""
+    """Hidden states of all GPUs that are up, at the times of a grid; arrays of shape (n_rows,)."""
 
     time: Int64Array
     node: Int64Array
@@ -38,7 +38,7 @@ class HiddenRows:
 
 
 def segments_at(segments: Int64Array, slot: Int64Array, time: Int64Array, origin: int) -> Int64Array:
-    """Return the row of one node's sorted segments that holds each (slot, time), -1 where there is none."""
+    """Return the row of one node's sorted segments that contains each (slot, time); -1 if none does."""
     width = 1 << 44
     keys = segments[:, 0] * width + (segments[:, 2] - origin)
     row = np.searchsorted(keys, slot * width + (time - origin), side="right") - 1
@@ -52,7 +52,7 @@ def segments_at(segments: Int64Array, slot: Int64Array, time: Int64Array, origin
 def hidden_rows(
     nodes: list[SimulatedNode], lives: list[Lives], laws: Laws, clock: SimulatedTime, *, every: int
 ) -> HiddenRows:
-    """Read all GPUs' hidden states every ``every`` ms from the clock's start to its end."""
+    """Return the hidden states of all GPUs at every ``every`` ms of the simulated time."""
     times = np.arange(clock.start, clock.end, every, dtype=np.int64)
     columns: list[list[Int64Array]] = [[] for _ in range(10)]
     for node, life in zip(nodes, lives, strict=True):
@@ -106,7 +106,7 @@ def _multipliers(
 
 
 def generator_matrix(laws: Laws, parameters: Parameters, *, model: int, regime: int, multiplier: int) -> FloatArray:
-    """Return the sub-generator per hour over ``lemon * n + lump``; what a row lacks is failing; shape (2 n, 2 n)."""
+    """Return the sub-generator per hour over ``lemon * n + lump``; row deficits are failure rates; shape (2 n, 2 n)."""
     chain, mixed = laws.chain, parameters.heterogeneity
     lump = chain.lumps()
     n = int(lump.max()) + 1
@@ -132,26 +132,25 @@ def generator_matrix(laws: Laws, parameters: Parameters, *, model: int, regime: 
 
 
 def recurrence_survival(age: FloatArray, recurrence: FloatArray) -> FloatArray:
-    """Return the probability that a reset's fault has not come back ``age`` ms after it."""
+    """Return the probability that a fault has not recurred ``age`` ms after a reset."""
     with np.errstate(divide="ignore"):
         z = (np.log(np.maximum(age, 0.0)) - recurrence[1]) / recurrence[2]
     return 1.0 - recurrence[0] * ndtr(z)
 
 
 def true_risk(rows: HiddenRows, laws: Laws, parameters: Parameters, clock: SimulatedTime) -> FloatArray:
-    """Compute P(the GPU's next failure starts in (t + gap, t + gap + horizon] | hidden state at t) for each row.
+    """Return P(next failure starts in (t + gap, t + gap + horizon] | hidden state at t); shape (n_rows,).
 
-    Returns: leaving service unfailed is left out, as such rows have no label. A second failure after a repair within
-    the interval is not counted (it is the same alert's gain at most, and rarer than one in a thousand); shape
-    (n_rows,).
+    Ignores removal without a failure, since such rows have no label, and a second failure after a repair within the
+    interval, which is rarer than one in a thousand.
     """
     gap, horizon = parameters.gap_s * 1000, parameters.horizon_s * 1000
     day = (rows.time - clock.origin) // DAY * DAY + clock.origin
     into_day = rows.time - day
-    # The last row of a day is of 18:00, so that each interval ends before the second midnight.
+    # The last row of a day is at 18:00, so each interval ends before the second midnight.
     regime = (day >= laws.check_day).astype(np.int64)
     regime_next = (day + DAY >= laws.check_day).astype(np.int64)
-    # One integer a row sorts far faster than rows of six; multipliers lie well within +-2048 steps of the grid.
+    # One integer per row sorts far faster than six columns; multipliers lie well within +-2048 grid steps.
     key = (rows.model * 2 + regime) * 2 + regime_next
     key = ((key << 12 | rows.multiplier + 2048) << 12 | rows.multiplier_next_day + 2048) << 28 | into_day
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)

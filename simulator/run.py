@@ -1,4 +1,4 @@
-"""One simulation before any telemetry: the scenario's laws, and every node's life, records and jobs."""
+"""Simulation without samples: hazards of the scenario, and the history, records and jobs of every node."""
 
 from dataclasses import dataclass
 
@@ -20,9 +20,9 @@ Traits = dict[tuple[int, int], tuple[NDArray[np.float64], list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A fleet's hidden side and what was written down of it; the lists hold an entry for each node.
+    """Hidden history of a fleet, and its records; lists have one entry per node.
 
-    ``traits`` holds, by (slot, installation), a device's constants and in which ways it looks bad for ever.
+    ``traits``: by (slot, installation), a device's constants and its chronic anomalies.
     """
 
     parameters: Parameters
@@ -39,7 +39,7 @@ class Simulation:
 
 
 def run_fleet(scenario: Scenario, clock: SimulatedTime, *, gpus: int, seed: int, acceleration: float) -> Simulation:
-    """Simulate a fleet without its telemetry."""
+    """Simulate a fleet without samples."""
     parameters = scenario.parameters
     detects = "health_check" in scenario.drifts
     chain = build_chain(parameters, acceleration=acceleration, detects=detects)
@@ -70,7 +70,7 @@ def run_fleet(scenario: Scenario, clock: SimulatedTime, *, gpus: int, seed: int,
 
 
 def outages(node: SimulatedNode, life: Lives, clock: SimulatedTime) -> NDArray[np.int64]:
-    """Return the times in which a node takes no jobs: begin, end, and the outcome of a job that they end."""
+    """Return the times when a node accepts no jobs: start, end, and the outcome of a job that they end."""
     rows = [(begin, end, OUTCOMES.index("drained")) for begin, end in node.drains.tolist()]
     failed = OUTCOMES.index("node_fail")
     rows += [(begin, end, failed) for _, _, begin, end, state, _, _ in life.segments.tolist() if state == DOWN]
@@ -85,7 +85,7 @@ def outages(node: SimulatedNode, life: Lives, clock: SimulatedTime) -> NDArray[n
 
 
 def node_devices(simulation: Simulation, number: int) -> list[Device]:
-    """Return what the telemetry of one node's devices is made from, installations without any sample left out."""
+    """Return the devices of one node as inputs of :func:`simulator.samples.sample_table`, if they have samples."""
     clock, parameters = simulation.clock, simulation.parameters
     node, life, records = simulation.nodes[number], simulation.lives[number], simulation.records[number]
     model = parameters.fleet.models[node.model]
@@ -133,7 +133,7 @@ def node_devices(simulation: Simulation, number: int) -> list[Device]:
 
 
 def _with_lingering(life: Lives, records: Records) -> NDArray[np.int64]:
-    """Add to the segments until when a failed GPU still answers."""
+    """Append a column to the segments: until when the (failed) GPU still reports."""
     until = {
         (int(row[0]), int(row[1]), int(row[2])): end for row, end in zip(life.failures, records.lingers, strict=True)
     }

@@ -1,7 +1,7 @@
-"""Telemetry: a device's samples from its constants, its hidden state, its work and noise, straight into Arrow columns.
+"""Telemetry samples of a device from its constants, hidden state, workload and noise, written to Arrow columns.
 
-A sample depends on the hidden state at its time and before, never on what comes after. The table of signatures holds
-what each degradation looks like in telemetry.
+A sample depends only on the past and current hidden state, never on the future. The signature table maps each
+degradation to its effects on telemetry.
 """
 
 from enum import IntEnum
@@ -35,7 +35,7 @@ from telemetry.dataset.schema import INSTANT, NAME, samples_schema
 
 
 class Effect(IntEnum):
-    """Columns of the table of signatures, at severity 1."""
+    """Columns of the signature table, at severity 1."""
 
     HEAT_C = 0
     REPLAY_PER_MIN = 1
@@ -64,11 +64,11 @@ class Trait(IntEnum):
 
 
 CHRONIC = ("hot", "replay", "sbe", "crc", "swing")
-"""Ways in which a sound device looks bad for ever."""
+"""Chronic anomalies of healthy devices."""
 
 
 def signatures(parameters: Parameters, chain: Chain) -> FloatArray:
-    """Return what each hidden state shows, shape (n_states, n_effects), columns by :class:`Effect`."""
+    """Return the signature table: effects of each hidden state, shape (n_states, n_effects)."""
     sign = parameters.signatures
     table = np.zeros((chain.states, len(Effect)))
     table[:, Effect.DUTY] = 1.0
@@ -121,7 +121,7 @@ def _show_strong(row: FloatArray, name: str, parameters: Parameters, level: floa
 def device_traits(
     parameters: Parameters, node: SimulatedNode, seed: int, slot: int, installation: int
 ) -> tuple[FloatArray, list[str]]:
-    """Draw a device's constants (by :class:`Trait`), and in which ways it looks bad for ever and is sound."""
+    """Sample a device's constants (by :class:`Trait`), and the names of its chronic anomalies."""
     sign, noise, work = parameters.signatures, parameters.noise, parameters.workload
     rng = generator(seed, node.index, Purpose.TRAITS, unit=1 + installation * 64 + slot)
     spread = rng.standard_normal(6)
@@ -144,7 +144,7 @@ def device_traits(
         traits[Trait.CRC_PER_S] = 5.0 * 30.0 ** size[3]
     if is_chronic[4]:
         traits[Trait.SWING_W] = 15.0 + 30.0 * size[4]
-    # Counters did not begin at the first sample: the driver has been loaded for up to 60 days.
+    # Counters start above zero: the driver has already been loaded for up to 60 days.
     loaded_h = 24.0 * 60.0 * float(rng.random()) if installation == 0 else 0.0
     traits[Trait.REPLAYS_BEFORE] = np.floor(traits[Trait.REPLAY_PER_MIN] * 60.0 * loaded_h)
     traits[Trait.CRC_BEFORE] = np.floor(traits[Trait.CRC_PER_S] * 3600.0 * loaded_h)
@@ -164,18 +164,18 @@ COUNTERS = (
 
 
 def channels() -> dict[str, Channel]:
-    """Return the 20 channels that the simulated exporter reports, in column order."""
+    """Return the channels that the simulated exporter reports, in column order."""
     known = with_rollups(CATALOGUE)
     names = (*GAUGES, *COUNTERS, "clocks_event_reasons", "xid_last")
     return {name: known[name] for name in names}
 
 
 class Device(NamedTuple):
-    """What the kernel needs to know of one device's installation.
+    """Inputs of :func:`fill_device` for one installation of a device.
 
-    ``segments`` are the installation's rows with a further column: until when a failed GPU still answers.
-    ``counter_events`` are rows (time, event, value). ``electrical`` is idle W, board limit W, clock MHz, memory MiB,
-    has memory sensor, has NVLink, has profiling, base loss of samples, C of rise at the limit.
+    ``segments``: the installation's rows, with a column for when a failed GPU stops reporting. ``counter_events``:
+    rows (time, event, value). ``electrical``: idle W, board limit W, clock MHz, memory MiB, has memory sensor, has
+    NVLink, has profiling, sample loss, temperature rise at the limit in C.
     """
 
     name: str
@@ -196,11 +196,11 @@ class Device(NamedTuple):
 
 
 def sample_table(devices: list[Device], signs: FloatArray, *, seed: int, start: int, step: int) -> pa.Table:
-    """Make the samples of some devices.
+    """Generate the samples of devices.
 
-    ``devices``: by name, so that the table is sorted by (gpu, timestamp).
+    ``devices``: sorted by name, so that the table is sorted by (gpu, timestamp).
     ``start``, ``step``: first sample time and interval, ms.
-    Returns: in the layout of :func:`telemetry.dataset.schema.samples_schema` for :func:`channels`.
+    Returns: table with the schema :func:`telemetry.dataset.schema.samples_schema` of :func:`channels`.
     """
     room = sum(device.last - device.first for device in devices)
     times = np.empty(room, np.int64)
@@ -252,7 +252,7 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
     flags: NDArray[np.uint64],
     xids: NDArray[np.int32],
 ) -> int:
-    """Write one device's samples from ``row`` on and return the row after the last."""
+    """Write one device's samples starting at ``row``, and return the row after the last."""
     rng = stream(seed, device.node_index, device.slot + 64 * device.installation, Purpose.SAMPLES)
     series, segments, counter_events, reloads = device.series, device.segments, device.counter_events, device.reloads
     traits, electrical = device.traits, device.electrical
@@ -273,7 +273,7 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
         while segment < segments.shape[0] - 1 and segments[segment, 3] <= now:
             segment += 1
         while load < len(reloads) and reloads[load] <= now:
-            # Records between two loads of the driver belong to the first.
+            # Events up to a driver reload only count in counters that survive it.
             while event < counter_events.shape[0] and counter_events[event, 0] <= reloads[load]:
                 if counter_events[event, 1] == CounterEvent.REMAPPED:
                     remap_bad += counter_events[event, 2]
@@ -315,7 +315,7 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
         use = 0.0
         if kind > 0:
             use = min(1.0, max(0.0, series.level[index] * (1.0 + 0.015 * n0)))
-        # Counters run whether or not the sample arrives.
+        # Counters advance even if the sample is lost.
         mean = (traits[Trait.SBE_PER_HOUR] + shows * signs[state, Effect.SBE_PER_HOUR]) * minutes / 60.0
         if mean != mean_sbe:
             mean_sbe, exp_sbe = mean, np.exp(-mean)
@@ -409,7 +409,7 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
 
 
 def sample_range(installed: int, removed: int, start: int, step: int, steps: int) -> tuple[int, int]:
-    """Return the first sample number of an installation and the one after its last."""
+    """Return the index of an installation's first sample, and the index after its last."""
     first = max(0, -((start - installed) // step)) if installed > start else 0
     last = steps if removed >= NEVER else min(steps, max(0, -((start - removed) // step)))
     return first, max(first, last)

@@ -1,6 +1,6 @@
-"""The scenarios of ``predrain simulate``, and fleets with random parameters, for priors that fit other fleets.
+"""Scenarios of ``predrain simulate``, and fleets with random parameters, for priors that transfer to other fleets.
 
-The ranges of the latter are wide on purpose: each contains the value of ``base``, and no fleet models a real one.
+The random ranges are deliberately wide: they contain the values of ``base``, and no drawn fleet models a real one.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ Drift = Literal["counters", "workload", "epidemic", "health_check"]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A kind of fleet."""
+    """Parameters of a fleet, with the drifts that occur in it."""
 
     explanation: str
     parameters: Parameters
@@ -27,7 +27,7 @@ class Scenario:
 
 
 def _without_precursors() -> Parameters:
-    """All failures direct and memoryless; degradations still come and always heal."""
+    """All failures are direct and memoryless; degradations still occur and always heal."""
     base = Parameters()
     hazards = replace(base.hazards, weak_fails=0.0, advanced_fails=0.0, structural_fails=0.0, recurs=0.0)
     even = replace(
@@ -42,7 +42,7 @@ def _without_precursors() -> Parameters:
 
 
 def _announced() -> Parameters:
-    """Most failures come through a long, regular, nearly irreversible advanced phase."""
+    """Most failures follow a long, regular, nearly irreversible advanced phase."""
     base = Parameters()
     mechanisms = tuple(
         replace(mechanism, weak=0.08, strong=0.85, structural=0.0)
@@ -97,7 +97,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
         ),
     }
 )
-"""Every scenario by the name that ``--scenario`` takes."""
+"""Scenarios by the name that ``--scenario`` takes."""
 
 
 FACTORS: dict[str, tuple[tuple[float, float], tuple[str, ...]]] = {
@@ -120,7 +120,7 @@ FACTORS: dict[str, tuple[tuple[float, float], tuple[str, ...]]] = {
     ),
     "workload": ((0.4, 2.5), ("training_hours", "serving_hours", "idle_hours")),
 }
-"""By section of :class:`Parameters`: the range of a log-uniform factor, and the parameters that each get a factor."""
+"""By section of :class:`Parameters`: range of a log-uniform factor, and the parameters that each get their own."""
 
 VALUES: dict[str, dict[str, tuple[float, float]]] = {
     "hazards": {
@@ -132,8 +132,8 @@ VALUES: dict[str, dict[str, tuple[float, float]]] = {
     },
     "signatures": {"mild_level": (0.15, 0.7), "weak_duty": (0.2, 0.9)},
     "workload": {"diurnal": (0.0, 0.5)},
-    # shares of failures without a precursor, and of strong ones among the others; of training among the jobs, of
-    # channels that are not reported, of drifts; the factor on all rates, and that on each mechanism's
+    # shares of failures without a precursor, of strong precursors among the rest, of training jobs, of unreported
+    # channels, and of drifts; factors on all rates, and on each mechanism's rate
     "fleet": {
         "silent": (0.15, 0.8),
         "strong": (0.1, 0.9),
@@ -144,17 +144,17 @@ VALUES: dict[str, dict[str, tuple[float, float]]] = {
         "mechanism": (0.4, 2.5),
     },
 }
-"""By section: the range of a value, drawn evenly."""
+"""By section: ranges of uniformly drawn values."""
 
 STEPS = tuple(timedelta(minutes=minutes) for minutes in (10, 15, 30))
-"""Cadences; each divides an hour, as windows require."""
+"""Sample intervals; each divides an hour, as windows require."""
 
 _DRIFTS: tuple[Drift, ...] = ("counters", "workload", "epidemic", "health_check")
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnFleet:
-    """A random fleet.
+    """A fleet with random parameters.
 
     ``silent``: share of failures without a precursor.
     ``hidden``: channels that the fleet does not report.
@@ -169,7 +169,7 @@ class DrawnFleet:
 
 
 def draw_fleet(seed: int, number: int) -> DrawnFleet:
-    """Draw one fleet; it depends on the seed and the number only, not on the number of fleets."""
+    """Draw one fleet, which depends only on the seed and its number, not on how many fleets are drawn."""
     dice = np.random.Generator(np.random.Philox(key=[seed, number]))
     base = Parameters()
     fleet = {name: float(dice.uniform(*bounds)) for name, bounds in VALUES["fleet"].items()}
@@ -201,7 +201,7 @@ def draw_fleet(seed: int, number: int) -> DrawnFleet:
 
 
 def _mechanism(mechanism: Mechanism, rate: float, silent: float, strong: float) -> Mechanism:
-    """Scale the shares with a precursor, so that they add up to the share with a precursor; zero shares stay zero."""
+    """Rescale the precursor shares to sum to ``1 - silent``, and scale the rate; zero shares stay zero."""
     shares = np.array([mechanism.weak * (1 - strong), mechanism.strong * strong, mechanism.structural / 2])
     if shares.sum() == 0:
         return replace(mechanism, rate=mechanism.rate * rate)

@@ -1,6 +1,6 @@
-"""Writes a simulated fleet as a dataset, and its truth next to it.
+"""Write a simulated fleet as a dataset, and its ground truth next to it.
 
-The truth is what really happened and how likely it was. Only the evaluation reads it.
+The truth holds the actual failures and the true risks. Only the evaluation reads it.
 """
 
 import json
@@ -37,7 +37,7 @@ _SPARE_LOT = 40
 
 
 def with_instants(frame: pd.DataFrame, *names: str) -> pd.DataFrame:
-    """Turn columns of milliseconds (null allowed) into aware UTC instants."""
+    """Convert columns of milliseconds (nullable) to aware UTC instants."""
     for name in names:
         instants = pd.to_datetime(frame[name].astype("Int64"), unit="ms", utc=True)
         frame[name] = instants.astype("datetime64[ms, UTC]")
@@ -45,7 +45,7 @@ def with_instants(frame: pd.DataFrame, *names: str) -> pd.DataFrame:
 
 
 def inventory_frame(simulation: Simulation) -> pd.DataFrame:
-    """Return a row for each installation that overlaps the simulated time; ``rack_position`` is the third."""
+    """Return one row per installation within the simulated time; ``rack_position`` is bottom, middle or top."""
     clock = simulation.clock
     rows: list[dict[str, Any]] = []
     for node, life in zip(simulation.nodes, simulation.lives, strict=True):
@@ -88,7 +88,7 @@ def events_frame(simulation: Simulation) -> pd.DataFrame:
 
 
 def jobs_frame(simulation: Simulation) -> pd.DataFrame:
-    """Return all jobs, each on one whole node; what is running at the end has no end and no outcome."""
+    """Return all jobs, each on one whole node; jobs that are running at the end have no end and no outcome."""
     rows = []
     for node, run in zip(simulation.nodes, simulation.jobs, strict=True):
         gpus = min(node.slots, simulation.parameters.fleet.gpus_per_node)
@@ -105,7 +105,7 @@ def jobs_frame(simulation: Simulation) -> pd.DataFrame:
 
 
 RISK = pa.schema([("timestamp", INSTANT), ("node", pa.string()), ("gpu", pa.string()), ("risk", pa.float64())])
-"""risk.parquet: one row for each GPU in service and up, every 6 h from 00:00 UTC."""
+"""risk.parquet: one row per GPU that is up, every 6 h from 00:00 UTC."""
 
 FAILURES = pa.schema(
     [
@@ -126,7 +126,7 @@ FAILURES = pa.schema(
         ("replaced", pa.bool_()),
     ]
 )
-"""failures.parquet: what really happened; :func:`failures_frame` explains the columns."""
+"""failures.parquet: the actual failures; columns as in :func:`failures_frame`."""
 
 _BATCH = 256
 
@@ -135,9 +135,9 @@ def failures_frame(simulation: Simulation) -> pd.DataFrame:
     """List the failures that start within the simulated time.
 
     Returns: ``gpu``, ``node``, ``slot``, ``start``, ``logged`` (first record's time), ``failure_class``, ``mechanism``,
-    ``cause``, ``precursor`` (none, weak, strong, structural), ``announced`` (a degradation or state before it),
-    ``degraded_at`` (null: it came from healthy), ``lemon``, ``xid`` (logged with one), ``repaired`` (null: not within
-    the time), ``replaced``; sorted by start.
+    ``cause``, ``precursor`` (none, weak, strong, structural), ``announced`` (preceded by a degradation),
+    ``degraded_at`` (null: failed from healthy), ``lemon``, ``xid`` (an XID was logged), ``repaired`` (null: not within
+    the simulated time), ``replaced``; sorted by start.
     """
     clock, mechanisms = simulation.clock, simulation.parameters.hazards.mechanisms
     rows: list[tuple[Any, ...]] = []
@@ -186,7 +186,7 @@ def write_truth(folder: Path, simulation: Simulation, failures: pd.DataFrame, ab
 
 
 def risk_table(simulation: Simulation, some: slice) -> pa.Table:
-    """Return the true risks of some nodes' GPUs, in the layout of :data:`RISK`, sorted by (timestamp, node, gpu)."""
+    """Return the true risks of a slice of the nodes, with schema :data:`RISK`, sorted by (timestamp, node, gpu)."""
     parameters, laws, clock = simulation.parameters, simulation.laws, simulation.clock
     nodes, lives = simulation.nodes[some], simulation.lives[some]
     rows = hidden_rows(nodes, lives, laws, clock, every=parameters.risk_every_h * HOUR)
@@ -208,12 +208,12 @@ def risk_table(simulation: Simulation, some: slice) -> pa.Table:
 
 
 def counted(values: pd.Series) -> dict[str, int]:
-    """Count the values of a column, by name."""
+    """Count the values of a column, sorted by name."""
     return dict(sorted((str(name), int(number)) for name, number in Counter(values).items()))
 
 
 MAX_GPUS = 200_000
-"""More than any fleet of today; a typing error is likelier."""
+"""Sanity limit: larger than any current fleet."""
 
 _ROWS_PER_BUCKET = 8_000_000
 _LEAST_BUCKETS = 16
@@ -233,14 +233,14 @@ def simulate(
     progress: Progress | None = None,
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """Simulate a fleet and write it as a dataset; the same arguments give the same bytes, with any number of threads.
+    """Simulate a fleet and write it as a dataset; byte-for-byte reproducible with any number of threads.
 
     ``scenario``: one of :data:`simulator.scenarios.SCENARIOS`, or a custom one.
-    ``truth``: default a sibling ``OUT-truth``; never inside ``out``.
-    ``acceleration``: factor on every rate of failing, degrading and recoverable hardware errors.
-    ``step``: divides a day. ``start``: 00:00 UTC of a day.
-    Returns: what was written, as plain JSON types; ``incidents`` are the failures within the simulated time.
-    Raises ``InputError`` if an argument or place is impossible, or the disk is full.
+    ``truth``: folder of the truth, outside of ``out``; default: ``OUT-truth`` next to it.
+    ``acceleration``: factor on the rates of failures, degradations and recoverable hardware errors.
+    ``step``: sample interval, divides a day. ``start``: 00:00 UTC of a day.
+    Returns: summary of JSON types; ``incidents`` counts the failures within the simulated time.
+    Raises ``InputError`` if an argument or a folder is invalid, or the disk is full.
     """
     chosen, clock = _checked(gpus, days, seed, scenario, acceleration, step, start)
     truth = out.with_name(out.name + "-truth") if truth is None else truth
@@ -258,12 +258,12 @@ def simulate(
         "start": start.astimezone(UTC).isoformat(),
         "drifts": sorted(chosen.drifts),
     }
-    # The truth is swapped in after the dataset: a run killed between the two leaves a truth that its seed and scenario
-    # (truth.json) distinguish from the new dataset's.
+    # The truth replaces the old one after the dataset: a run killed in between leaves an old truth, which its seed and
+    # scenario (truth.json) distinguish from the new dataset's.
     with FolderSwap(truth) as swap:
         with disk_errors(truth):
             write_truth(swap.path, simulation, failures, about)
-        buckets = max(_LEAST_BUCKETS, -(-gpus * clock.steps // _ROWS_PER_BUCKET))  # so that each fits in memory
+        buckets = max(_LEAST_BUCKETS, -(-gpus * clock.steps // _ROWS_PER_BUCKET))  # each must fit in memory
         runs = choose_runs(gpus * (timedelta(days=1) / step) / buckets, days)
         with DatasetWriter(out, step=step, channels=channels(), buckets=buckets, runs=runs) as writer:
             _write_samples(writer, simulation, threads or os.cpu_count() or 1, progress)
@@ -289,7 +289,7 @@ def simulate(
 
 
 def _write_samples(writer: DatasetWriter, simulation: Simulation, threads: int, progress: Progress | None) -> None:
-    """Make and write all samples, one bucket a task."""
+    """Generate and write all samples, one task per bucket."""
     clock = simulation.clock
     signs = signatures(simulation.parameters, simulation.chain)
     by_bucket: dict[int, list[int]] = {}
@@ -310,10 +310,10 @@ def _write_samples(writer: DatasetWriter, simulation: Simulation, threads: int, 
             if progress is not None:
                 progress(done, total)
 
-    # The largest first, so that no thread is left alone with it at the end.
+    # Largest bucket first, so that it does not run alone at the end.
     order = sorted(by_bucket, key=lambda bucket: (-len(by_bucket[bucket]), bucket))
     with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(write, order):  # an error ends it: tasks that have not started are cancelled
+        for _ in pool.map(write, order):  # an error cancels the tasks that have not started
             pass
     if progress is not None:
         progress(total, total)

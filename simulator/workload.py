@@ -1,4 +1,4 @@
-"""What runs on a node: gang jobs one after the other, ended early by failures, drains and application errors."""
+"""Workload of a node: consecutive whole-node jobs, ended early by failures, drains and application errors."""
 
 from typing import Any, NamedTuple
 
@@ -12,15 +12,15 @@ from simulator.randomness import NORMAL_TABLE, Int64Array, Purpose, bits, genera
 
 TRAINING, SERVING = 1, 2
 OUTCOMES = ("completed", "node_fail", "drained", "app_error", "running")
-"""How a job ends; ``running`` has not ended within the simulated time."""
+"""Outcomes of a job; ``running``: not ended within the simulated time."""
 
 
 class Jobs(NamedTuple):
-    """A node's jobs in order of time; all arrays of shape (n_jobs,).
+    """A node's jobs in order of time; arrays of shape (n_jobs,).
 
-    ``begin``, ``end`` and ``checkpoint`` are ms (checkpoint 0: none), so is ``every``, the interval of checkpoints (0:
-    the job loses no work); ``kind`` is training (1) or serving (2), ``level`` the mean utilisation, ``memory`` the
-    share of device memory, ``outcome`` an index of :data:`OUTCOMES`.
+    ``begin``, ``end``, ``checkpoint`` (last checkpoint, 0: none) and ``every`` (checkpoint interval, 0: no work is lost)
+    are in ms; ``kind`` is training (1) or serving (2), ``level`` the mean utilisation, ``memory`` the share of
+    device memory, ``outcome`` an index into :data:`OUTCOMES`.
     """
 
     begin: Int64Array
@@ -34,7 +34,7 @@ class Jobs(NamedTuple):
 
 
 def training_share(parameters: Parameters, clock: SimulatedTime, model: int, time: int, *, shifts: bool) -> float:
-    """Return the share of training among the jobs that begin at a time on nodes with a GPU model."""
+    """Return the share of training among the jobs that start at a time on nodes of a GPU model."""
     before = parameters.fleet.models[model].training_share
     if not shifts:
         return before
@@ -56,10 +56,10 @@ def schedule(
     errors: Int64Array,
     shifts: bool,
 ) -> Jobs:
-    """Fill a node's time with jobs.
+    """Schedule a node's jobs.
 
-    ``outages``: begin and end of each time without jobs, and the outcome (index of :data:`OUTCOMES`) of a job that it
-    ends; shape (n, 3).
+    ``outages``: start and end of each outage, and the outcome (index into :data:`OUTCOMES`) of a job that it ends;
+    shape (n, 3).
     ``errors``: times of application errors on the whole node, ascending; shape (n,).
     """
     rows: list[tuple[int, int, int, float, float, int, int, int]] = []
@@ -107,10 +107,10 @@ def _after_outages(outages: Int64Array, time: int) -> int:
 
 
 class NodeSeries(NamedTuple):
-    """What all GPUs of a node share at each sample time; arrays of shape (n_steps,).
+    """Time series shared by all GPUs of a node; arrays of shape (n_steps,).
 
     ``kind`` (0 idle, 1 training, 2 serving), ``level`` (utilisation 0 to 1), ``memory`` (share in use), ``inlet`` (C),
-    ``gap`` (1: the node's exporter is silent).
+    ``gap`` (1: the node's exporter does not report).
     """
 
     kind: NDArray[np.uint8]
@@ -121,7 +121,7 @@ class NodeSeries(NamedTuple):
 
 
 def node_series(node: SimulatedNode, parameters: Parameters, clock: SimulatedTime, seed: int, jobs: Jobs) -> NodeSeries:
-    """Compute a node's shared series from its jobs, the room's air, and the gaps of its exporter."""
+    """Compute a node's shared series from its jobs, the inlet air temperature, and gaps of its exporter."""
     work, noise = parameters.workload, parameters.noise
     rng = generator(seed, node.index, Purpose.AMBIENT)
     place = float(rng.normal(0.0, 1.0))
@@ -173,7 +173,7 @@ def _fill_node(
             series.kind[index] = jobs.kind[job]
             series.memory[index] = jobs.memory[job]
             if jobs.kind[job] == 1:
-                # A step loop is steady; now and then it evaluates, loads or saves.
+                # Training steps are steady, with occasional pauses for evaluation, loading or checkpoints.
                 pause = 0.5 if (draw >> np.uint64(16)) & low < np.uint64(4000) else 1.0
                 series.level[index] = min(
                     1.0, max(0.02, jobs.level[job] * pause * (1.0 + 0.03 * table[(draw >> np.uint64(32)) & low]))

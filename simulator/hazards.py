@@ -157,7 +157,7 @@ def _rates(mechanism: Mechanism, parameters: Parameters) -> list[float]:
 
 
 def age_table(mixed: HeterogeneityParameters) -> FloatArray:
-    """Return the ``ages`` of :func:`multiplier_index`: infant factor, infant ms, bad factor, age exponent, reference ms."""
+    """Return ``ages`` for :func:`multiplier_index`: infant factor, infant ms, bad factor, exponent, reference ms."""
     return np.array(
         [
             mixed.infant_factor,

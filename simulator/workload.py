@@ -18,9 +18,9 @@ OUTCOMES = ("completed", "node_fail", "drained", "app_error", "running")
 class Jobs(NamedTuple):
     """A node's jobs in order of time; arrays of shape (n_jobs,).
 
-    ``begin``, ``end``, ``checkpoint`` (last checkpoint, 0: none) and ``every`` (checkpoint interval, 0: no work lost) are
-    in ms; ``kind`` is training (1) or serving (2), ``level`` the mean utilisation, ``memory`` the share of
-    device memory, ``outcome`` an index into :data:`OUTCOMES`.
+    ``begin``, ``end``, ``checkpoint`` (the last one, 0: none) and ``every`` (checkpoint interval, 0: no work is lost)
+    are in ms; ``kind`` is training (1) or serving (2), ``level`` the mean utilisation, ``memory`` the share of device
+    memory, ``outcome`` an index into :data:`OUTCOMES`.
     """
 
     begin: Int64Array

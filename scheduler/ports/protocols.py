@@ -1,4 +1,4 @@
-"""What the controller needs of the world, as protocols, and the lease under which it writes."""
+"""Protocols of the controller's dependencies, and the lease under which it writes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,119 +16,118 @@ from scheduler.ports.risks import ReportedFacts, Risks
 
 
 class Clock(Protocol):
-    """The time."""
+    """A clock."""
 
     def now(self) -> datetime:
-        """Return the time, aware."""
+        """Return the current time, aware."""
 
 
 class RiskSource(Protocol):
-    """Where the scores come from."""
+    """Source of scores."""
 
     def read(self) -> Risks:
         """Read the newest scores; raises ``SourceError`` if they cannot be read."""
 
 
 class FactReader(Protocol):
-    """What GPUs reported themselves."""
+    """Source of reported facts."""
 
     @property
     def unreadable_events(self) -> int:
-        """Events that the last reading left out."""
+        """Number of events that the last read ignored."""
 
     def read(self, now: datetime) -> Mapping[str, ReportedFacts]:
         """Return the facts known at ``now``, by unit; raises ``SourceError`` if they cannot be read."""
 
 
 class FactSource(FactReader, Protocol):
-    """What became of earlier alerts, too."""
+    """Source of reported facts and of alert outcomes."""
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[AlertOutcome]:
-        """Evaluate earlier alerts by what is known at ``now``; undecided ones are left out.
+        """Evaluate earlier alerts with the history known at ``now``.
 
-        Raises ``SourceError`` if events cannot be read: nothing is evaluated then, for silence would look like health.
+        Raises ``SourceError`` if the history cannot be read, because missing events would look like health.
         """
 
 
 class SchedulerExtras(Protocol):
-    """What only some schedulers need or can do; by default nothing."""
+    """Optional operations of a scheduler; no-ops by default."""
 
     def as_known(self, node: str) -> NodeReading | None:
-        """Return a node as this round's listing or the answer to the last write showed it, with its jobs as of now.
+        """Return a node from this round's list or the response to the last write, with its current jobs.
 
-        It saves reading the node before the write: half the time of a burst of taints. Only of a scheduler that itself
-        refuses a write to a node that is not exactly as it was read. None: that was too long ago, or a write was tried
-        since. Raises ``SchedulerError`` if its jobs cannot be read.
+        This saves re-reading the node before a write, half the time of a burst of taints. Only for schedulers with
+        optimistic locking. None: too old, or a write was attempted since.
         """
         return None
 
     def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
-        """Restore, under the lease, what the scheduler lost of current marks; never what a person removed."""
+        """Restore current markers that the scheduler lost; never markers that an operator removed."""
         return ()
 
     def announcing(self, signals: "Sequence[NodeSignal]", *, new: bool) -> tuple[Write, ...]:
-        """Return what :meth:`announce` would write for the signals."""
+        """Return the writes of :meth:`announce`."""
         return ()
 
     def announce(
         self, signals: "Sequence[NodeSignal]", holder: str, hold: Callable[[], datetime], *, new: bool
     ) -> tuple[str, ...]:
-        """Report this round's marks to other tools, on which no decision rests, and withdraw those of former marks.
+        """Publish this round's markers to other tools, and withdraw outdated ones; no decision depends on them.
 
-        ``hold``: as :meth:`Lease.hold`, before each write.
-        ``new``: whether new reports may be written; former ones are withdrawn in any case.
-        Returns: messages about what was done, and what could not be.
+        ``hold``: :meth:`Lease.hold`, called before each write.
+        ``new``: whether new signals may be written; outdated ones are always withdrawn.
+        Returns: messages about changes and failures.
         """
         return ()
 
 
 class SchedulerAdapter(SchedulerExtras, Protocol):
-    """A scheduler. Every write may be repeated.
+    """A scheduler; writes are idempotent.
 
-    A write never raises for what the scheduler reports; it answers. A read raises ``SchedulerError``.
+    Reads raise ``SchedulerError``. Writes return errors of the scheduler in the result and do not raise.
     """
 
     def read_fleet(self) -> FleetReading:
-        """List all nodes and the switches, from the scheduler itself."""
+        """Read all nodes and the switches, uncached."""
 
     def revalidate(self, node: str) -> NodeReading | None:
-        """Read one node again, from the scheduler itself; None: there is no such node."""
+        """Re-read one node, uncached; None if it does not exist."""
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
-        """Return what :meth:`apply` would write for each of some actions on one node, one after another."""
+        """Return what :meth:`apply` would write for each of several consecutive actions on one node."""
 
     def apply(self, action: Action, precondition: Precondition) -> WriteResult:
-        """Carry out an action on a node that is still as the precondition says; else answer ``conflict``."""
+        """Carry out an action if the precondition holds; otherwise return ``conflict``."""
 
     def load_state(self) -> StoredState:
-        """Read the safety state that is stored in the scheduler."""
+        """Read the safety state stored in the scheduler."""
 
     def save_state(self, text: str, version: str) -> WriteResult:
-        """Replace the safety state, if it still has this version; the answer holds the new one."""
+        """Replace the safety state if it still has this version; the result has the new version."""
 
     def read_switches(self) -> Switches:
-        """Read the operator's switches, which may have been set since the fleet was read."""
+        """Read the operator's switches, which may have changed since the fleet was read."""
 
     def set_switches(self, switches: Switches) -> WriteResult:
         """Set the operator's switches."""
 
     def hold_lease(self, holder: str, duration: timedelta) -> datetime | None:
-        """Take the lease, or prolong one's own.
+        """Acquire or renew the lease.
 
-        Returns: until when it is held, counted from before the request was sent; None: another one holds it.
+        Returns: its expiry, counted from before the request was sent; None if another process holds it.
         """
 
     def drop_lease(self, holder: str) -> None:
-        """Release the lease, if it is held; a failure is ignored, for it ends by itself."""
+        """Release the lease if held; failures are ignored, because it expires."""
 
 
 class LeaseLostError(Exception):
-    """Another replica is active, or it is not known: nothing more may be written."""
+    """Another replica may be active: no further writes are allowed."""
 
 
 @dataclass(slots=True)
 class Lease:
-    """The right to write, as this process holds it; ``until`` None: not held."""
+    """This process's lease; ``until`` None: not held."""
 
     scheduler: SchedulerAdapter
     clock: Clock
@@ -137,13 +136,13 @@ class Lease:
     until: datetime | None = None
 
     def take(self) -> bool:
-        """Take or prolong it; False: another replica holds it. Raises ``SchedulerError`` if it is not known."""
+        """Acquire or renew the lease; False if another replica holds it. Raises ``SchedulerError`` if unknown."""
         self.until = None
         self.until = self.scheduler.hold_lease(self.holder, self.duration)
         return self.until is not None
 
     def hold(self) -> datetime:
-        """Return its end, prolonged where half of it is over; raises ``LeaseLostError`` if it may not be held."""
+        """Return the expiry, after renewal in the second half; raises ``LeaseLostError`` if it may not be held."""
         try:
             if self.until is None or self.until - self.clock.now() < self.duration / 2:
                 self.take()
@@ -156,10 +155,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class NodeSignal:
-    """A node that carries predrain's marks.
+    """A node with predrain's markers.
 
-    ``level``: as the scheduler has confirmed it.
-    ``units``: the GPUs that it is due to, the weightiest first; none: not known any more.
+    ``level``: as confirmed by the scheduler.
+    ``units``: the GPUs that caused it, most important first; empty if no longer known.
     """
 
     node: str
@@ -172,7 +171,7 @@ class NodeSignal:
 def signals_of(
     plan: Plan, views: Iterable[NodeView], levels: Mapping[str, Level], policy: PolicyConfig
 ) -> tuple[NodeSignal, ...]:
-    """Return a signal for each node that carries predrain's marks, by the current ``levels``."""
+    """Return a signal for each node with predrain's markers, with the current ``levels``."""
     made = []
     for view in views:
         level, decision = levels.get(view.name, Level.NONE), plan.nodes.get(view.name)

@@ -1,4 +1,4 @@
-"""What was read from a scheduler: nodes with their versions, and the switches that people set."""
+"""Values read from a scheduler (nodes, switches, stored state), and writes with their preconditions and results."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,12 +10,12 @@ from policy.plan import Action
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """One node, as read just now.
+    """One node as read.
 
-    ``view``: units without scores: those that the scheduler knows to be in the node now; none where it does not know.
+    ``view``: its units have no scores; empty if the scheduler does not know the GPUs of the node.
     ``version``: changes with every change of the node.
-    ``boot_id``: changes with every boot; None: not known.
-    ``jobs_known``: False: its jobs could not be read, so that it may only be released.
+    ``boot_id``: changes with every boot; None: unknown.
+    ``jobs_known``: False if its jobs could not be read; then it may only be released.
     """
 
     view: NodeView
@@ -26,11 +26,11 @@ class NodeReading:
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """What the operator ordered, stored in the scheduler so that every replica sees it.
+    """The operator's switches, stored in the scheduler so that every replica sees them.
 
-    ``kill``: no new marks anywhere; releases continue.
-    ``release_all``: all of predrain's marks are removed, and none is set.
-    ``reset_breaker_at``: when the breaker was last closed by hand; aware.
+    ``kill``: block all new actions; releases continue.
+    ``release_all``: remove all predrain markers, and set none.
+    ``reset_breaker_at``: when an operator last reset the breaker; aware.
     """
 
     kill: bool = False
@@ -40,13 +40,12 @@ class Switches:
 
 @dataclass(frozen=True, slots=True)
 class FleetReading:
-    """Everything that a decision needs from the scheduler, read at one time.
+    """All inputs of a decision from the scheduler.
 
-    ``nodes``: of one listing from the scheduler itself, not from a cache that may lag behind our own writes. Their jobs
-    may be followed by a watch.
-    ``read_at``: when the listing was asked for; aware.
-    ``trouble``: what could not be read, in words; the breaker stays open as long as it is so.
-    ``partial``: more than the nodes' marks could not be read: nodes are released, and nothing new is done.
+    ``nodes``: from one uncached list, because a cache may lag behind our own writes; their jobs may come from a watch.
+    ``read_at``: when the list was requested; aware.
+    ``trouble``: message about what could not be read; keeps the breaker open unless ``partial``.
+    ``partial``: jobs or switches could not be read: nodes are only released.
     """
 
     nodes: tuple[NodeReading, ...]
@@ -58,9 +57,9 @@ class FleetReading:
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """A text as it is stored in the scheduler; None: there is none yet.
+    """A text stored in the scheduler; None: none yet.
 
-    ``version``: to be given with the next write, which fails if another process wrote in between.
+    ``version``: passed to the next write, which fails if another process has written in between.
     """
 
     text: str | None
@@ -72,11 +71,11 @@ AnswerKind = Literal["done", "already", "blocked", "conflict", "timeout", "refus
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One change of one thing in a scheduler, exactly as it is sent.
+    """One change of one field in a scheduler, exactly as sent.
 
-    ``target``: what is changed: ``node n17``.
-    ``path``: which part of it, such as ``metadata.annotations[predrain.io/prediction]`` or ``Reason``.
-    ``before``, ``after``: its content as texts; None: not there.
+    ``target``: the changed object, e.g. ``node n17``.
+    ``path``: the field, e.g. ``metadata.annotations[predrain.io/prediction]`` or ``Reason``.
+    ``before``, ``after``: content as text; None: absent.
     """
 
     target: str
@@ -95,14 +94,13 @@ class Write:
 class WriteResult:
     """The outcome of a write, or of a call about a workload or a diagnostic.
 
-    ``kind``: ``done``: written or accepted (an accepted eviction is not yet a workload that is gone: only a listing
-    shows that); ``already``: no change was needed; ``blocked``: not now, perhaps later (a disruption budget:
-    Kubernetes' 429 to an eviction); ``conflict``: another client wrote in between, or the name has another uid;
-    ``timeout``: no answer, so that it is not known whether it was done; ``refused``: by the scheduler (rights, a
-    quota, a fault of its own), or accepted and answered with something else than was written (an admission webhook);
-    ``gone``: there is no such node or workload. Other kinds than these and ``done`` and ``timeout`` changed nothing.
-    ``version``: of what was written to, afterwards.
-    ``again_at``: not before this, where the scheduler said so (``Retry-After``); aware.
+    ``kind``: ``done``: written or accepted (after an accepted eviction the workload may still be there); ``already``:
+    no change was needed; ``blocked``: retry later (Kubernetes' 429 for a disruption budget); ``conflict``: another
+    client wrote in between, or the name has another uid; ``timeout``: no response, so the outcome is unknown;
+    ``refused``: rejected by the scheduler (permissions, quota, internal error), or accepted but stored differently
+    (admission webhook); ``gone``: the node or workload does not exist.
+    ``version``: of the written object, after the write.
+    ``again_at``: earliest retry, if the scheduler stated it (``Retry-After``); aware.
     """
 
     kind: AnswerKind
@@ -113,19 +111,19 @@ class WriteResult:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the request is fulfilled now."""
+        """Whether the desired state is reached."""
         return self.kind in ("done", "already")
 
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """What must still be true of a node when it is written to.
+    """Conditions that must still hold when a node is written to.
 
-    ``version``: of the node as it was re-read just before: Kubernetes' resourceVersion; for Slurm, which has none, a
-    digest of all that people and tools write to a node.
-    ``boot_id``: a node that booted since is another node.
-    ``holder``: who holds the lease; an adapter that can, lets the scheduler compare.
-    ``until``: the write must have been sent by then: the end of the lease. Aware.
+    ``version``: of the node as just re-read: Kubernetes' resourceVersion, or for Slurm a digest of everything that
+    operators and tools write to a node.
+    ``boot_id``: a node that has rebooted counts as another node.
+    ``holder``: holder of the lease, checked by the adapter.
+    ``until``: the write must be sent by then, the expiry of the lease; aware.
     """
 
     version: str
@@ -134,7 +132,7 @@ class Precondition:
     until: datetime
 
     def conflict(self, reading: NodeReading) -> WriteResult | None:
-        """Return in which way a node is not, as read now, what it must be; None: it is."""
+        """Return the conflict of a node with this precondition, or None."""
         conflicts = {
             "its state cannot be read": not reading.view.readable,
             "it booted since": reading.boot_id != self.boot_id,
@@ -144,7 +142,7 @@ class Precondition:
 
 
 def has_marks(action: Action, marks: Marks) -> bool:
-    """Whether a node carries the marks that an action asks for."""
+    """Whether a node has the markers that an action requests."""
     if action.verb == "release":
         return marks.level <= action.to
     if action.verb == "publish":

@@ -1,4 +1,4 @@
-"""What the ledger is given: a decision with all that went into it, the calls it led to, and what they came to."""
+"""Records of the ledger: decisions with their inputs, calls, and outcomes of calls."""
 
 import hashlib
 import json
@@ -19,10 +19,10 @@ SettledKind = Literal["done", "already", "conflict", "timeout", "refused", "gone
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """A decision, and all that it was made from.
+    """A decision and its inputs.
 
-    ``fleet``, ``state``, ``signals``, ``config``: as given to :func:`policy.decide.decide`.
-    ``notes``: what was out of the ordinary.
+    ``fleet``, ``state``, ``signals``, ``config``: as passed to :func:`policy.decide.decide`.
+    ``notes``: notes of the round report.
     """
 
     fleet: tuple[NodeView, ...]
@@ -39,11 +39,10 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A call that is about to be made.
+    """A call for an action, recorded before it is made.
 
-    ``key``: the idempotency key: the same for a repetition of the same call, another one for any other.
-    ``read``: the node, as it was read or listed at most a few seconds before.
-    ``writes``: what is to be written.
+    ``key``: idempotency key, the same for each repetition of the call.
+    ``read``: the node, as read at most a few seconds before.
     """
 
     round: int
@@ -59,10 +58,10 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What a call came to.
+    """Outcome of a call.
 
-    ``kind``: the answer's; ``found`` and ``not_found``: there was none, and the node was read again to see.
-    ``confirmed``: whether the desired state was read back.
+    ``kind``: of the result; ``found`` and ``not_found``: derived from the re-read node after a missing response.
+    ``confirmed``: whether the desired state is reached.
     """
 
     at: datetime
@@ -73,9 +72,9 @@ class Settled:
 
 
 def digest_of(plan: Plan) -> str:
-    """Return a digest of a decision's substance, without times and numbers that change with each round.
+    """Return a digest of a decision, without times and numbers that change in each round.
 
-    The messages about the fleet have a digest of their own behind the other, see :func:`is_worth_recording`.
+    A second digest after ``:`` covers the messages about the fleet, see :func:`is_worth_recording`.
     """
     nodes = {
         name: (node.tier, node.wanted, node.target, len(node.rules), node.held_out) for name, node in plan.nodes.items()
@@ -86,10 +85,9 @@ def digest_of(plan: Plan) -> str:
 
 
 def is_worth_recording(plan: Plan, last: str | None) -> bool:
-    """Whether a decision is worth a record, given the digest of the one recorded last.
+    """Whether to record a decision, given the digest of the last recorded one.
 
-    It is if there are actions or requests, an alert begins, the substance is another, or there is a new message
-    about the fleet.
+    True if it has actions, alerts or requests, its digest differs, or there is a new message about the fleet.
     """
     if plan.actions or plan.alerts or plan.requests or plan.stopped or last is None:
         return True
@@ -103,7 +101,7 @@ def _sha256(plain: Any) -> str:
 
 
 def key_of(number: int, action: Action) -> str:
-    """Name a call: of one decision, on one node, with one verb."""
+    """Return the idempotency key of an action of one decision."""
     text = f"{number}|{action.node}|{action.verb}|{action.to.name}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -113,23 +111,22 @@ FindingKind = Literal[
     "started", "acknowledged", "unanswered", "waiting", "returned", "hanging", "stuck", "empty", "verified", "probed",
     "escalated", "ended", "cancelled",
 ]  # fmt: skip
-"""What is found out about a node while it drains. ``started``: a drain mark is set and followed; ``acknowledged``,
-``unanswered``: of a checkpoint; ``waiting``: for a workload's own end; ``returned``: evicted work came back again and
-again; ``hanging``: a workload does not end; ``verified``: a diagnostic ended; ``probed``: one of an idle node;
-``escalated``: people were notified; ``ended``: the mark is gone; ``cancelled``: the mark is set and nothing more
-is done."""
+"""Findings about a node. ``started``: an evacuation started; ``acknowledged``, ``unanswered``: a checkpoint request
+was, or was not, acknowledged; ``waiting``: for a workload to finish; ``returned``: evicted work keeps coming back;
+``hanging``: a workload does not terminate; ``verified``: a diagnostic ended; ``probed``: a probe ended; ``escalated``:
+operators were notified; ``ended``, ``cancelled``: the evacuation, probe or request ended after, or before, it was
+completed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingCall:
-    """A call that is about to be made.
+    """A call of an evacuation, recorded before it is made.
 
-    ``kind``: ``checkpoint``, ``evict``, ``verify``, ``probe``.
-    ``key``: the idempotency key: the same for each repetition.
-    ``means``: through what: ``scheduler``, ``webhook``, ``command``.
-    ``workload``: as it was listed just before; None: the call is about the node.
-    ``writes``: what is to be written, where that is known.
-    ``request``: the cheap rung that it belongs to, with what it is expected to save and cost; None: a drain.
+    ``key``: idempotency key, the same for each repetition.
+    ``means``: ``scheduler``, ``webhook`` or ``command``.
+    ``workload``: as listed just before; None: the call is about the node.
+    ``writes``: what will be written, if known.
+    ``request``: the cheaper rung that it belongs to, with its expected savings and costs; None: a drain.
     """
 
     at: datetime

@@ -1,4 +1,4 @@
-"""What a round did, for the terminal, the log and the metrics."""
+"""Report of a round, for the terminal, the log and the metrics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,17 +10,16 @@ from scheduler.ports.codec import plain_of
 from scheduler.ports.readings import Write
 
 _BOUNDED = ("verify", "checkpoint")
-# One answer among others, after which it continues all the same: a diagnostic is run again, a checkpoint has a
-# deadline.
+# A failure of these does not fail the round: diagnostics are retried, checkpoint requests have a deadline.
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What became of one action.
+    """Outcome of one action.
 
-    ``outcome``: ``done``, ``already``, ``skipped``, ``failed``, ``unknown``, or ``would`` in a rehearsal.
-    ``message``: why not, or what the scheduler answered.
-    ``writes``: what was, or would be, written.
+    ``outcome``: ``done``, ``already``, ``skipped``, ``failed``, ``unknown``, or ``would`` in a dry run.
+    ``message``: the reason if it was not carried out, or the scheduler's response.
+    ``writes``: actual or, in a dry run, planned writes.
     """
 
     action: Action
@@ -31,12 +30,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class WorkStep:
-    """What became of one thing that was done, or waited for, to empty a node.
+    """One step of an evacuation, probe or checkpoint request.
 
-    ``verb``: ``checkpoint``, ``evict``, ``wait``, ``empty``, ``verify``, ``tell``, ``hold``.
+    ``verb``: ``checkpoint``, ``evict``, ``wait``, ``empty``, ``verify``, ``probe``, ``report``, ``hold``.
     ``outcome``: ``done``, ``already``, ``blocked``, ``gone``, ``failed``, ``unknown``, ``waiting``, ``passed``,
-    ``inconclusive``, ``held``, or ``would`` in a rehearsal.
-    ``workload``: None: it is about the node.
+    ``inconclusive``, ``held``, or ``would`` in a dry run.
+    ``workload``: None: the step is about the node.
     """
 
     node: str
@@ -55,15 +54,15 @@ class WorkStep:
 
 @dataclass(slots=True)
 class RoundReport:
-    """What one round did.
+    """Report of one round.
 
-    ``active``: whether the lease was held; a standby does nothing, and that is no failure.
-    ``plan``: None: it came to no decision.
-    ``number``: the decision's number in the ledger; None: not recorded, for there was nothing to do or report.
-    ``work``: what was done to empty nodes.
-    ``notes``: what was out of the ordinary.
-    ``refused_scores``: records of the newest scores that were not used.
-    ``probe_passes``: probes that passed in the last days: ``right`` where a failure followed, ``wrong`` where none did.
+    ``active``: whether the lease was held; a standby round does nothing, and is not a failure.
+    ``plan``: None: no decision.
+    ``number``: number of the decision in the ledger; None: not recorded.
+    ``work``: steps of evacuations, probes and checkpoint requests.
+    ``notes``: remarks for the operator.
+    ``refused_scores``: number of rejected scores.
+    ``probe_passes``: recently passed probes by verdict: ``right`` if a failure followed, ``wrong`` if not, ``open``.
     """
 
     at: datetime
@@ -80,16 +79,16 @@ class RoundReport:
 
     @property
     def failed(self) -> bool:
-        """Whether an operator should look: an error, or an action that did not come to what it should.
+        """Whether the round had an error or a failed action.
 
-        A checkpoint that could not be requested is reported in ``work`` and counted by the metrics; it fails no round.
+        Failed checkpoint requests and diagnostics are reported in ``work`` and the metrics, but do not fail the round.
         """
         outcomes = {step.outcome for step in self.steps}
         outcomes |= {step.outcome for step in self.work if step.verb not in _BOUNDED}
         return bool(self.errors) or not outcomes.isdisjoint(("failed", "unknown"))
 
     def at_risk(self) -> tuple[NodeDecision, ...]:
-        """Return the nodes at risk on which there was nothing to do, the riskiest first."""
+        """Return the nodes at risk without an action in this round, highest risk first."""
         if self.plan is None:
             return ()
         acted = {step.action.node for step in self.steps}

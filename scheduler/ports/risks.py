@@ -1,4 +1,4 @@
-"""The newest scores of a fleet, and what its units reported themselves."""
+"""The newest scores of a fleet, and the reported facts of its GPUs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,13 +15,13 @@ from policy.tiers import ChosenThresholds
 class Risks:
     """The scores of one decision time.
 
-    ``nodes``: by node, with scores and without facts, expired ones too: the policy names them in its reasons.
-    ``decided_at``: the decision time, aware; None: nothing was scored yet.
-    ``model_fitted_at``: until when the model's training data reach.
+    ``nodes``: units with scores and without facts, by node; includes expired scores, which the policy reports.
+    ``decided_at``: the decision time, aware; None: no scores yet.
+    ``model_fitted_at``: end of the model's training data.
     ``missing_channels``: channels that the model was trained on and that no longer arrive.
-    ``tiers``: the thresholds behind the scores' tiers; None: not stated.
-    ``horizon``: what a score looks ahead.
-    ``refused``: records that were not used, with why. The units that they name are among the nodes, without a score.
+    ``tiers``: thresholds of the scores' tiers; None: not stated.
+    ``horizon``: prediction horizon.
+    ``refused``: rejected records with the reason; their units are in ``nodes`` without a score.
     """
 
     nodes: Mapping[str, tuple[UnitView, ...]] = field(default_factory=dict)
@@ -39,11 +39,11 @@ NO_RISKS = Risks()
 
 @dataclass(frozen=True, slots=True)
 class ReportedFacts:
-    """What is known of a unit in addition to its score, and of a node.
+    """Facts about a unit or a node, other than scores.
 
     ``valid_from``: earlier scores and facts are void.
     ``probed_at``: when the unit last passed a probe.
-    ``planned``: of a node, as :attr:`policy.fleet.NodeView.planned`.
+    ``planned``: planned maintenance of a node, as in :attr:`policy.fleet.NodeView.planned`.
     """
 
     facts: tuple[Fact, ...] = ()
@@ -53,21 +53,21 @@ class ReportedFacts:
 
 
 class MemoryRisks:
-    """Scores, or a failure, that are set by hand."""
+    """In-memory scores, or a failure."""
 
     def __init__(self, risks: Risks = NO_RISKS) -> None:
         self.risks = risks
         self.failure: Exception | None = None
 
     def read(self) -> Risks:
-        """Return what was set, or raise it."""
+        """Return the scores, or raise the failure."""
         if self.failure is not None:
             raise self.failure
         return self.risks
 
 
 class MemoryFacts:
-    """Facts that are set by hand, none at first. No alert is evaluated."""
+    """In-memory facts; evaluates no alerts."""
 
     unreadable_events = 0
 
@@ -75,12 +75,12 @@ class MemoryFacts:
         self.facts: dict[str, ReportedFacts] = {}
 
     def read(self, now: datetime) -> Mapping[str, ReportedFacts]:
-        """Return what was set, up to ``now``."""
+        """Return the facts seen up to ``now``."""
         return {
             unit: replace(known, facts=tuple(fact for fact in known.facts if fact.seen_at <= now))
             for unit, known in self.facts.items()
         }
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[AlertOutcome]:
-        """Evaluate none."""
+        """Return no outcomes."""
         return ()

@@ -1,4 +1,4 @@
-"""Values stored in the scheduler as one text, such as the safety state: JSON, packed, with a check sum."""
+"""Values stored in the scheduler as one text, e.g. the safety state: compressed JSON with a checksum."""
 
 import base64
 import binascii
@@ -19,10 +19,10 @@ from scheduler.ports.readings import StoredState, WriteResult
 T = TypeVar("T")
 
 LONGEST = 900_000
-"""Characters. A Kubernetes object holds 1.5 MiB at most (etcd's request limit), a ConfigMap 1 MiB of data."""
+"""Limit in characters: etcd limits a request to 1.5 MiB, and a ConfigMap's data to 1 MiB."""
 
 FORMAT = 1
-"""Version of the stored value; another one is refused."""
+"""Version of the stored value; others are rejected."""
 
 _WHAT = "the safety state"
 _LARGEST = 64 * 2**20
@@ -34,15 +34,15 @@ def state_json(state: PolicyState) -> dict[str, Any]:
 
 
 def state_from_json(content: object) -> PolicyState:
-    """Read what :func:`state_json` wrote; raises ``ValueError`` with the place."""
+    """Parse the result of :func:`state_json`; raises ``ValueError`` with the location."""
     return _from_json(PolicyState, content, _WHAT)
 
 
 class StoredValue(Generic[T]):
-    """A value stored in the scheduler, as this process last read or wrote it.
+    """A value stored in the scheduler, as last read or written by this process.
 
-    ``head``: begins its text. ``what``: what errors call it. ``setting``: what to lower where it is too long.
-    ``known``: whether it could ever be read in this process.
+    ``head``: prefix of the text. ``what``: its name in errors. ``setting``: the setting to lower if it is too long.
+    ``known``: whether it was ever read in this process.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class StoredValue(Generic[T]):
         self._head, self._what, self._setting = head, what, setting
         self._load, self._save = load, save
         self._version = ""
-        self._text: str | None = None  # what the value was unpacked from, or packed as
+        self._text: str | None = None  # packed form of the value
 
     def load(self) -> str | None:
-        """Read it again; raises ``SchedulerError`` if it cannot be read.
+        """Reload the value; raises ``SchedulerError`` if it cannot be read.
 
-        Returns: what is wrong with the stored text: then the value is the empty one, which is always safe.
+        Returns: the error if the stored text is invalid; the value is then empty, which is always safe.
         """
         stored, trouble = self._load(), None
         if stored.text is None or stored.text != self._text:
@@ -79,9 +79,9 @@ class StoredValue(Generic[T]):
         return trouble
 
     def save(self, value: T) -> str | None:
-        """Store it; returns why it is not certain to be stored, or None.
+        """Store a value; return why it may not be stored, or None.
 
-        Raises ``LeaseLostError`` if another process wrote it in between.
+        Raises ``LeaseLostError`` if another process has written it in between.
         """
         try:
             text = packed(self._head, value, self._what, self._setting)
@@ -100,15 +100,15 @@ class StoredValue(Generic[T]):
 
 
 def stored_policy_state(scheduler: SchedulerAdapter) -> StoredValue[PolicyState]:
-    """Return the safety state; an empty one only makes tiers rise later, for marks are read from the nodes."""
+    """Return the safety state; if it is lost, tiers only rise later, because markers are read from the nodes."""
     load, save = scheduler.load_state, scheduler.save_state
     return StoredValue(PolicyState(), "predrain-state 1", _WHAT, "policy.forget", load, save)
 
 
 def packed(head: str, value: object, what: str, setting: str) -> str:
-    """Pack a value as one text, with its name and a check sum.
+    """Pack a value as one text with a prefix and a checksum.
 
-    Raises ``ValueError`` if it is longer than a scheduler keeps; ``what`` it is and the ``setting`` to lower are named.
+    Raises ``ValueError``, which names ``what`` and ``setting``, if it is too long to be stored in a scheduler.
     """
     plain = orjson.dumps({"format": FORMAT, **plain_of(value)}, option=orjson.OPT_SORT_KEYS)
     text = f"{head} {hashlib.sha256(plain).hexdigest()} {base64.b64encode(zlib.compress(plain, 6)).decode()}"
@@ -118,9 +118,9 @@ def packed(head: str, value: object, what: str, setting: str) -> str:
 
 
 def unpacked(head: str, kind: type[T], text: str, what: str) -> T:
-    """Read what :func:`packed` wrote.
+    """Unpack the result of :func:`packed`.
 
-    Raises ``ValueError`` if it has another name or format, or is damaged; ``what`` is what errors call it.
+    Raises ``ValueError``, which names ``what``, if the text is corrupt, or has another prefix or format.
     """
     start, _, rest = text.rpartition(" ")
     name, _, digest = start.rpartition(" ")

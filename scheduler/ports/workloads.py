@@ -1,7 +1,7 @@
-"""What the evacuation needs of a scheduler, of diagnostics and of the operator's hooks, as protocols.
+"""Protocols of the evacuation's dependencies: workloads of a scheduler, diagnostics and the operator's hooks.
 
-Everything here may be called again with the same arguments: a process may die after a call and before it took note of
-it, and the next one, perhaps on another machine, calls again.
+All calls must be idempotent: a process may die after a call before it has recorded the outcome, and the next process,
+possibly on another machine, repeats it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ DiagnosticKind = Literal["passed", "failed", "inconclusive", "running", "missing
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Under which condition a call may be made.
+    """The lease under which a call may be made.
 
-    ``holder``: who holds the lease; an adapter that can, lets the scheduler compare.
-    ``until``: the call must have been sent by then: the end of the lease. Aware.
+    ``holder``: holder of the lease, checked by the adapter.
+    ``until``: the call must be sent by then, the expiry of the lease; aware.
     """
 
     holder: str
@@ -32,11 +32,11 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAsk:
-    """A request for a checkpoint.
+    """A checkpoint request.
 
-    ``key``: idempotency key: of one workload (its uid) in one drain; 32 hexadecimal digits.
-    ``deadline``: from then on the workload may be evicted without an acknowledgement; aware.
-    ``why``: for people: why the node is drained.
+    ``key``: idempotency key, for one recipient in one drain; 32 hexadecimal digits.
+    ``deadline``: after it the workload may be evicted without an acknowledgement; aware.
+    ``why``: human-readable reason for the drain.
     """
 
     key: str
@@ -46,11 +46,11 @@ class CheckpointAsk:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
-    """State of a requested checkpoint.
+    """State of a checkpoint request.
 
-    ``kind``: ``acknowledged``: written; ``waiting``: not yet, or not known; ``failed``: the workload reports that it
-    cannot; ``gone``: the workload is not there any more (or has another uid).
-    ``at``: when it was acknowledged, if known; aware.
+    ``kind``: ``acknowledged``: written; ``waiting``: not yet, or unknown; ``failed``: the workload cannot write one;
+    ``gone``: the workload no longer exists, or has another uid.
+    ``at``: time of the acknowledgement, if known; aware.
     """
 
     kind: CheckpointKind
@@ -59,49 +59,49 @@ class CheckpointState:
 
 
 class Workloads(Protocol):
-    """What runs on the nodes of a scheduler, and how it is asked to go.
+    """The workloads of a scheduler.
 
-    Reads raise :class:`scheduler.ports.errors.SchedulerError`: what cannot be listed wholly is not listed at all, for a
-    missing workload would look like an empty node. Writes never raise for what the scheduler reports; they answer.
+    Reads raise :class:`scheduler.ports.errors.SchedulerError`, also instead of an incomplete list, because a missing
+    workload would look like an empty node. Writes return errors of the scheduler in the result and do not raise.
     """
 
     def on_node(self, node: str) -> "tuple[Workload, ...]":
-        """List what runs on a node now, from the scheduler itself (no cache); a finished workload may be left out."""
+        """List the workloads on a node, uncached; finished ones may be missing."""
 
     def ask_checkpoint(self, workload: "Workload", ask: CheckpointAsk, fence: Fence) -> WriteResult:
-        """Ask for a checkpoint through the scheduler, where its offer says so.
+        """Request a checkpoint through the scheduler.
 
-        A repetition with the same key writes nothing (``already``); a signal, of which the scheduler keeps no trace,
-        is sent at least once. Only to the uid that is named, else ``conflict``.
+        A repetition with the same key writes nothing (``already``); a signal is sent at least once, as the scheduler
+        keeps no record of it. ``conflict`` if the workload has another uid.
         """
 
     def checkpoint_state(self, workload: "Workload", key: str) -> CheckpointState:
-        """Read whether the request with this key was acknowledged."""
+        """Return the state of the request with this key."""
 
     def evict(self, workload: "Workload", fence: Fence) -> WriteResult:
-        """Ask the scheduler to move the very uid that is named, with its grace time; never by force or past a budget.
+        """Evict exactly this uid with its grace period, never by force or against a disruption budget.
 
-        What is ``ending`` already is answered by ``already``.
+        ``already`` if it is terminating.
         """
 
     def preview(self, workload: "Workload") -> tuple[Write, ...]:
-        """Return what :meth:`evict` would send, for a rehearsal; sends nothing."""
+        """Return the writes of :meth:`evict`."""
 
     def load_progress(self) -> StoredState:
-        """Read the progress of the evacuations, as stored in the scheduler (apart from the safety state)."""
+        """Read the progress of the evacuations, stored in the scheduler separately from the safety state."""
 
     def save_progress(self, text: str, version: str) -> WriteResult:
-        """Replace it, if it still has this version; the answer holds the new one. As ``save_state`` of the adapter."""
+        """Replace the progress if it still has this version; the result has the new version."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiagnosticResult:
     """State of a diagnostic.
 
-    ``kind``: ``passed`` and ``failed``: it ran to its end and reports so itself; ``inconclusive``: it ended and reports
-    neither (aborted, evicted, no output, output of another node): no node is freed and no label made of it;
-    ``running``; ``missing``: there is none of this key.
-    ``failed_units``: which GPUs failed, as the scores name them; none: not known which.
+    ``kind``: ``passed`` and ``failed``: it completed and reported so; ``inconclusive``: it ended without a verdict
+    (aborted, evicted, no output, output for another node), which releases no node and yields no label; ``running``;
+    ``missing``: none with this key.
+    ``failed_units``: failed GPUs, named as in the scores; empty if unknown.
     """
 
     kind: DiagnosticKind
@@ -111,7 +111,7 @@ class DiagnosticResult:
 
 
 class Verification(Protocol):
-    """The operator's procedure on a node: the remedy of a fault, if there is one, and a diagnostic."""
+    """Runner of the operator's procedure on a node: an optional remedy, and a diagnostic."""
 
     def start(
         self,
@@ -123,16 +123,16 @@ class Verification(Protocol):
         *,
         probe: bool = False,
     ) -> WriteResult:
-        """Start it, past predrain's taint; ``already`` where one of this key was started before, with any outcome.
+        """Start the diagnostic despite predrain's taint; ``already`` if one with this key was started before.
 
-        ``probe``: the node is idle and in service. It runs at the lowest priority, and any job preempts it.
+        ``probe``: the node is idle and in service; run at the lowest priority, so that any job preempts it.
         """
 
     def result(self, node: str, key: str) -> DiagnosticResult:
-        """Read the state; raises ``SchedulerError`` if that cannot be read."""
+        """Return the state; raises ``SchedulerError`` if it cannot be read."""
 
     def drop(self, node: str, key: str) -> None:
-        """Stop it and remove what it left; failures are ignored, for it ends by itself."""
+        """Stop the diagnostic and clean up; failures are ignored, because it has its own time limit."""
 
 
 CheckpointMeans = Literal["scheduler", "webhook", "command"]
@@ -140,11 +140,11 @@ CheckpointMeans = Literal["scheduler", "webhook", "command"]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOffer:
-    """How a workload can be asked to write a checkpoint.
+    """How to request a checkpoint from a workload.
 
-    ``means``: ``scheduler``: through the scheduler itself (Kubernetes: an annotation that it watches; Slurm: a signal);
-    ``webhook``: a POST; ``command``: the operator's own command.
-    ``takes``: how long the workload says it needs; None: not known. The settings bound it.
+    ``means``: ``scheduler``: through the scheduler (Kubernetes: an annotation; Slurm: a signal); ``webhook``: a POST;
+    ``command``: a command of the operator.
+    ``takes``: duration stated by the workload, limited by the settings; None: unknown.
     """
 
     means: CheckpointMeans
@@ -155,8 +155,8 @@ class CheckpointOffer:
 class Placement:
     """Whether a workload can run on another node.
 
-    ``elsewhere``: True, False, or None where it cannot be decided.
-    ``reason``: what ties it to its node, or what is missing to decide; empty where it can run elsewhere.
+    ``elsewhere``: None: undecidable.
+    ``reason``: why it is tied to its node, or why it is undecidable; empty if it can run elsewhere.
     """
 
     elsewhere: bool | None = True
@@ -170,23 +170,23 @@ WorkState = Literal["running", "suspended", "held", "ending"]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The smallest unit that a scheduler moves, on one node: a pod, a job, a task of an array, a component.
+    """The smallest unit that a scheduler moves, on one node: a pod, a job, an array task, a heterogeneous component.
 
-    ``name``: for people and as the scheduler's key: ``namespace/pod``; on Slurm ``7``, ``7_3`` in an array, ``7+1`` in
-    a heterogeneous job.
-    ``uid``: identifies one run: a pod's UID; a Slurm job's id with its restart count and submission.
-    ``owner``: what it belongs to, for people: ``Job team-a/train``, ``user ann``.
-    ``origin``: what starts its successor; the successor has the same one. None: as ``name``.
-    ``job``: as the policy sees it. None: it does no work that could be lost.
-    ``gang``: the job whose parts stop together; a stop of one part stops all. None: it stops alone.
-    ``stays``: why it neither has to leave nor counts for emptiness: a daemon set's pod, a mirror pod, a finished one.
-    ``state``: ``suspended`` and ``held`` work cannot take a request; ``ending``: it is terminating, by any client.
+    ``name``: key in the scheduler: ``namespace/pod``; on Slurm ``7``, ``7_3`` in an array, ``7+1`` in a heterogeneous
+    job.
+    ``uid``: identifies one run: a pod's UID; a Slurm job's id with restart count and submit time.
+    ``owner``: owner for display: ``Job team-a/train``, ``user ann``.
+    ``origin``: what starts its successor, the same for both. None: ``name``.
+    ``job``: the policy's view. None: it does no work that could be lost.
+    ``gang``: the job that stops as a whole if any part stops. None: it stops alone.
+    ``stays``: why it need not leave an empty node: a DaemonSet's pod, a mirror pod, a finished pod.
+    ``state``: ``suspended`` and ``held`` workloads cannot take a request; ``ending``: terminating, by any client.
     ``placement``: whether it can run on another node.
-    ``opt_out``: the wish of its owner, or of another tool, that it is not moved.
-    ``loss``: what a move would destroy: nothing starts it again, or its data is on this node only.
-    ``grace``: its own grace period, which an eviction leaves it; None: not known, or none.
-    ``finalizers``: what has to let it go before it is gone.
-    ``checkpoint``: None: it names no way.
+    ``opt_out``: opt-out from eviction by its owner or another tool.
+    ``loss``: what an eviction would destroy: nothing restarts it, or its data is only on this node.
+    ``grace``: its own grace period, which evictions respect; None: unknown or none.
+    ``finalizers``: finalizers that delay its removal.
+    ``checkpoint``: None: it names no means.
     """
 
     name: str
@@ -208,7 +208,7 @@ class Workload:
 
     @property
     def ends_at(self) -> datetime | None:
-        """When it ends by itself at the latest; None: not known."""
+        """Its latest end; None: unknown."""
         return None if self.job is None else self.job.ends_at
 
     @property
@@ -218,7 +218,7 @@ class Workload:
 
     @property
     def immovable(self) -> str | None:
-        """Why it must not be moved; None: it may be. Decided here for every scheduler, and nowhere else."""
+        """Why it must not be moved, or None; the only place where this is decided, for all schedulers."""
         if self.opt_out is not None:
             return self.opt_out
         if self.state == "suspended":
@@ -237,11 +237,11 @@ HookKind = Literal["done", "waiting", "failed", "refused", "timeout"]
 
 @dataclass(frozen=True, slots=True)
 class HookReply:
-    """What a hook answered.
+    """Reply of a hook.
 
-    ``kind``: ``done``; ``waiting``: accepted, and to be called again with the same key; ``failed``: it reports that it
-    cannot; ``refused``: it did not take the request; ``timeout``: not known.
-    ``content``: the JSON object that it answered with, if any.
+    ``kind``: ``done``; ``waiting``: accepted, call again with the same key; ``failed``: it reports a failure;
+    ``refused``: it rejected the request; ``timeout``: unknown.
+    ``content``: JSON object of the reply, if any.
     """
 
     kind: HookKind
@@ -250,7 +250,7 @@ class HookReply:
 
 
 class Hook(Protocol):
-    """A hook of the operator. It may be called from several threads concurrently."""
+    """A hook of the operator; must be thread-safe."""
 
     def tell(self, payload: Mapping[str, Any], key: str) -> HookReply:
-        """Call it and return its reply; never raises for what it reports. Each repetition has the same ``key``."""
+        """Call the hook and return its reply, errors included; repetitions have the same ``key``."""

@@ -1,4 +1,4 @@
-"""Slurm read and changed through its commands, such as ``scontrol`` and ``squeue``; ``rest`` is the other way."""
+"""Slurm through its commands, e.g. ``scontrol`` and ``squeue``; ``rest`` is the other transport."""
 
 import contextlib
 import os
@@ -21,21 +21,21 @@ _PARTITION: Final = re.compile(r"^PartitionName=(\S+) .*\bState=(\S+)", re.MULTI
 _NO_SUCH_NODE: Final = ("not found", "invalid node name")
 _NO_JSON: Final = ("unrecognized option", "doesn't allow an argument")
 _FOREIGN_FILTERS: Final = ("SQUEUE_", "SINFO_", "SCANCEL_", "SBATCH_", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
-# With them set a user's own defaults would filter the lists that decisions rest on (squeue(1), ENVIRONMENT VARIABLES).
+# These variables set defaults, e.g. filters of the lists that decisions use (squeue(1), ENVIRONMENT VARIABLES).
 
 
 class SlurmCommands(SlurmPort):
     """Slurm through ``scontrol``, ``sinfo``, ``squeue`` and ``scancel``.
 
-    Nodes come from ``scontrol show node --json`` (23.02 and later), else from ``sinfo --json`` (22.05), which has
-    another shape in later versions. Each report names the version of the data parser that wrote it. Where that is newer
-    than we know, the newest one that we know is asked for (``--json=v0.0.45``, 23.11 and later). Where neither is
-    known, Slurm is read as far as possible, and not written to.
+    Nodes come from ``scontrol show node --json`` (23.02 and later), else from ``sinfo --json`` (22.05), whose layout
+    differs in later versions. Each report states the version of its data parser. If that is newer than the newest known
+    version, the latter is requested (``--json=v0.0.45``, 23.11 and later). If no known version is available, Slurm is
+    read as far as possible, and not written to.
     """
 
     def __init__(self, settings: SlurmSettings) -> None:
         super().__init__(settings)
-        self._scontrol_writes_json = True  # until it says that it does not
+        self._scontrol_writes_json = True  # until it rejects --json
         self._json = "--json"
         self._versions: dict[str, int | None] = {}
 
@@ -55,7 +55,7 @@ class SlurmCommands(SlurmPort):
         """Write to a node by ``scontrol update``."""
         fields = {
             "State": change.state,
-            # scontrol takes one quotation mark off either end
+            # scontrol strips one quotation mark from either end
             "Reason": None if change.reason is None else f'"{change.reason}"',
             "Weight": change.weight,
             "Extra": change.extra,
@@ -73,7 +73,7 @@ class SlurmCommands(SlurmPort):
         return self._write("scontrol", "requeue", job.requeue_name)
 
     def submit(self, *arguments: str) -> WriteResult:
-        """Submit a batch job; its number is the message."""
+        """Submit a batch job; the message of the result is its id."""
         return self._write("sbatch", *arguments)
 
     def cancel(self, job: int) -> WriteResult:
@@ -81,7 +81,7 @@ class SlurmCommands(SlurmPort):
         return self._write("scancel", str(job))
 
     def job_row(self, job: int) -> dict[str, Any] | None:
-        """Read the row of a job in any state; None: Slurm has forgotten it."""
+        """Read the row of a job in any state; None if Slurm has purged it."""
         try:
             rows = self._report("jobs", "squeue", f"--jobs={job}", "--states=all")
         except SchedulerError as error:
@@ -91,22 +91,22 @@ class SlurmCommands(SlurmPort):
         return next((row for row in rows if number(row.get("job_id")) == job), None)
 
     def reserved_nodes(self, reservation: str) -> frozenset[str]:
-        """Read them from ``scontrol show reservation``."""
+        """Return the nodes of a reservation from ``scontrol show reservation``."""
         shown = self._shown("reservation", reservation)
         listed = (
             None if " State=INACTIVE" in shown else _RESERVED_NODES.search(shown)
-        )  # Slurm holds jobs of one that ended
+        )  # Slurm holds the jobs of an ended reservation
         try:
             return frozenset(expand_hostlist("" if listed is None or listed[1] == "(null)" else listed[1]))
         except ValueError as error:
             raise SchedulerError(f"the nodes of reservation {reservation} cannot be read: {error}") from None
 
     def partitions(self) -> Mapping[str, str]:
-        """Read them from ``scontrol show partition``."""
+        """Return the state of each partition from ``scontrol show partition``."""
         return dict(_PARTITION.findall(self._shown("partition", "--all")))
 
     def _shown(self, *what: str) -> str:
-        """Return what ``scontrol show`` prints as text: 22.05 prints no JSON of these."""
+        """Return the text output of ``scontrol show``: 22.05 has no JSON output for these."""
         try:
             status, errors, output = self._run("scontrol", "show", *what, "--oneliner")
         except CommandError as error:
@@ -116,7 +116,7 @@ class SlurmCommands(SlurmPort):
         return output.decode("utf-8", errors="replace")
 
     def _job_rows(self, node: str | None) -> list[dict[str, Any]]:
-        # of one node all states, for nothing on it may be missed; of the fleet not the queue, which may be long
+        # one node: all states, so that no job is missed; the fleet: without the queue, which may be long
         only = (f"--states={','.join(sorted(HELD))}",) if node is None else ("--states=all", f"--nodelist={node}")
         return self._report("jobs", "squeue", *only)
 
@@ -131,14 +131,14 @@ class SlurmCommands(SlurmPort):
                 if name is None:
                     raise
                 return []
-        rows = self._report("nodes", "sinfo", "--Node")  # 22.05 can only list all of them
+        rows = self._report("nodes", "sinfo", "--Node")  # 22.05 can only list all nodes
         return [row for row in rows if name is None or row.get("name") == name]
 
     def _report(self, key: str, *command: str) -> list[dict[str, Any]]:
         rows, version = self._read(key, *command, self._json)
         if version is not None and version > NEWEST and self._json == "--json":
             older = f"--json=v0.0.{NEWEST}"
-            with contextlib.suppress(SchedulerError):  # it cannot write that one: read on, and write nothing
+            with contextlib.suppress(SchedulerError):  # not supported: continue read-only
                 rows, version = self._read(key, *command, older)
                 self._json = older
         self._versions[key] = version
@@ -154,7 +154,7 @@ class SlurmCommands(SlurmPort):
             raise SchedulerError(str(error)) from None
         except SlurmFormatError as error:
             raise SchedulerError(f"{line}: {error}") from None
-        # scontrol writes its errors into the report and not to stderr
+        # scontrol writes its errors to the report, not to stderr
         message = f"{line}: {errors or errors_in(output) or f'exit status {status}'}"
         if any(text in errors for text in _NO_JSON):
             raise _NoJsonError(message)
@@ -163,7 +163,7 @@ class SlurmCommands(SlurmPort):
         raise SchedulerError(message)
 
     def _write(self, *command: str) -> WriteResult:
-        """Run a command that changes something; what it prints, such as the number of a job, is the message."""
+        """Run a command that writes; the message of the result is its output, e.g. a job id."""
         barred = self.read_only()
         if barred is not None:
             return WriteResult("refused", barred)
@@ -176,7 +176,7 @@ class SlurmCommands(SlurmPort):
         return WriteResult("done", output.decode("utf-8", errors="replace").strip() or errors)
 
     def _run(self, program: str, *arguments: str) -> tuple[int, str, bytes]:
-        """Run a program; gives its exit status, the start of its errors, and its output."""
+        """Run a program; return its exit status, the start of stderr, and stdout."""
         settings = self._settings
         environment = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN_FILTERS)}
         conf = {} if settings.slurm_conf is None else {"SLURM_CONF": settings.slurm_conf}
@@ -189,8 +189,8 @@ class SlurmCommands(SlurmPort):
 
 
 class _NoJsonError(SchedulerError):
-    """The program does not know ``--json``."""
+    """The program does not support ``--json``."""
 
 
 class _NoSuchNodeError(SchedulerError):
-    """There is no such node."""
+    """The node does not exist."""

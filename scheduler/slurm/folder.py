@@ -1,4 +1,4 @@
-"""State, switches, lease and requests, for which Slurm has no place: files on a disk that the controllers share."""
+"""Files on a disk shared by the controllers: state, switches, lease and requests, for which Slurm has no place."""
 
 import contextlib
 import hashlib
@@ -30,11 +30,11 @@ _LONGEST_FILE: Final = 8 * 2**20
 _LOCK_WAIT_S: Final = 10.0
 _POLL_S: Final = 0.02
 _MANY_LEASES: Final = 3
-# By the file server's clock alone, a lease that was not prolonged for so many times its length has ended.
+# Durations without a renewal after which a lease has expired by the file server's clock alone.
 
 
 class _BusyError(SchedulerError):
-    """Another process has the lock."""
+    """Another process holds the lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,15 @@ class _Held:
 
 
 class SharedFolder:
-    """Small documents, each a file that is replaced as a whole under a lock.
+    """Small documents, each a file that is replaced atomically under a lock.
 
-    ``path``: must exist: a disk that is not mounted would otherwise look like an empty one.
-    ``monotonic``: gives seconds that never go back.
-    Raises ``InputError`` if there is no such folder, or everybody may write into it.
+    ``path``: must exist, as an unmounted disk would otherwise look like an empty folder.
+    ``monotonic``: monotonic clock in seconds.
+    Raises ``InputError`` if the folder does not exist or is world-writable.
 
-    The lease of another holder has ended when its file did not change for its length, by our own observation: by our
-    monotonic clock, or, for a process that has only just started, when the file server has dated it three lengths
-    before a file that we write now. No two machines' clocks are compared.
+    Another holder's lease has expired once its file was observed unchanged for the lease duration by our monotonic
+    clock, or, for a process that has just started, if its mtime is three durations before that of a file written now.
+    Clocks of different machines are never compared.
     """
 
     def __init__(self, path: Path, clock: Clock, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -70,7 +70,7 @@ class SharedFolder:
             )  # fmt: skip
         self.path = path
         self._clock, self._monotonic = clock, monotonic
-        self._own: tuple[_Held, float] | None = None  # the own lease, and its end by the monotonic clock
+        self._own: tuple[_Held, float] | None = None  # our lease, and its expiry by the monotonic clock
         self._observed = ObservedLease()
 
     def load(self, name: str) -> StoredState:
@@ -82,7 +82,7 @@ class SharedFolder:
         return StoredState(text if isinstance(text, str) else f"damaged {name}.json", version)
 
     def save(self, name: str, text: str, version: str) -> WriteResult:
-        """Replace a text that still has this version; the answer holds the new one."""
+        """Replace a text if it still has this version; the result has the new version."""
         try:
             with self._locked(name):
                 stored = self.load(name)
@@ -92,13 +92,10 @@ class SharedFolder:
                     return WriteResult("already", "no change", (), version)
                 return WriteResult("done", "", (), self._write(name, {"token": secrets.token_hex(8), "text": text}))
         except SchedulerError as error:
-            return WriteResult("refused", str(error))  # the file is replaced as a whole or not at all
+            return WriteResult("refused", str(error))  # the file is replaced atomically
 
     def read_switches(self) -> Switches:
-        """Read the switches.
-
-        Raises ``SchedulerError`` if they cannot be read: a person may have set the kill switch.
-        """
+        """Read the switches; raises ``SchedulerError`` if they cannot be read, as the kill switch may be set."""
         return self._object("switches", Switches) or Switches()
 
     def set_switches(self, switches: Switches) -> WriteResult:
@@ -111,7 +108,7 @@ class SharedFolder:
             return WriteResult("refused", str(error))
 
     def hold_lease(self, holder: str, duration: timedelta) -> datetime | None:
-        """Take the lease, or prolong one's own; None: another one holds it.
+        """Acquire or renew the lease; None if another process holds it.
 
         Raises ``SchedulerError`` if the file cannot be read or written.
         """
@@ -124,14 +121,14 @@ class SharedFolder:
                     return None
                 lease_taken = _Held(holder, secrets.token_hex(8), duration.total_seconds(), before.isoformat())
                 self._write("lease", plain_of(lease_taken))
-        except _BusyError:  # whoever holds the lock writes under the lease at this moment
+        except _BusyError:  # the holder of the lock is writing under the lease
             return None
         self._observed.forget()
         self._own = lease_taken, began + duration.total_seconds()
         return before + duration
 
     def drop_lease(self, holder: str) -> None:
-        """Give the lease back, if it is held; a failure is passed over."""
+        """Release the lease if held; failures are ignored."""
         self._own = None
         with contextlib.suppress(SchedulerError), self._locked("lease"):
             lease = self._lease()
@@ -140,9 +137,9 @@ class SharedFolder:
 
     @contextlib.contextmanager
     def fenced(self, holder: str, until: datetime) -> Iterator[str | None]:
-        """Keep every other process from taking the lease for the length of a block, if ``holder`` has it.
+        """Lock the lease for the duration of the block, so that no other process can take it.
 
-        Yields: why nothing may be written; None: it may.
+        Yields: why nothing may be written, or None.
         Raises ``SchedulerError`` if the file cannot be locked or read.
         """
         with self._locked("lease"):
@@ -158,7 +155,7 @@ class SharedFolder:
                 yield None
 
     def guarded(self, holder: str, until: datetime, call: Callable[[], WriteResult]) -> WriteResult:
-        """Make a write under the lease, and return its answer; what cannot be read is not written."""
+        """Make a write under the lease and return its result; ``refused`` if the lease is lost or cannot be read."""
         try:
             with self.fenced(holder, until) as barred:
                 return call() if barred is None else WriteResult("refused", barred)
@@ -166,16 +163,16 @@ class SharedFolder:
             return WriteResult("refused", f"nothing was written: {error}")
 
     def note(self, name: str, key: str, value: dict[str, Any], keep: Callable[[dict[str, Any]], bool]) -> None:
-        """Put one entry into a document of entries, and drop those that need not be kept.
+        """Add an entry to a document of entries, and drop those that ``keep`` rejects.
 
-        Raises ``SchedulerError`` if it is not certain to be stored.
+        Raises ``SchedulerError`` if it may not be stored.
         """
         with self._locked(name):
             entries = {name: entry for name, entry in self.notes(name).items() if keep(entry)}
             self._write(name, {"entries": {**entries, key: value}})
 
     def notes(self, name: str) -> dict[str, dict[str, Any]]:
-        """Read a document of entries, none if it is damaged; raises ``SchedulerError`` if it cannot be read."""
+        """Read a document of entries, empty if it is corrupt; raises ``SchedulerError`` if it cannot be read."""
         entries = (self._read(name)[0] or {}).get("entries")
         if not isinstance(entries, dict):
             return {}
@@ -205,7 +202,7 @@ class SharedFolder:
             raise SchedulerError(f"{self.path / f'{name}.json'}: {error}{hint}") from None
 
     def _read(self, name: str) -> tuple[dict[str, Any] | None, str]:
-        """Read a document and its version, ``NONE_YET`` where there is none; None: it is damaged."""
+        """Read a document (None if corrupt) and its version (``NONE_YET`` if missing)."""
         file = self.path / f"{name}.json"
         try:
             with file.open("rb") as stream:
@@ -226,7 +223,7 @@ class SharedFolder:
         return document if good else None, _version(content)
 
     def _write(self, name: str, document: dict[str, Any]) -> str:
-        """Replace a document; returns its version."""
+        """Replace a document; return its version."""
         document = {"format": FORMAT, **document}
         content = json.dumps(document, ensure_ascii=False, sort_keys=True, allow_nan=False).encode() + b"\n"
         if len(content) > _LONGEST_FILE:
@@ -237,7 +234,7 @@ class SharedFolder:
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        """Hold a document's lock; what goes wrong with its file in the block is a ``SchedulerError``."""
+        """Hold a document's lock; file errors in the block become ``SchedulerError``."""
         if not self.path.is_dir():
             raise SchedulerError(f"{self.path} does not exist: check that its disk is mounted")
         lock = FileLock(

@@ -1,4 +1,4 @@
-"""A job as Slurm reports it, and what its comment asks for about checkpoints."""
+"""A job as reported by Slurm, and the checkpoint options in its comment."""
 
 import math
 import re
@@ -23,12 +23,12 @@ HELD: Final = frozenset({
 _ENDING: Final = frozenset({"COMPLETING", "STAGE_OUT"})
 _SUSPENDED: Final = frozenset({"SUSPENDED", "STOPPED"})
 _AT_WORK: Final = frozenset({"RESIZING", "SIGNALING"})
-# Flags of a running job. 22.05 reports a flag instead of the state.
+# Flags of a running job; 22.05 reports the flag instead of RUNNING.
 _TRES: Final = re.compile(r"(?:^|,)(?P<name>cpu|mem)=(?P<count>\d+(?:\.\d+)?)(?P<unit>[KMGTP]?)")
 _UNITS: Final = {"": 1, "K": 2**-10, "M": 1, "G": 2**10, "T": 2**20, "P": 2**30}
 _MINUTE: Final = timedelta(minutes=1)
 _LIMITLESS: Final = timedelta(days=300)
-# Slurm gives a job without a time limit an end a year ahead.
+# Slurm reports an end one year ahead for a job without a time limit.
 PROBE_PREFIX: Final = "predrain-probe-"
 CHECKPOINTED: Final = "checkpointed"
 CHECKPOINT_FAILED: Final = "checkpoint-failed"
@@ -40,9 +40,9 @@ _DEADLY: Final = frozenset({"KILL", "STOP", "TSTP", "TTIN", "TTOU"})
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSignal:
-    """The signal on which a job writes a checkpoint, ``name`` without ``SIG``.
+    """The signal that makes a job write a checkpoint; ``name`` without ``SIG``.
 
-    ``batch``: to the batch script alone; else to the job's steps. ``takes``: how long a checkpoint takes.
+    ``batch``: send it to the batch script only, not to the job's steps. ``takes``: duration of a checkpoint.
     """
 
     name: str
@@ -54,8 +54,8 @@ class CheckpointSignal:
 class Requirements:
     """Node requirements of a job.
 
-    ``nodes``, ``excluded``: of ``--nodelist`` and ``--exclude``. ``features``: of ``--constraint``, as written.
-    ``contiguous``: nodes next to each other, or in segments of one block.
+    ``nodes``, ``excluded``: from ``--nodelist`` and ``--exclude``. ``features``: ``--constraint`` verbatim.
+    ``contiguous``: ``--contiguous`` or ``--segment``.
     ``cpus``, ``memory_mb``, ``disk_mb``: per node. ``gres``: kinds of generic resources.
     """
 
@@ -75,18 +75,18 @@ class Requirements:
 class SlurmJob:
     """A job that holds nodes.
 
-    ``number``: Slurm's job id. **It is no name of a task**: the last task of an array has the id of the whole array,
-    and a request that names the bare id reaches every task.
-    ``name``: names exactly this job, task (``123_7``) or component of a heterogeneous job (``123+1``).
-    ``leader``: the job that a requeue names: the first component of a heterogeneous job, which takes the others along,
-    else the job itself.
-    ``uid``: of this run of it.
-    ``started_at``, ``ends_at``: Aware; ``ends_at`` is the end of its time limit, None without one.
+    ``number``: Slurm's job id. **It does not identify an array task**: the last task has the id of the whole array, and
+    a request with the bare id reaches every task.
+    ``name``: identifies exactly this job, array task (``123_7``) or heterogeneous component (``123+1``).
+    ``leader``: id to requeue: the first component of a heterogeneous job, which includes the others, else the job
+    itself.
+    ``uid``: identifies this run.
+    ``started_at``, ``ends_at``: aware; ``ends_at`` is the end of its time limit, None without one.
     ``requeue``, ``batch``: whether it may be requeued; whether it is a batch job.
-    ``comment``: its comment, its ``extra`` and the comment of an administrator.
-    ``start_by``: Aware; started again later, it could not end by its ``--deadline``, and Slurm removes it.
-    ``held``: its priority is 0, by ``scontrol hold``: requeued, it would stay pending.
-    ``burst_buffer``: it has data in one.
+    ``comment``: its ``comment``, ``extra`` and ``admin_comment``.
+    ``start_by``: aware; a later restart could not end by its ``--deadline``, so Slurm would remove the job.
+    ``held``: its priority is 0 (``scontrol hold``): after a requeue it would stay pending.
+    ``burst_buffer``: it has data in a burst buffer.
     """
 
     number: int
@@ -109,7 +109,7 @@ class SlurmJob:
 
     @property
     def state(self) -> WorkState:
-        """What can be asked of it."""
+        """State of the workload."""
         if self.states & _ENDING:
             return "ending"
         if self.states & _SUSPENDED:
@@ -118,15 +118,15 @@ class SlurmJob:
 
     @property
     def requeue_name(self) -> str:
-        """What a requeue names: exactly what has to go as one."""
+        """Name to requeue; for a component, the whole heterogeneous job."""
         return str(self.leader) if "+" in self.name else self.name
 
     @property
     def signal(self) -> CheckpointSignal | None:
-        """The signal that its comment names, as in ``sbatch --signal``: ``predrain.checkpoint=B:USR1@300``; None: none.
+        """The signal in its comment, as in ``sbatch --signal``: ``predrain.checkpoint=B:USR1@300``; None if none.
 
-        ``B:`` is for the batch script alone; the seconds are what a checkpoint takes. Signals that stop or kill are
-        none.
+        ``B:`` signals the batch script only; the seconds are the duration of a checkpoint. Signals that stop or kill
+        are ignored.
         """
         match = _SIGNAL.match(self._tokens().get("checkpoint", ""))
         if match is None or match["name"] in _DEADLY:
@@ -136,18 +136,18 @@ class SlurmJob:
 
     @property
     def answers(self) -> dict[str, str]:
-        """What its comment says about checkpoints: values that change when the job answers a request."""
+        """Checkpoint values in its comment, which change when the job acknowledges a request."""
         tokens = self._tokens()
         return {name: tokens[name] for name in (CHECKPOINTED, CHECKPOINT_FAILED) if name in tokens}
 
     @property
     def checkpointed_at(self) -> datetime | None:
-        """When it last wrote a checkpoint, by its comment: ``predrain.checkpointed=EPOCH_SECONDS``."""
+        """Time of its last checkpoint, from its comment: ``predrain.checkpointed=EPOCH_SECONDS``."""
         return _epoch(self._tokens().get(CHECKPOINTED))
 
     @property
     def opt_out(self) -> str | None:
-        """Why it is not requeued, by its comment: ``predrain.keep``, or a checkpoint signal that cannot be read."""
+        """Opt-out from requeues in its comment: ``predrain.keep``, or an invalid checkpoint signal."""
         tokens = self._tokens()
         keep, signal = tokens.get("keep"), tokens.get("checkpoint")
         unclear = _KEEP.search(_TOKEN.sub("", self.comment))
@@ -160,7 +160,7 @@ class SlurmJob:
         return None
 
     def view(self) -> JobView:
-        """Return it as the policy sees it; the components of a heterogeneous job are one job."""
+        """Return the policy's view; the components of a heterogeneous job have one name."""
         return JobView(
             self.requeue_name, max(1, self.gpus), self.started_at, self.checkpointed_at, self.ends_at,
             self.signal is not None,
@@ -171,7 +171,7 @@ class SlurmJob:
 
 
 def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:
-    """Read a job from a report's row; None: it holds no node. Raises ``ValueError`` if state or number is missing."""
+    """Parse a job; None if it holds no node. Raises ``ValueError`` if its state or id is missing."""
     states = frozenset(states_of(row.get("job_state")))
     if not states:
         raise ValueError(f"job {row.get('job_id')} without a state")
@@ -199,7 +199,7 @@ def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:
 
 def _requirements(row: Mapping[str, Any], nodes: int) -> Requirements:
     memory, per_cpu = number(row.get("memory_per_node")) or 0, number(row.get("memory_per_cpu")) or 0
-    # of the whole job, also what it requests by task or by GPU; --mem=0 takes what a node has
+    # totals of the job, including requests per task or per GPU; --mem=0 requests a node's whole memory
     total = {match["name"]: match for match in _TRES.finditer(_text(row.get("tres_req_str")))}
     cpus, megabytes = (_share(total.get(name), nodes) for name in ("cpu", "mem"))
     cpus = max(cpus, number(row.get("minimum_cpus_per_node")) or 0)
@@ -211,13 +211,13 @@ def _requirements(row: Mapping[str, Any], nodes: int) -> Requirements:
         _text(row.get("resv_name")), row.get("contiguous") is True or bool(number(row.get("segment_size"))), cpus,
         max(memory or per_cpu * cpus, megabytes if per_cpu or _text(row.get("memory_per_tres")) else 0),
         number(row.get("minimum_tmp_disk_per_node")) or 0,
-        # of several types of one resource, a node needs only one
+        # if several types of a resource are requested, a node needs only one of them
         frozenset(kind for kind in kinds if ":" not in kind or types[kind.partition(":")[0]] == 1),
     )  # fmt: skip
 
 
 def _share(total: re.Match[str] | None, nodes: int) -> int:
-    """Return what each node provides of a requested total, memory in MB, rounded up."""
+    """Return each node's share of a requested total, rounded up; memory in MB."""
     return 0 if total is None else math.ceil(float(total["count"]) * _UNITS[total["unit"]] / nodes)
 
 
@@ -230,7 +230,7 @@ def _text(value: object) -> str:
 
 
 def views_by_node(jobs: tuple[SlurmJob, ...]) -> dict[str, tuple[JobView, ...]]:
-    """Return the jobs of each node as the policy sees them, heterogeneous ones with the sum of their components."""
+    """Return the policy's view of the jobs on each node; heterogeneous jobs have the sum of their components."""
     whole: dict[str, JobView] = {}
     on: dict[str, dict[str, None]] = {}
     for job in jobs:

@@ -1,6 +1,6 @@
-"""Reads predrain's marks on a Slurm node, and returns what each action changes and records there.
+"""predrain's markers on a Slurm node, and the changes of each action.
 
-Marks are the reason of a drain, and the weight. The record is a JSON object among whatever else ``extra`` holds.
+The markers are the reason of a drain, and the weight. The record is a JSON object in ``extra``, beside other content.
 """
 
 import json
@@ -22,26 +22,26 @@ KEY: Final = "predrain"
 REASON: Final = "reason"
 AUTHOR: Final = "author"
 WEIGHT: Final = "weight"
-"""Names of marks in a record: the reason of a drain; its user and time, once Slurm reports them; the raised weight."""
+"""Names of markers in a record: the reason of a drain; its user and time, once reported; the raised weight."""
 
 _AS_KEY = re.compile(rf'"{KEY}"\s*:')
 _IN_TEXT = re.compile(r' ?\{"predrain":(?P<record>\{(?:[^{}]|\{[^{}]*\})*\})\}')
 
 
 def record_in(extra: str, node: str, owner: str) -> OwnershipRecord | None:
-    """Read the record of an installation on a node; None: there is none.
+    """Parse the record in a node's ``extra``; None if there is none.
 
-    Raises ``DamagedRecordError`` if it is not intact, or another installation's.
+    Raises ``DamagedRecordError`` if it is invalid or belongs to another installation.
     """
     content = _split(extra)[1]
     return None if content is None else unsealed(content, node, owner)
 
 
 def with_record(extra: str, record: OwnershipRecord | None, node: str, owner: str) -> str:
-    """Put the record into an ``extra``, or remove it (None); what others hold there is kept.
+    """Return ``extra`` with the record set, or removed (None); foreign content is kept.
 
-    A JSON object gets one more key (Slurm can filter nodes by such an ``extra``), any other text an object after it.
-    Raises ``DamagedRecordError`` where another key of that name is in the way.
+    A JSON object gets an additional key (Slurm can filter nodes by it); any other text gets an object appended.
+    Raises ``DamagedRecordError`` if the key occurs elsewhere in ``extra``.
     """
     others, current = _split(extra)
     if record is None and current is None:
@@ -53,13 +53,13 @@ def with_record(extra: str, record: OwnershipRecord | None, node: str, owner: st
 
 
 def _split(extra: str) -> tuple[dict[str, Any] | str, object]:
-    """Return what others hold in an ``extra``, an object or a text, and what is under predrain's key."""
+    """Split ``extra`` into foreign content, an object or a text, and the content under predrain's key."""
     content = _object(extra or "{}")
     others: dict[str, Any] | str = extra if content is None else content
     own: object = None
     if content is not None:
         own = content.pop(KEY, None)
-    elif (match := _IN_TEXT.search(extra)) is not None:  # after the text, unless more was added since
+    elif (match := _IN_TEXT.search(extra)) is not None:  # appended to the text, possibly followed by more
         others, own = extra[: match.start()] + extra[match.end() :], _object(match["record"]) or {}
     if len(_AS_KEY.findall(extra)) != (own is not None):
         raise DamagedRecordError(f"extra contains {KEY!r} in an unexpected place or more than once")
@@ -79,10 +79,10 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f\"\\]+")
 
 
 def reason_for(action: Action, until: datetime) -> str:
-    """Return the reason of an action: tier, risk, end, and the weightiest of its reasons.
+    """Return the Slurm reason of an action: tier, risk, expiry, and its first reason.
 
-    The end is rounded up to whole seconds. ``scontrol`` takes quotation marks off the ends of a reason, so that none
-    is written.
+    The expiry is rounded up to whole seconds. Quotation marks are removed, because ``scontrol`` strips them from the
+    ends of a reason.
     """
     until += timedelta(microseconds=-until.microsecond % 1_000_000)
     risk = "unknown" if action.risk is None else f"{action.risk:.4f}"
@@ -93,14 +93,14 @@ def reason_for(action: Action, until: datetime) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SlurmMarks:
-    """Predrain's marks on a node.
+    """Predrain's markers on a node.
 
-    ``foreign``: the reason that a person or tool set on it, drained or down.
-    ``record``: from its extra, if it is intact.
-    ``damaged``: why the record is not intact, or not of this installation: nothing on the node is its own then.
-    ``lost_weight``: the soft mark is recorded, and Slurm has the weight of its configuration again, as after each
-    reconfigure and restart. The mark counts as current, and is to be set again.
-    ``undone``: somebody else removed a mark, or made it their own.
+    ``foreign``: reason set by an operator or another tool on a drained or down node.
+    ``record``: the record in ``extra``, if valid.
+    ``damaged``: why the record is invalid or belongs to another installation; then predrain owns nothing on the node.
+    ``lost_weight``: the soft marker is recorded, but Slurm has restored the configured weight, as after each
+    reconfigure and restart. The marker counts as current, and will be restored.
+    ``undone``: another client removed or took over a marker.
     """
 
     marks: Marks
@@ -112,14 +112,14 @@ class SlurmMarks:
 
 
 def slurm_marks_on(node: SlurmNode, settings: SlurmSettings, now: datetime) -> SlurmMarks:
-    """Read predrain's marks from a node alone; whose they are, :mod:`scheduler.ports.ownership` decides."""
+    """Return predrain's markers on a node; :mod:`scheduler.ports.ownership` decides who owns them."""
     record, damaged = None, None
     try:
         record = record_in(node.extra, node.name, settings.installation)
     except DamagedRecordError as error:
         damaged = error
     present = {} if node.reason is None else {REASON: node.reason}
-    if record is not None and AUTHOR in record.marks:  # Slurm has told who set the reason, and when
+    if record is not None and AUTHOR in record.marks:  # Slurm has reported who set the reason, and when
         present[AUTHOR] = _author(node)
     hard = bool(node.out) and node.reason is not None and not foreign_marks(record, present)
     foreign = None
@@ -142,10 +142,10 @@ def _author(node: SlurmNode) -> str:
 
 
 def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, now: datetime) -> NodeView:
-    """Return a node as the policy sees it.
+    """Return the policy's view of a node.
 
-    A foreign reason is an opt-out: nothing more is written to such a node, but record and weight are taken back. Slurm
-    does not know which GPUs are in a node, so its units come from the scores.
+    A foreign reason is an opt-out: predrain only removes its record and weight from the node. Slurm does not report the
+    GPUs of a node, so its units come from the scores.
     """
     ours = slurm_marks_on(node, settings, now)
     wanted = _folded(settings.opt_out_feature)
@@ -160,7 +160,7 @@ def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, n
         node.name, settings.cluster, group, _named(node, settings.rack_prefix), _named(node, settings.domain_prefix),
         (), tuple(jobs), ours.marks, opt_out, node.relied_on, by, node.down, node.readable,
         ours.undone, None if ours.record is None else ours.record.set_at,
-        # a drained node that was powered down is out of service for what it was drained for
+        # a drained node that is powered down is out of service because of the drain
         resting=None if by is not None and "MAINT" not in node.states else node.resting,
         unwritable=node.relied_on and f"{node.relied_on} is requested or in progress",
         notice=_notice(node, ours), maintenance="a maintenance reservation" if "MAINT" in node.states else None,
@@ -168,7 +168,7 @@ def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, n
 
 
 def outside(node: SlurmNode, settings: SlurmSettings) -> str | None:
-    """Return why a node is no part of the fleet: marks that still are there are removed; None: it is one."""
+    """Return why a node is not part of the fleet (its markers are removed), or None."""
     if node.gpus <= 0 or "FUTURE" in node.states:
         return f"it has no {settings.gres}"
     chosen = not settings.partitions or bool({*settings.partitions} & {*node.partitions})
@@ -176,7 +176,7 @@ def outside(node: SlurmNode, settings: SlurmSettings) -> str | None:
 
 
 def _notice(node: SlurmNode, ours: SlurmMarks) -> str | None:
-    """Return what an operator should look at: what looks like predrain's and is not, or not any more."""
+    """Return a warning about an invalid record, a weight reset by others, or a foreign reason like predrain's."""
     if ours.damaged is not None:
         left = f"; nothing is removed from the node until {KEY!r} is removed from extra" if ours.damaged.advice else ""
         return f"{ours.damaged}{left}"
@@ -203,7 +203,7 @@ def _named(node: SlurmNode, prefix: str | None) -> str | None:
 
 
 def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
-    """Return what an action writes to a node; empty: nothing changes, or the node may not be written to."""
+    """Return the change of an action; empty if nothing changes or the node must not be written to."""
     ours = slurm_marks_on(node, settings, now)
     if not node.readable or node.relied_on or ours.damaged is not None:
         return NodeChange()
@@ -235,7 +235,7 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
 
 
 def weight_again(node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
-    """Return what restores a soft mark that a reconfigure lost; empty: there is none."""
+    """Return the change that restores a soft marker lost in a reconfigure; empty if none was lost."""
     ours = slurm_marks_on(node, settings, now)
     record = ours.record
     if record is None or not ours.lost_weight or ours.foreign is not None:
@@ -246,7 +246,7 @@ def weight_again(node: SlurmNode, settings: SlurmSettings, now: datetime) -> Nod
 
 
 def authored(node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
-    """Return what records who set predrain's reason and when, as Slurm tells it after the drain; empty: it is known."""
+    """Return the change that records user and time of predrain's reason, as reported by Slurm; empty if recorded."""
     ours = slurm_marks_on(node, settings, now)
     if ours.record is None or not ours.marks.tainted or AUTHOR in ours.record.marks:
         return NodeChange()
@@ -280,7 +280,7 @@ def _with_extra(
 
 
 def after(node: SlurmNode, change: NodeChange) -> SlurmNode:
-    """Return what a node is after a change."""
+    """Return a node after a change."""
     states, reason = node.states, node.reason if change.reason is None else change.reason
     if change.state in ("DRAIN", "FAIL"):
         states = states | {change.state}
@@ -294,7 +294,7 @@ def after(node: SlurmNode, change: NodeChange) -> SlurmNode:
 
 
 def writes_of(node: SlurmNode, change: NodeChange) -> tuple[Write, ...]:
-    """Return a change as texts, in a fixed order."""
+    """Return a change as writes, in a fixed order."""
     reason = change.reason is not None or change.state == "UNDRAIN"
     fields = (
         ("State", change.state is not None, "+".join(sorted(node.out)) or None, change.state),

@@ -1,4 +1,4 @@
-"""A node as Slurm reports it, and the change of one."""
+"""A node as reported by Slurm, and a change of it."""
 
 import hashlib
 import re
@@ -27,18 +27,18 @@ _OUT: Final = frozenset({"DRAIN", "FAIL"})
 _FAILED: Final = frozenset({"DOWN", "ERROR", "INVALID_REG"})
 _NO_GRES: Final = ("cpu", "mem", "node", "billing", "energy")
 _BUSY: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "NOT_RESPONDING", "BLOCKED"})
-# What jobs and pings change in a state: no sign that a person or tool wrote to the node.
+# States that change with jobs and pings, without a write by an operator or tool.
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
     """One node.
 
-    ``states``: base state and flags, upper case and by one name each, see :func:`flags_of`.
-    ``reason``, ``user``: exactly as Slurm holds it; None: none, or the node is in service. Who set it.
-    ``extra``: exactly as Slurm holds it.
-    ``gpus``: of the generic resource that makes the fleet. ``gres``: all kinds, see :func:`kinds_of`.
-    ``whole``: False: the report lacks something without which nothing may be written.
+    ``states``: base state and flags in canonical upper-case names, see :func:`flags_of`.
+    ``reason``, ``user``: the reason verbatim, and who set it; None: none, or the node is in service.
+    ``extra``: verbatim.
+    ``gpus``: count of the generic resource ``slurm.gres``. ``gres``: all kinds, see :func:`kinds_of`.
+    ``whole``: False if the report lacks a field that writes depend on.
     """
 
     name: str
@@ -65,13 +65,13 @@ class SlurmNode:
 
     @property
     def relied_on(self) -> str | None:
-        """What relies on the drain, whoever set it: ``scontrol reboot`` or ``POWER_DOWN_ASAP``; None: nothing."""
+        """What depends on the drain: ``scontrol reboot`` or ``POWER_DOWN_ASAP``; None if nothing."""
         return "a reboot" if self.states & _REBOOT else "a power-down" if "POWER_DRAIN" in self.states else None
 
     @property
     def resting(self) -> str | None:
-        """Why the node is out of service as planned; None: it is not. A node that is down does not rest."""
-        if self.relied_on is not None:  # Slurm sets DOWN while the node boots
+        """Why the node is out of service as planned, or None; a failed node is never resting."""
+        if self.relied_on is not None:  # Slurm reports DOWN while the node reboots
             return self.relied_on
         if self.states & _FAILED:
             return None
@@ -81,28 +81,25 @@ class SlurmNode:
 
     @property
     def down(self) -> bool:
-        """Whether it failed: one that rests need not respond."""
+        """Whether the node failed or does not respond, unless it is out of service as planned."""
         return self.resting is None and bool(self.states & (_FAILED | {"NOT_RESPONDING"}))
 
     @property
     def readable(self) -> bool:
-        """Whether it is known who took it out of service; otherwise nothing may be done to it."""
+        """Whether the report is complete and a drain has a reason; otherwise the node must not be changed."""
         known = self.whole and bool(self.states & _KNOWN)
         return known and not (self.out and self.reason is None)
 
     @property
     def version(self) -> str:
-        """A digest of all that people and tools write to a node; jobs and pings do not change it."""
+        """Digest of everything that operators and tools write to a node; unchanged by jobs and pings."""
         content = (sorted(self.states - _BUSY), self.reason, self.user, self.reason_at, self.extra, self.weight)
         return hashlib.sha256(repr(content).encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """What is written to a node, all in one request; None: left as it is.
-
-    ``state``: ``DRAIN`` and ``FAIL`` come with a reason.
-    """
+    """Fields to write to a node in one request; None: unchanged. ``DRAIN`` and ``FAIL`` require a reason."""
 
     state: State | None = None
     reason: str | None = None
@@ -116,7 +113,7 @@ class NodeChange:
 
 
 def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
-    """Read a node from a report's row, of any version; raises ``ValueError`` if it has no name."""
+    """Parse a node of any version; raises ``ValueError`` if it has no name."""
     name = row.get("name")
     if not isinstance(name, str) or not name:
         raise ValueError(f"a node without a name: {str(row)[:80]}")
@@ -124,7 +121,7 @@ def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
     reason, extra, weight = row.get("reason"), row.get("extra"), number(row.get("weight"))
     whole = isinstance(reason, str) and isinstance(extra, str) and weight is not None and bool(states)
     user = row.get("reason_set_by_user")
-    # 24.11 keeps the reason of a drain that has ended until a job starts: it says nothing of a node in service.
+    # 24.11 keeps the reason of an ended drain until a job starts: ignore it on a node in service.
     holds = bool(states & (_FAILED | _REBOOT | _OUT))
     return SlurmNode(
         name, states,
@@ -139,7 +136,7 @@ def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
 
 
 def flags_of(words: Iterable[str]) -> frozenset[str]:
-    """Return states under one name each, of either notation.
+    """Return canonical state names from either notation.
 
     >>> sorted(flags_of(["IDLE~"])), sorted(flags_of(["DRAINED*"])), sorted(flags_of(["MIX", "MAINTENANCE"]))
     (['IDLE', 'POWERED_DOWN'], ['DRAIN', 'NOT_RESPONDING'], ['MAINT', 'MIXED'])
@@ -148,7 +145,7 @@ def flags_of(words: Iterable[str]) -> frozenset[str]:
 
 
 def count_of(resources: str, gres: str) -> int:
-    """Count a generic resource in Slurm's text: ``gpu:h100:8(S:0-1),nic:2``.
+    """Count a generic resource in Slurm's format: ``gpu:h100:8(S:0-1),nic:2``.
 
     >>> count_of("gpu:h100:4(S:0),gpu:a100:2,nic:2", "gpu"), count_of("gpu", "gpu"), count_of("(null)", "gpu")
     (6, 1, 0)
@@ -162,7 +159,7 @@ def count_of(resources: str, gres: str) -> int:
 
 
 def kinds_of(resources: str) -> frozenset[str]:
-    """Return the kinds of generic resources in Slurm's text, and those with their types.
+    """Return the generic resources in Slurm's format, without and with their types.
 
     >>> sorted(kinds_of("gpu:h100:4(S:0),gres/gpu:a100=2,cpu=4,nvme:1"))
     ['gpu', 'gpu:a100', 'gpu:h100', 'nvme']

@@ -1,4 +1,4 @@
-"""What the adapter needs of Slurm, by either transport, and how Slurm's reports in JSON are read."""
+"""Interface to Slurm for both transports, and parsing of Slurm's JSON reports."""
 
 import os
 import pwd
@@ -17,7 +17,7 @@ from scheduler.slurm.settings import SlurmSettings
 
 OLDEST: Final = 38
 NEWEST: Final = 45
-"""Versions of Slurm's data parser (``v0.0.38``: Slurm 22.05) whose reports we know well enough to write after."""
+"""Supported versions of Slurm's data parser (``v0.0.38``: Slurm 22.05); with others Slurm is only read."""
 
 _ERRORS: Final[tuple[tuple[str, AnswerKind], ...]] = (
     ("invalid node name", "gone"), ("invalid job id", "gone"), ("already completing or completed", "gone"),
@@ -25,17 +25,17 @@ _ERRORS: Final[tuple[tuple[str, AnswerKind], ...]] = (
     ("socket timed out", "timeout"), ("zero bytes were transmitted", "timeout"), ("connection refused", "timeout"),
     ("connection reset", "timeout"),
 )  # fmt: skip
-# What Slurm writes for ESLURM_INVALID_NODE_NAME, ESLURM_INVALID_JOB_ID, ESLURM_ALREADY_DONE, ESLURM_JOB_PENDING and
-# for a controller that does not answer (slurm_errno.c).
+# Messages of ESLURM_INVALID_NODE_NAME, ESLURM_INVALID_JOB_ID, ESLURM_ALREADY_DONE, ESLURM_JOB_PENDING, and of a
+# slurmctld that does not respond (slurm_errno.c).
 
 _VERSION = re.compile(r"v0\.0\.(\d{1,4})\Z")
 
 
 class SlurmPort(ABC):
-    """Slurm. Reads raise ``SchedulerError``; what is not listed wholly is not listed at all."""
+    """A connection to Slurm. Reads raise ``SchedulerError``, also instead of an incomplete list."""
 
     cannot_requeue: str | None = None
-    """Why this transport can requeue no job; None: it can."""
+    """Why this transport cannot requeue jobs; None if it can."""
 
     def __init__(self, settings: SlurmSettings) -> None:
         self._settings = settings
@@ -49,11 +49,11 @@ class SlurmPort(ABC):
         return nodes
 
     def node(self, name: str) -> SlurmNode | None:
-        """Read one node; None: there is no such node."""
+        """Read one node; None if it does not exist."""
         return next((node for node in self._nodes(name) if node.name == name), None)
 
     def jobs(self, node: str | None = None) -> tuple[SlurmJob, ...]:
-        """List the jobs that hold nodes, one node's or all, without predrain's own probes."""
+        """List the jobs that hold one node or any node, without predrain's own probes."""
         try:
             rows = [row for row in self._job_rows(node) if not self._is_probe(row)]
             jobs = [job_of(row, self._settings.gres) for row in rows]
@@ -62,59 +62,59 @@ class SlurmPort(ABC):
         return tuple(job for job in jobs if job is not None and (node is None or node in job.nodes))
 
     def _is_probe(self, row: Mapping[str, Any]) -> bool:
-        """Whether a job is a probe of ours: the name alone could hide the job of somebody else."""
+        """Whether a job is one of our probes, by name and user: the name alone could hide another user's job."""
         ours = str(row.get("name") or "").startswith(PROBE_PREFIX) and row.get("user_name") == self._user
         return self._settings.probe is not None and ours
 
     def reserved_nodes(self, reservation: str) -> frozenset[str]:
-        """Return the nodes of a reservation; read only where jobs can be requeued."""
+        """Return the nodes of a reservation; needed only if jobs can be requeued."""
         raise SchedulerError(f"reservation {reservation} is not read: {self.cannot_requeue}")
 
     def partitions(self) -> Mapping[str, str]:
-        """Return the state of each partition, such as ``UP``; read only where jobs can be requeued."""
+        """Return the state of each partition, e.g. ``UP``; needed only if jobs can be requeued."""
         raise SchedulerError(f"partitions are not read: {self.cannot_requeue}")
 
     def _nodes(self, name: str | None = None) -> tuple[SlurmNode, ...]:
         try:
-            # a node may be listed once for each of its partitions, each time the same
+            # sinfo may list a node once per partition, with identical content
             return tuple(dict.fromkeys(node_of(row, self._settings.gres) for row in self._node_rows(name)))
         except (ValueError, TypeError, OverflowError) as error:
             raise SchedulerError(f"a row of nodes cannot be read: {error}") from None
 
     @abstractmethod
     def _node_rows(self, name: str | None) -> list[dict[str, Any]]:
-        """Read one node's row (none where there is no such node), or those of all."""
+        """Read the row of one node (empty if it does not exist), or of all."""
 
     @abstractmethod
     def _job_rows(self, node: str | None) -> list[dict[str, Any]]:
-        """Read the rows of jobs, at least those that hold the node, or any node."""
+        """Read the rows of jobs, at least of those that hold the node, or any node."""
 
     @abstractmethod
     def read_only(self) -> str | None:
-        """Return why nothing may be written, by what was read so far; None: it may."""
+        """Return why Slurm must not be written to, based on the reports read so far, or None."""
 
     @abstractmethod
     def update(self, node: str, change: NodeChange) -> WriteResult:
-        """Write to a node, all of the change in one request."""
+        """Write a change to a node in one request."""
 
     @abstractmethod
     def signal(self, job: SlurmJob, signal: CheckpointSignal) -> WriteResult:
-        """Send exactly this job, task or component a signal; at least once."""
+        """Send a signal to exactly this job, task or component, at least once."""
 
     @abstractmethod
     def requeue(self, job: SlurmJob) -> WriteResult:
-        """Requeue exactly this batch job or task; it goes with Slurm's own KillWait between SIGTERM and SIGKILL."""
+        """Requeue exactly this batch job or task, with Slurm's KillWait between SIGTERM and SIGKILL."""
 
 
 def read_report(content: bytes, key: str) -> tuple[list[dict[str, Any]], int | None]:
-    """Read the rows of a report under ``key`` (``nodes``, ``jobs``), and its data parser's version (None: not stated).
+    """Return the rows of a report under ``key`` (``nodes``, ``jobs``), and its data parser's version, if stated.
 
-    Raises ``SlurmFormatError`` if it is cut off, is no JSON, has no such list, or reports errors: a list that may not
-    be whole is none.
+    Raises ``SlurmFormatError`` if the report is truncated, not JSON, has no such list, or reports errors, as its list
+    may be incomplete.
     """
     text = content.decode("utf-8", errors="replace")
     try:
-        report = read_json(text[max(text.find("{"), 0) :])  # plugins' debug lines may come before it
+        report = read_json(text[max(text.find("{"), 0) :])  # plugins may print debug lines first
     except ValueError as error:
         raise SlurmFormatError(f"the output is truncated or not JSON: {error}") from None
     if not isinstance(report, dict):
@@ -128,7 +128,7 @@ def read_report(content: bytes, key: str) -> tuple[list[dict[str, Any]], int | N
 
 
 def errors_in(content: bytes) -> str | None:
-    """Return the errors that an answer reports, in one line; None where it is no JSON object."""
+    """Return the errors in a response, on one line; None if it is not a JSON object."""
     try:
         answer = read_json(content)
     except ValueError:
@@ -144,12 +144,12 @@ def errors_in(content: bytes) -> str | None:
 
 
 def kind_of(errors: str) -> AnswerKind:
-    """Return what Slurm's errors mean for a write: what is not known was refused."""
+    """Return the kind of result for Slurm's error message; ``refused`` if unknown."""
     return next((kind for text, kind in _ERRORS if text in errors.lower()), "refused")
 
 
 def parser_version(meta: object) -> int | None:
-    """Return the data parser's number from a report's ``meta``; None where it is not stated.
+    """Return the data parser's version from a report's ``meta``; None if it is not stated.
 
     22.05 and 23.02 state it as ``plugin.type`` (``openapi/v0.0.38``), later ones as ``plugin.data_parser``
     (``data_parser/v0.0.42``).

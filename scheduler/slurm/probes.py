@@ -1,4 +1,4 @@
-"""Probes of idle nodes as jobs of the lowest priority: the operator's script, read by its exit code."""
+"""Probes of idle nodes: low-priority jobs that run the operator's script, evaluated by exit code."""
 
 import re
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ _RUNNING: Final = frozenset({"PENDING", "RUNNING", "CONFIGURING", "COMPLETING", 
 class SlurmProbes:
     """Submits probes by ``sbatch``, and reads them by ``squeue``.
 
-    A probe passed where its job is ``COMPLETED``, and failed where it ended with the exit code of the settings. Any
-    other end, such as a preemption, a time limit or an error of the script, is inconclusive. The number of the job is
-    stored in the shared folder, so that another controller reads it.
+    A probe passed if its job is ``COMPLETED``, and failed if it ended with ``failed_exit_code``. Any other end (e.g.
+    preemption, time limit, script error) is inconclusive. The job id is stored in the shared folder for other
+    controllers.
     """
 
     def __init__(self, port: SlurmCommands, folder: SharedFolder, settings: ProbeJobSettings, clock: Clock) -> None:
@@ -42,7 +42,7 @@ class SlurmProbes:
         *,
         probe: bool = False,
     ) -> WriteResult:
-        """Submit the job; one that was submitted under this key is not submitted again."""
+        """Submit the job; ``already`` if it was submitted with this key before."""
         if not probe or remedy is not None or not _NAME.match(node):
             return WriteResult("refused", f"only a probe of a single node is a job, not of {node!r}")
         return self._folder.guarded(fence.holder, fence.until, lambda: self._submit(node, len(units), key))
@@ -77,7 +77,7 @@ class SlurmProbes:
         return DiagnosticResult("inconclusive", f"job {job} ended as {'+'.join(sorted(states)).lower()}")
 
     def drop(self, node: str, key: str) -> None:
-        """Cancel the job; a failure is passed over, for it ends by its own time limit."""
+        """Cancel the job; failures are ignored, because it has a time limit."""
         try:
             job = self._job(key)
         except SchedulerError:
@@ -105,9 +105,9 @@ class SlurmProbes:
 
 
 def exit_code(value: Any) -> int | None:
-    """Return the exit code of a job from a report; None: it ended by a signal, or reports none.
+    """Return the exit code of a job; None if it ended by a signal, or has none.
 
-    22.05 reports the status as of ``wait``, later versions an object.
+    22.05 reports the ``wait`` status, later versions an object.
     """
     if isinstance(value, dict):
         return number(value.get("return_code"))

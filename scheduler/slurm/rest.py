@@ -1,4 +1,4 @@
-"""Slurm by slurmrestd, over TCP with a JWT or over a unix socket."""
+"""Slurm through slurmrestd, over TCP with a JWT or over a Unix socket."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -16,12 +16,12 @@ from scheduler.slurm.port import NEWEST, OLDEST, SlurmPort, errors_in, kind_of, 
 from scheduler.slurm.settings import SlurmSettings
 
 FIRST_WITH_NODE_WRITES: Final = 39
-"""slurmrestd updates nodes from v0.0.39 (Slurm 23.02) on."""
+"""First version of slurmrestd that can update nodes (v0.0.39: Slurm 23.02)."""
 
 _FIRST_WITH_NUMBER_OBJECTS: Final = 40
 _OK: Final = 200
 _NOT_FOUND: Final = 404
-_DENIED: Final = frozenset({401, 403, 511})  # 511: slurmrestd's answer to a token that it does not take
+_DENIED: Final = frozenset({401, 403, 511})  # 511: slurmrestd's response to a rejected token
 
 
 class _NoAnswerError(Exception):
@@ -31,11 +31,10 @@ class _NoAnswerError(Exception):
 class SlurmRest(SlurmPort):
     """Slurm through slurmrestd.
 
-    Raises ``InputError`` if the file of the token cannot be read.
+    Raises ``InputError`` if the token file cannot be read.
 
-    The newest version of the interface is taken that both sides know; it is asked for from the newest on. Redirects are
-    not followed. Where the version has no writing of nodes (22.05) Slurm is only read. slurmrestd has no requeue: jobs
-    are waited for.
+    Uses the newest API version that both sides support, trying the newest first. Redirects are not followed. If the
+    version cannot update nodes (22.05), Slurm is only read. slurmrestd cannot requeue, so jobs run to completion.
     """
 
     cannot_requeue = "slurmrestd cannot requeue a job"
@@ -71,7 +70,7 @@ class SlurmRest(SlurmPort):
         return self._write("DELETE", f"job/{quote(job.name, safe='')}?{urlencode(query)}", None)
 
     def requeue(self, job: SlurmJob) -> WriteResult:
-        """Refuse: slurmrestd has no requeue."""
+        """Refuse, because slurmrestd cannot requeue."""
         return WriteResult("refused", self.cannot_requeue)
 
     def _node_rows(self, name: str | None) -> list[dict[str, Any]]:
@@ -81,7 +80,7 @@ class SlurmRest(SlurmPort):
         return self._rows("jobs", "jobs/")
 
     def _rows(self, key: str, path: str, *, one: bool = False) -> list[dict[str, Any]]:
-        """Read a report's rows; none where ``one`` node is asked for that there is not."""
+        """Read a report's rows; with ``one``, empty if the node does not exist."""
         for version in [self._version] if self._version is not None else range(NEWEST, OLDEST - 1, -1):
             try:
                 status, content = self._ask("GET", f"/slurm/v0.0.{version}/{path}", None)
@@ -98,7 +97,7 @@ class SlurmRest(SlurmPort):
             except SlurmFormatError as error:
                 if one and (status == _NOT_FOUND or _is_unknown_node(content)):
                     return []
-                # 22.05's only words for a token that slurmctld rejects
+                # 22.05's only message if slurmctld rejects the token
                 doubt = self._settings.rest_token_file is not None and "Unspecified error" in str(error)
                 hint = "; the token may be invalid or expired" if doubt else ""
                 raise SchedulerError(f"{self._where}: {error}{hint}") from None
@@ -115,7 +114,7 @@ class SlurmRest(SlurmPort):
         except _NoAnswerError as error:
             return WriteResult("timeout", str(error))
         errors = errors_in(content)
-        if errors is None:  # a proxy, or cut off: slurmrestd answers every request with JSON
+        if errors is None:  # from a proxy, or truncated: slurmrestd always responds with JSON
             return WriteResult("timeout", f"HTTP {status}: incomplete response of slurmrestd")
         if status == _OK and not errors:
             return WriteResult("done")
@@ -136,7 +135,7 @@ class SlurmRest(SlurmPort):
         return headers
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
-        """Send one request; gives the status and the body of its answer."""
+        """Send one request; return status and body of the response."""
         timeout_s = self._settings.timeout.total_seconds()
         try:
             headers = self._headers()
@@ -157,10 +156,10 @@ class SlurmRest(SlurmPort):
 
 
 def _is_unknown_node(content: bytes) -> bool:
-    """Whether an answer says that the node does not exist."""
+    """Whether a response says that the node does not exist."""
     if "invalid node name" in (errors_in(content) or "").lower():
         return True
-    # 24.11 reports any failed query of a node in these words; only without an error number was there no such node.
+    # 24.11 uses this message for any failed query of a node; the node is unknown only if the error number is 0.
     try:
         errors = read_json(content)["errors"]
         return bool(errors) and all(

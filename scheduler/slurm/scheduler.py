@@ -1,4 +1,4 @@
-"""Slurm as the scheduler that the controller acts on."""
+"""Slurm adapter of the controller."""
 
 import contextlib
 import itertools
@@ -39,9 +39,9 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 class SlurmScheduler(SchedulerExtras):
     """A Slurm cluster.
 
-    Slurm has no versions to write against. Each write is fenced by the lease's lock, made on a node as read
-    milliseconds before, sent as one request, and read back. What a person writes between that reading and the request
-    is overwritten: Slurm offers no way to close this window. What a person writes right after is a ``conflict``.
+    Slurm has no optimistic locking. Each write is made under the lock of the lease, based on a read milliseconds
+    before, sent as one request, and read back. An operator's write between the read and the request is overwritten;
+    Slurm offers no way to close this window. A write right after the request is a ``conflict``.
     """
 
     def __init__(self, port: SlurmPort, folder: SharedFolder, clock: Clock, settings: SlurmSettings) -> None:
@@ -58,18 +58,18 @@ class SlurmScheduler(SchedulerExtras):
         """List the nodes of the fleet and the switches."""
         read_at = self._clock.now()
         nodes = [node for node in self.port.nodes() if self._in_fleet(node)]
-        trouble, jobs, switches = None, None, Switches(kill=True)  # a person may have set what cannot be read
+        trouble, jobs, switches = None, None, Switches(kill=True)  # an unreadable switch may be set
         try:
             switches = self.folder.read_switches()
             jobs = views_by_node(self.port.jobs())
-        except Exception as error:  # no release needs them
+        except Exception as error:  # releases do not need them
             trouble = described(error)
         self._read = {node.name: node for node in nodes}
         readings = tuple(self._reading(node, None if jobs is None else jobs.get(node.name, ())) for node in nodes)
         return FleetReading(readings, read_at, switches, trouble or self.port.read_only(), partial=jobs is None)
 
     def revalidate(self, node: str) -> NodeReading | None:
-        """Read one node again, with its jobs."""
+        """Re-read one node, with its jobs."""
         current = self.port.node(node)
         if current is None:
             self._read.pop(node, None)
@@ -81,7 +81,7 @@ class SlurmScheduler(SchedulerExtras):
         return self._reading(current, jobs)
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
-        """Return what would be written to the node as it was last read."""
+        """Return the writes of each action on the node as last read."""
         node, now, made = self._read.get(reading.view.name), self._clock.now(), []
         if node is None or node.version != reading.version:
             node = self.port.node(reading.view.name)
@@ -107,9 +107,9 @@ class SlurmScheduler(SchedulerExtras):
         return self._unfit(action, node, precondition) or self._write(action, node, change)
 
     def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
-        """Restore soft marks that a reconfigure or restart of Slurm lost, and reasons that a late write overwrote.
+        """Restore soft markers lost in a reconfigure or restart of Slurm, and reasons overwritten by a late write.
 
-        What fails is left to the next time.
+        Failures are retried in the next round.
         """
         now, switches = self._clock.now(), self.folder.read_switches()
         if switches.kill or switches.release_all:
@@ -142,7 +142,7 @@ class SlurmScheduler(SchedulerExtras):
     def _in_fleet(self, node: SlurmNode) -> bool:
         if outside(node, self._settings) is None:
             return True
-        # a node with predrain's marks is never passed over, also where it is watched no more
+        # never skip a node with predrain's markers, even if it has left the fleet
         ours = self._slurm_marks(node)
         return ours.record is not None or ours.damaged is not None
 
@@ -167,7 +167,7 @@ class SlurmScheduler(SchedulerExtras):
     def _write(self, action: Action, node: SlurmNode, change: NodeChange) -> WriteResult:
         if change.empty:
             return WriteResult("already", "no change", (), node.version)
-        # Slurm applies a request in part where it refuses the state, and a record that is gone proves nothing any more.
+        # Slurm applies a request partially if it rejects the state: without a record, remaining markers have no owner.
         later = action.verb == "release" and change.extra is not None and change != NodeChange(extra=change.extra)
         answer = self.port.update(node.name, replace(change, extra=None) if later else change)
         self._late.answered(node.name, change, answer)
@@ -186,7 +186,7 @@ class SlurmScheduler(SchedulerExtras):
         return self._read_back(action, node, current, change, answer)
 
     def _follow_up(self, action: Action, current: SlurmNode) -> NodeChange:
-        """Return what is recorded of a write once it has been read back: marks that are off, the author of a drain."""
+        """Return the change of the record after a read-back: removed markers, or the author of a drain."""
         if action.verb != "release":
             return authored(current, self._settings, self._clock.now())
         left = change_for(action, current, self._settings, self._clock.now())
@@ -195,7 +195,7 @@ class SlurmScheduler(SchedulerExtras):
     def _read_back(
         self, action: Action, before: SlurmNode, current: SlurmNode, change: NodeChange, answer: WriteResult
     ) -> WriteResult:
-        """Derive the result from the state of the node as read now, regardless of what Slurm answered."""
+        """Derive the result from the re-read node, regardless of Slurm's response."""
         ours = self._slurm_marks(current)
         if change_for(action, current, self._settings, self._clock.now()).empty and has_marks(action, ours.marks):
             return WriteResult("done", answer.message, writes_of(before, change), current.version)
@@ -207,7 +207,7 @@ class SlurmScheduler(SchedulerExtras):
         return WriteResult(answer.kind if answer.kind in ("gone", "timeout") else "refused", answer.message)
 
     def _unfail(self, current: SlurmNode, answer: WriteResult) -> tuple[SlurmNode | None, WriteResult]:
-        """Take FAIL off: UNDRAIN leaves it, but not once DRAIN has taken its place; the base state is not touched."""
+        """Remove FAIL, which UNDRAIN does not, by DRAIN and then UNDRAIN; the base state is unchanged."""
         if self._slurm_marks(current).foreign is not None or current.reason is None:
             return current, answer
         answer = self.port.update(current.name, NodeChange("DRAIN", current.reason))
@@ -217,9 +217,9 @@ class SlurmScheduler(SchedulerExtras):
 
 
 def open_slurm(settings: SlurmSettings, clock: Clock) -> SlurmScheduler:
-    """Open a Slurm cluster by its settings.
+    """Open a Slurm cluster.
 
-    Raises ``InputError`` if the shared folder is not there, or slurmrestd's token cannot be read.
+    Raises ``InputError`` if the shared folder does not exist, or slurmrestd's token cannot be read.
     """
     from scheduler.slurm.commands import SlurmCommands
     from scheduler.slurm.rest import SlurmRest
@@ -230,24 +230,24 @@ def open_slurm(settings: SlurmSettings, clock: Clock) -> SlurmScheduler:
 
 
 SAME: Final = timedelta(seconds=120)
-"""slurmd derives its boot time from the uptime whenever it registers; it differs by seconds each time."""
+"""Tolerance for boot times: slurmd derives them from the uptime at each registration, so they vary by seconds."""
 
 
 class Boots:
-    """Names of boots, by the first boot time seen of each; other processes derive nearly the same names."""
+    """Boot ids, derived from the first boot time seen; other processes derive nearly the same ids."""
 
     def __init__(self) -> None:
         self._known: dict[str, datetime] = {}
 
     def of(self, node: str, booted_at: datetime | None) -> str | None:
-        """Name the boot; None: none was ever seen.
+        """Return the boot id; None if no boot time was ever seen.
 
-        ``booted_at``: None: Slurm does not know it, as for a minute after each UNDRAIN: the boot is the last one seen.
+        ``booted_at``: None if Slurm does not know it, as for a minute after each UNDRAIN; then the last one counts.
         """
         known = self._known.get(node)
         if booted_at is not None and (known is None or abs(booted_at - known) > SAME):
             self._known[node] = known = booted_at
-        # two boots that are further apart than this never round to the same number
+        # boots that are further apart than this never round to the same number
         return None if known is None else str(round(known.timestamp() / SAME.total_seconds()))
 
 
@@ -255,20 +255,20 @@ _MOST: int = 10_000
 
 
 class LateWrites:
-    """Unanswered drains, and what a person wrote to their nodes in the meantime; within one process."""
+    """Drains without a response, and what operators wrote to their nodes in the meantime; in memory only."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[str, SlurmNode | None]] = {}  # the reason sent, and the node as the person left it
+        self._open: dict[str, tuple[str, SlurmNode | None]] = {}  # reason sent, node as the operator left it
 
     def answered(self, node: str, change: NodeChange, answer: WriteResult) -> None:
-        """Note the outcome of a write."""
+        """Record the result of a write."""
         if answer.kind != "timeout":
             self._open.pop(node, None)
         elif change.reason is not None and len(self._open) < _MOST:
             self._open[node] = (change.reason, self._open.get(node, ("", None))[1])
 
     def seen(self, node: SlurmNode, foreign: bool) -> None:
-        """Note how a node was read; ``foreign``: with a reason of a person or tool."""
+        """Record a read of a node; ``foreign``: it has the reason of an operator or another tool."""
         sent, theirs = self._open.get(node.name, (None, None))
         if sent is not None:
             resumed = node.reason != sent
@@ -276,11 +276,11 @@ class LateWrites:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Nodes that had a person's reason while a write was open."""
+        """Nodes that had a foreign reason while a write was open."""
         return tuple(name for name, (_, theirs) in self._open.items() if theirs is not None)
 
     def put_back(self, node: SlurmNode) -> NodeChange:
-        """Return what restores a person's reason over one of predrain that came late; empty: it did not come."""
+        """Return the change that restores a foreign reason overwritten by a late write; empty if there was none."""
         sent, theirs = self._open.get(node.name, (None, None))
         if theirs is None or not theirs.out or node.reason != sent:
             return NodeChange()

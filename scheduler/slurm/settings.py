@@ -1,4 +1,4 @@
-"""How the adapter finds Slurm, where it keeps what it must remember, and what its marks are."""
+"""Settings of the Slurm adapter."""
 
 from datetime import timedelta
 from typing import Annotated, Final, Literal
@@ -9,14 +9,14 @@ from pydantic.dataclasses import dataclass as checked
 from foundation.settings import PositiveTime
 
 HIGHEST_WEIGHT: Final = 0xFFFFFFF0
-"""scontrol refuses a higher one; Slurm keeps the numbers above it for "no value", "infinite" and the like."""
+"""Highest weight that scontrol accepts; Slurm reserves the numbers above it for "no value", "infinite" etc."""
 
 _Word = Annotated[str, Field(pattern="^[A-Za-z0-9_.:=-]+$")]
 
 
 @checked(frozen=True, slots=True)
 class ProbeJobSettings:
-    """The job that probes an idle node. ``partition`` or ``qos`` must be one that any other job preempts."""
+    """The job that probes an idle node; all other jobs must be able to preempt its ``partition`` or ``qos``."""
 
     script: Annotated[str, Field(pattern="^/")]
     partition: _Word | None = None
@@ -33,10 +33,7 @@ class ProbeJobSettings:
 
 @checked(frozen=True, slots=True)
 class SlurmSettings:
-    """How the adapter works.
-
-    docs/reference/settings.md has the table of all settings.
-    """
+    """Settings of the Slurm adapter; docs/reference/settings.md has the table of all settings."""
 
     folder: Annotated[str, Field(min_length=1)]
     cluster: _Word = "slurm"

@@ -1,4 +1,4 @@
-"""The jobs on a Slurm node: asked for a checkpoint by a signal, moved by a requeue."""
+"""Jobs as workloads of an evacuation: checkpoint requests by signal, evictions by requeue."""
 
 import math
 import re
@@ -30,18 +30,18 @@ ASKED: Final = "asked"
 _REMEMBERED: Final = timedelta(days=7)
 
 _LOOKS: Final = 3
-# How often a node in use is looked at on which no job is listed: one may begin after the jobs are read, or end before.
+# Attempts to read a node in use without a listed job: one may start after, or end before, the jobs are read.
 
 _PLACES_FOR: Final = timedelta(seconds=20)
-# All nodes and partitions are read once for the jobs of a round, not once for each.
+# Cache of nodes and partitions for the jobs of one round.
 
 
 class SlurmWorkloads:
-    """What runs on the nodes of a Slurm cluster.
+    """The jobs of a Slurm cluster.
 
-    A signal cannot be taken back, and nothing shows whether it arrived. It is sent at least once. What the job's
-    comment says about checkpoints is stored in the shared folder before: a change of it is the acknowledgement. Times
-    are not compared, because the clock of the job's node is not ours.
+    A signal cannot be revoked, and its delivery cannot be observed, so it is sent at least once. The checkpoint values
+    in the job's comment are stored in the shared folder before the request; a change of them is the acknowledgement.
+    Times are not compared, because the job's node has another clock.
     """
 
     def __init__(self, port: SlurmPort, folder: SharedFolder, clock: Clock) -> None:
@@ -50,10 +50,10 @@ class SlurmWorkloads:
         self._places: tuple[datetime, tuple[SlurmNode, ...], Mapping[str, str]] | None = None
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
-        """List the jobs that hold a node now.
+        """List the jobs that hold a node.
 
-        A node on which Slurm still ends a job is not empty, also where the job is not listed there any more. One that
-        is allocated without a listed job cannot be read wholly: perhaps this user may not see all jobs.
+        A node in COMPLETING is not empty, even if its job is no longer listed. An allocated node without a listed job
+        raises ``SchedulerError``: this user may not see all jobs.
         """
         for _ in range(_LOOKS):
             jobs = self._port.jobs(node)
@@ -70,7 +70,7 @@ class SlurmWorkloads:
         )
 
     def _listed(self, node: str, jobs: tuple[SlurmJob, ...]) -> tuple[Workload, ...]:
-        whole = self._port.jobs() if any("+" in job.name for job in jobs) else jobs  # components run elsewhere too
+        whole = self._port.jobs() if any("+" in job.name for job in jobs) else jobs  # components may run on other nodes
         views = {view.name: view for view in views_by_node(whole).get(node, ())}
         return tuple(
             replace(self._workload(job, node, whole), job=views.get(job.requeue_name, job.view()), gang=_gang(job))
@@ -78,9 +78,9 @@ class SlurmWorkloads:
         )
 
     def _workload(self, job: SlurmJob, node: str, known: tuple[SlurmJob, ...] | None = None) -> Workload:
-        """Return a job as the model of work has it; the same facts decide on listing it and right before a requeue.
+        """Return a job as a workload, both for lists and right before a requeue.
 
-        A requeue takes all components of a heterogeneous job along, so that what keeps one of them keeps it.
+        A requeue includes all components of a heterogeneous job, so one immovable component makes it immovable.
         """
         parts = self._components(job, known)
         own = self._component(job, node)
@@ -115,11 +115,11 @@ class SlurmWorkloads:
             return Placement(None, str(error))
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WriteResult:
-        """Send the job the signal that its comment names; once for a run, whatever drains ask for it meanwhile."""
+        """Send the signal named in the job's comment, once per run even if several drains request it."""
         return self._fenced(workload, fence, lambda job: self._ask(job, ask))
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
-        """Read whether the job says in its comment that it wrote a checkpoint since it was asked."""
+        """Return the state of a request, from the job's comment."""
         job = self._find(workload)
         if isinstance(job, WriteResult):
             return CheckpointState("gone", job.message)
@@ -138,17 +138,17 @@ class SlurmWorkloads:
         return CheckpointState("waiting")
 
     def evict(self, workload: Workload, fence: Fence) -> WriteResult:
-        """Requeue the job or the task; a heterogeneous job goes as a whole."""
+        """Requeue the job or task; a heterogeneous job is requeued as a whole."""
         return self._fenced(workload, fence, lambda job: self._requeue(job, workload.node))
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
-        """Return what an eviction would do."""
+        """Return the writes of an eviction."""
         if workload.immovable is not None or workload.ending:
             return ()
         return (Write(f"job {workload.name}", "JobState", "RUNNING", "REQUEUE"),)
 
     def _fenced(self, workload: Workload, fence: Fence, call: Callable[[SlurmJob], WriteResult]) -> WriteResult:
-        """Make a call about the very run of a job that is meant, under the lease."""
+        """Make a call for exactly this run of a job, under the lease."""
 
         def found() -> WriteResult:
             job = self._find(workload)
@@ -202,7 +202,7 @@ class SlurmWorkloads:
 
 
 def _asked(job: SlurmJob, parts: Collection[SlurmJob]) -> SlurmJob:
-    """Return who is asked for the checkpoint of a job: the first component that names a signal, if it names none."""
+    """Return the component to signal: the job itself, or the first component that names a signal if it names none."""
     return job if job.signal is not None else next((part for part in parts if part.signal is not None), job)
 
 
@@ -236,7 +236,7 @@ def _keys(entry: dict[str, Any]) -> list[str]:
 
 
 def _seconds(entry: dict[str, Any], name: str) -> int:
-    """Read an instant of an entry, in seconds; 0 where it has none."""
+    """Return a time of an entry in seconds; 0 if missing."""
     value = entry.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
@@ -250,11 +250,12 @@ def placement_of(
 ) -> Placement:
     """Decide whether a job could run without one of its nodes.
 
-    ``nodes``: all nodes of the cluster. ``partitions``: the state of each. ``reserved``: nodes of its reservation.
+    ``nodes``: all nodes of the cluster. ``partitions``: state of each partition. ``reserved``: nodes of its
+    reservation.
 
-    Whether the other nodes are free now does not matter: a requeued job waits in its queue, as for licences, which are
-    the cluster's, and for ``--switches``, which Slurm gives up after a while. Memory, CPUs, disk, GPUs and the kinds of
-    generic resources are compared with what a whole node has.
+    Free capacity does not matter, because a requeued job waits in its queue; likewise licenses, which are
+    cluster-wide, and ``--switches``, which Slurm drops after a timeout. Memory, CPUs, disk, GPUs and kinds of generic
+    resources are compared with an empty node.
     """
     need = job.needs
     if node in need.nodes:
@@ -267,7 +268,7 @@ def placement_of(
         return Placement(False, ", ".join(f"its partition {name} is {state}" for name, state in sorted(closed.items())))
     need = replace(need, partitions=need.partitions - closed.keys())
     most = max((other.gpus for other in nodes if other.name == node), default=job.gpus)
-    gpus = min(math.ceil(job.gpus / max(1, len(job.nodes))), most)  # what it got here is enough
+    gpus = min(math.ceil(job.gpus / max(1, len(job.nodes))), most)  # no more than it has here
     usable = {
         other.name
         for other in nodes

@@ -1,6 +1,6 @@
 """The validated dataset: Parquet buckets of samples by node, events, inventory, jobs and ``dataset.json``.
 
-``store`` opens a dataset, ``writer`` writes one in a single atomic step. Start with ``schema`` (what the tables hold)
-and ``channels`` (reads the catalogue, ``catalogue.csv``, and a user's own channels); ``layout`` says how
-samples lie on disk. A dataset is read from a folder or by ``s3://BUCKET/PREFIX`` (``files``).
+``store`` reads a dataset, ``writer`` writes one atomically. Start with ``schema`` (columns of the tables) and
+``channels`` (the catalogue in ``catalogue.csv``, and channels declared by users). ``layout`` defines how samples are
+stored. A dataset is read from a folder or from ``s3://BUCKET/PREFIX`` (``files``).
 """

@@ -1,11 +1,11 @@
-"""Reads the channel catalogue: a new channel is a line of ``catalogue.csv``, a user's own one of the parameters.
+"""The channel catalogue, one row of ``catalogue.csv`` per channel, and channels declared in the parameters.
 
-A line says what the series means, where it comes from, and which values are possible.
+A row has the meaning of the series, its names in each source, and the range of valid values.
 
-DCGM field ids and names were read in ``dcgm_fields.h`` and its Python twin (old names up to DCGM 3, new names since the
-rename of 2026; ids never changed, so normalise by id). NVML names are those of ``nvidia-ml-py``. AMD names are those of
-ROCm's device-metrics-exporter. A valid range is wide enough for any device of today with a margin, and narrow enough
-that the usual wrong unit (milliwatts, Kelvin, bytes for MiB, percent for a ratio) falls out of it.
+DCGM field ids and names are from ``dcgm_fields.h`` and its Python bindings (old names up to DCGM 3, new names since the
+rename of 2026; ids never changed, so normalize by id). NVML names are those of ``nvidia-ml-py``, AMD names those of
+ROCm's device-metrics-exporter. A valid range covers any current device with a margin, and excludes values in the usual
+wrong units (milliwatts, Kelvin, bytes for MiB, percent for a ratio).
 """
 
 import re
@@ -22,10 +22,10 @@ from telemetry.values.tables import read_table
 Kind = Literal["gauge", "counter", "flags", "enum"]
 
 ROLLUP_SUFFIXES = MappingProxyType({"gauge": ("_min", "_max"), "counter": ("_rise",), "flags": (), "enum": ()})
-"""The columns that a roll-up adds to a channel of each kind."""
+"""Suffixes of the columns that a roll-up adds to a channel, by kind."""
 
 RESERVED_COLUMNS = ("timestamp", "node", "gpu", "sample_count")
-"""Column names of the sample table that can never be a channel."""
+"""Columns of the sample table that are not channels."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 
@@ -34,13 +34,13 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 class Channel:
     """One numeric telemetry series of a unit.
 
-    ``name``: our name, with the unit in it.
-    ``kind``: ``gauge`` is a level (stored as float32), ``counter`` only rises but may reset (float64), ``flags`` is a
-    bitmask (uint64), ``enum`` an integer code (int32).
-    ``low``, ``high``: inclusive valid range; None leaves that side open.
-    ``dcgm_names``: every name that DCGM and its exporter have given the field, newest first.
+    ``name``: predrain's name, with the unit.
+    ``kind``: ``gauge`` (float32), ``counter``: increasing, may reset (float64), ``flags``: bitmask (uint64), ``enum``:
+    integer code (int32).
+    ``low``, ``high``: inclusive valid range; None: unbounded.
+    ``dcgm_names``: all names of the field in DCGM and its exporter, newest first.
     ``amd``: metric names of AMD's exporter with the same meaning and unit.
-    ``max_rise_per_s``: what no device counts in a second; of counters.
+    ``max_rise_per_s``: for counters, a rate that no device reaches.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Channel:
     def rollups(self) -> "tuple[Channel, ...]":
         """Return the channels that a roll-up to the step adds to this one.
 
-        A gauge gets ``X_min`` and ``X_max``; a counter gets ``X_rise``, the reset-aware rise since the previous
+        A gauge gets ``X_min`` and ``X_max``. A counter gets ``X_rise``, the reset-aware increase since the previous
         sample, which is a gauge: it can be summed, and must not be differenced again.
         """
         meanings = {"_min": "lowest raw value of", "_max": "highest raw value of", "_rise": "rise within the step of"}
@@ -70,17 +70,17 @@ class Channel:
 
 
 def channel_as_dict(channel: Channel) -> dict[str, Any]:
-    """Return a channel as plain JSON types, the way dataset.json keeps it."""
+    """Return a channel as JSON types for dataset.json."""
     content = asdict(channel) | {"dcgm_names": list(channel.dcgm_names), "amd": list(channel.amd)}
-    del content["max_rise_per_s"]  # a rule of reading, which a dataset does not keep
+    del content["max_rise_per_s"]  # only used when reading sources
     return content
 
 
 def resolve_channels(declared: Mapping[str, ChannelDeclaration]) -> dict[str, Channel]:
-    """Return the catalogue with the user's declarations laid over it.
+    """Return the catalogue merged with the user's declarations.
 
-    A name of the catalogue keeps its sources (DCGM id and so on) and takes kind, unit and range from the declaration.
-    Raises ``InputError`` if a name is not a lower-case identifier, is a key column, or is that of another's roll-up.
+    A declared catalogue channel keeps its source names (DCGM id etc.) and gets kind, unit and range of the declaration.
+    Raises ``InputError`` if a name is not a lower-case identifier, or is that of a key column or another's roll-up.
     """
     channels = dict(CATALOGUE)
     for name, declaration in declared.items():
@@ -111,15 +111,15 @@ def resolve_channels(declared: Mapping[str, ChannelDeclaration]) -> dict[str, Ch
 
 
 def with_rollups(channels: Mapping[str, Channel]) -> dict[str, Channel]:
-    """Return ``channels`` with the roll-up channels of each right after it."""
+    """Return ``channels``, each followed by its roll-ups."""
     return {made.name: made for channel in channels.values() for made in (channel, *channel.rollups())}
 
 
 def by_source_name(channels: Mapping[str, Channel] | None = None) -> dict[str, str]:
-    """Map every name under which a source may report a channel to our name.
+    """Map the names of a channel in all sources to predrain's name.
 
-    DCGM names (old and new), DCGM field ids as text, AMD metric names (upper and lower case), nvidia-smi's query
-    fields, and our own; names of metrics in another unit are left out.
+    Includes old and new DCGM names, DCGM field ids as text, AMD metric names (upper and lower case), query fields of
+    nvidia-smi, and predrain's names. Metrics in another unit are not included.
     """
     channels = CATALOGUE if channels is None else channels
     names = {name: row.target for name, row in EXACT_NAMES.items() if row.target in channels and row.unit is None}
@@ -151,12 +151,12 @@ def _read_catalogue() -> dict[str, Channel]:
 
 
 CATALOGUE: Mapping[str, Channel] = MappingProxyType(_read_catalogue())
-"""Every channel that predrain knows by itself, by name."""
+"""All built-in channels, by name."""
 
 _SOURCE_NAMES = frozenset(by_source_name())
 
 
 def is_unused(name: str) -> bool:
-    """Whether a metric or column is known, and not used."""
-    known = {name, name.removesuffix("_total")}  # OpenMetrics ends counters in _total
+    """Whether a metric or column is known but unused."""
+    known = {name, name.removesuffix("_total")}  # OpenMetrics counters end in _total
     return known.isdisjoint(_SOURCE_NAMES) and name not in EXACT_NAMES and matches_unused(name)

@@ -1,4 +1,4 @@
-"""An event before it is placed on a GPU or node. Imports no pandas: the controller reads it."""
+"""An event before it is assigned to a GPU. Does not import pandas, because the controller imports it."""
 
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -8,16 +8,16 @@ from foundation.instants import to_ms
 EVENT_TYPES: Final = (
     "xid", "failure", "repair", "replacement", "driver", "diagnostic", "drain", "maintenance", "other"
 )  # fmt: skip
-"""Every value of the ``type`` column of events."""
+"""Values of the ``type`` column of events."""
 
 
 class Event(NamedTuple):
-    """Something that happened.
+    """An event on a GPU or node.
 
-    ``timestamp``: Aware; when it happened.
+    ``timestamp``: when it happened; aware.
     ``type``: one of :data:`EVENT_TYPES`.
-    ``known_at``: Aware; when a collector could first have reported it.
-    ``code``, ``detail``, ``gpu``, ``pci_bus_id``: ``gpu`` and ``pci_bus_id`` null: the whole node.
+    ``known_at``: when a collector could first have reported it; aware.
+    ``gpu``, ``pci_bus_id``: both None: the whole node.
     """
 
     timestamp: datetime
@@ -31,7 +31,7 @@ class Event(NamedTuple):
     pci_bus_id: str | None = None
 
     def row(self) -> dict[str, Any]:
-        """Return the event as JSON types, instants in whole milliseconds since 1970 UTC."""
-        # A clock that runs behind the source's would otherwise report the future.
+        """Return the event as JSON types, times in milliseconds since 1970 UTC."""
+        # Our clock may be behind the source's: an event cannot be known before it happens.
         known_at = max(self.known_at, self.timestamp)
         return self._asdict() | {"timestamp": to_ms(self.timestamp), "known_at": to_ms(known_at)}

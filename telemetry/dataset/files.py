@@ -1,4 +1,4 @@
-"""The files of a dataset that is open for reading: in a folder, or on S3-compatible storage."""
+"""Files of a dataset open for reading, in a folder or on S3-compatible storage."""
 
 import contextlib
 import hashlib
@@ -21,13 +21,13 @@ from foundation.place import S3Place
 from telemetry.dataset.meta import META_NAME, DatasetMeta, decode_meta
 
 CONNECT_TIMEOUT_S: Final = 10.0
-"""A server that takes no connection for so long counts as absent."""
+"""Timeout for connecting to the storage."""
 
 STALL_TIMEOUT_S: Final = 30.0
-"""An answer of which nothing comes for so long is given up; a slow one that continues coming is not."""
+"""Timeout for a stalled response; slow responses that make progress are not aborted."""
 
 ATTEMPTS: Final = 5
-"""Of each request, with pauses that grow between them: for lost connections, timeouts, 5xx and "slow down"."""
+"""Attempts per request, with backoff, for lost connections, timeouts, 5xx and "slow down"."""
 
 _ERRORS: Final = (
     (("NO_SUCH_BUCKET",), "there is no bucket {bucket!r}", "Check its name and AWS_ENDPOINT_URL, or create it."),
@@ -41,7 +41,7 @@ _ERRORS: Final = (
         "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), and their permissions.",
     ),
     (
-        ("curlCode: 60", "curlCode: 77"),  # not signed by a trusted authority; authorities cannot be read
+        ("curlCode: 60", "curlCode: 77"),  # CURLE_PEER_FAILED_VERIFICATION, CURLE_SSL_CACERT_BADFILE
         "the storage's certificate is not trusted",
         "Set AWS_CA_BUNDLE to the PEM file of its authority.",
     ),
@@ -52,18 +52,17 @@ _ERRORS: Final = (
     ),
     (("",), "the storage answered with an error", "Run again; if the error persists, ask its operator."),
 )  # fmt: skip
-"""Text of a storage error, its meaning, and what to do; the first match counts."""
+"""Substrings of a storage error, its meaning and the fix; the first match counts."""
 
 
 def connect(environment: Mapping[str, str] | None = None) -> S3FileSystem:
-    """Connect as the environment says, as other S3 clients do; nothing is sent yet.
+    """Configure the client from the environment like other S3 clients; no request is sent.
 
-    ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` (none: Amazon's own), ``AWS_REGION`` or ``AWS_DEFAULT_REGION``, and
-    ``AWS_CA_BUNDLE`` (a PEM file) are read here; credentials by Amazon's own library, which reads the process's
-    environment. The time an answer may stall is called ``request_timeout`` in pyarrow, whose documentation says that it
-    counts on Windows and macOS only; on Linux curl gives up on a transfer of less than a byte a second by it.
+    Reads ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` (default: AWS), ``AWS_REGION`` or ``AWS_DEFAULT_REGION``, and
+    ``AWS_CA_BUNDLE`` (a PEM file). The AWS SDK reads the credentials from the process's environment. pyarrow documents
+    ``request_timeout`` for Windows and macOS only; on Linux curl uses it as the timeout of a transfer below 1 byte/s.
 
-    Raises ``InputError`` if the endpoint is not an address.
+    Raises ``InputError`` if the endpoint is not a URL.
     """
     given = os.environ if environment is None else environment
     endpoint = given.get("AWS_ENDPOINT_URL_S3") or given.get("AWS_ENDPOINT_URL") or None
@@ -76,7 +75,7 @@ def connect(environment: Mapping[str, str] | None = None) -> S3FileSystem:
                 f"{endpoint!r} is not the address of a server", "AWS_ENDPOINT_URL", "Write http(s)://HOST[:PORT]."
             )
         options |= {"endpoint_override": parts.netloc, "scheme": parts.scheme}
-        # Without a region the library would ask a metadata service that only Amazon's machines have.
+        # Without a region the SDK would query the EC2 metadata service.
         region = region or "us-east-1"
     if given.get("AWS_CA_BUNDLE"):
         options["tls_ca_file_path"] = given["AWS_CA_BUNDLE"]
@@ -85,7 +84,7 @@ def connect(environment: Mapping[str, str] | None = None) -> S3FileSystem:
         connect_timeout=CONNECT_TIMEOUT_S,
         request_timeout=STALL_TIMEOUT_S,
         retry_strategy=AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
-        # What is small is sent in one request instead of three.
+        # Small files are sent in one request instead of three.
         allow_delayed_open=True,
         **options,
     )
@@ -93,7 +92,7 @@ def connect(environment: Mapping[str, str] | None = None) -> S3FileSystem:
 
 @contextlib.contextmanager
 def storage_errors(place: S3Place, name: str = "") -> Iterator[None]:
-    """Raise ``InputError`` for an error of the storage, but for FileNotFoundError, whose meaning its caller knows."""
+    """Convert storage errors to ``InputError``, except FileNotFoundError, which callers handle."""
     try:
         yield
     except FileNotFoundError:
@@ -102,7 +101,7 @@ def storage_errors(place: S3Place, name: str = "") -> Iterator[None]:
         text = str(error)
         if "AWS Error" not in text:
             raise
-        # Without what is before the error itself, and without the request's number, which is another each time.
+        # Strip the text before the error itself, and the request id, which differs each time.
         short = text[text.index("AWS Error") :].partition(" (Request ID")[0]
         what, do = next((what, do) for signs, what, do in _ERRORS if any(sign in text for sign in signs))
         where = f"{place}/{name}".rstrip("/")
@@ -110,7 +109,7 @@ def storage_errors(place: S3Place, name: str = "") -> Iterator[None]:
 
 
 _OF_CONTENT = re.compile(r"parquet|thrift|corrupt|decompress|deserializ|end of stream|page header", re.IGNORECASE)
-# In what Arrow raises as an OSError without a number, this is about the bytes of a file and not about reaching it.
+# An OSError of Arrow without an errno that matches this is about the content of a file, not about access to it.
 
 UPLOAD_AGAIN = "Upload the complete dataset again."
 JSON_LAST = "Wait until the upload has ended. If it has, upload dataset.json again: it must be uploaded last."
@@ -120,10 +119,10 @@ IMPORT_AGAIN = "The dataset is damaged: restore the file, or import or collect i
 
 @contextmanager
 def damage_reported(where: object, do: str) -> Iterator[None]:
-    """Raise ``InputError`` for a file that is no Parquet, ends too early, or has other columns, or text that is none.
+    """Convert errors about a file's content to ``InputError``: not Parquet, truncated, missing columns, not UTF-8.
 
-    What the operating system or a storage says (a file that is not there, a disk that fails) passes through.
-    ``do``: what its reader can do, such as "Import the sources of the dataset again."
+    Errors of the operating system or storage (missing file, disk failure) pass through.
+    ``do``: the fix, e.g. "Import the sources of the dataset again."
     """
     try:
         yield
@@ -136,9 +135,9 @@ def damage_reported(where: object, do: str) -> Iterator[None]:
 
 
 class FolderFiles:
-    """The files of one state of a dataset in a folder; it keeps them in place, whatever takes the folder's name.
+    """Files of one version of a dataset in a folder; a lease keeps them when the dataset is replaced.
 
-    ``far``: whether each read is a request, so that reads of a file should be combined.
+    ``far``: whether each read is a network request, so that reads of a file should be combined.
     """
 
     far = False
@@ -150,33 +149,33 @@ class FolderFiles:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[pa.NativeFile]:
-        """Open a file by its name in the dataset, for reading at any position.
+        """Open a file for random access, by its name in the dataset.
 
-        Raises ``FileNotFoundError`` if there is no such file; ``InputError``, while it is open, too, if it is damaged,
-        or storage has another one by now, or cannot be read.
+        Raises ``FileNotFoundError`` if it does not exist; ``InputError``, also while it is open, if it is corrupt, was
+        replaced on the storage, or cannot be read.
         """
         with damage_reported(self._folder / name, IMPORT_AGAIN), pa.OSFile(str(self.root / name)) as stream:
             yield stream
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of that name."""
+        """Whether the file exists."""
         return (self.root / name).exists()
 
     def parts_in(self, folder: str) -> list[str]:
-        """Return the names of the part files in a folder of the dataset, in their order."""
+        """Return the names of the part files in a folder of the dataset, sorted."""
         return sorted(f"{folder}/{path.name}" for path in (self.root / folder).glob("part-*.parquet"))
 
     def sha256_of(self, name: str) -> str:
-        """Return the SHA-256 of a file's bytes as hexadecimal text."""
+        """Return the SHA-256 of a file in hexadecimal."""
         with self.opened(name) as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 class StoredFiles(FolderFiles):
-    """The files under a prefix on S3-compatible storage, as they were when the dataset was opened.
+    """Files under a prefix on S3-compatible storage, as listed when the dataset was opened.
 
-    Nothing keeps others from replacing a file there. A file that is no longer as it was listed is refused, so that two
-    states of a dataset are not taken for one.
+    Nothing prevents others from replacing a file. A file that differs from the list is rejected, so that versions of a
+    dataset are never mixed.
     """
 
     far = True
@@ -187,7 +186,7 @@ class StoredFiles(FolderFiles):
 
     @classmethod
     def open(cls, place: S3Place) -> "StoredFiles":
-        """Find the dataset at ``place``; ``InputError`` if there is none, it is not whole, or not the one named."""
+        """Open the dataset at ``place``; raises ``InputError`` if it is missing, incomplete, or has another digest."""
         storage = connect()
         meta, written = _read_meta(storage, place)
         if place.digest not in (None, meta.digest):
@@ -198,7 +197,7 @@ class StoredFiles(FolderFiles):
         newest = _whole_seconds(listed[META_NAME].mtime) if META_NAME in listed else None
         if newest is None or written not in (None, newest):
             raise InputError("the dataset was replaced while it was read", str(place), RUN_AGAIN)
-        # dataset.json names its files, but for one that an older version wrote.
+        # Older versions did not list the files in dataset.json.
         names = set(meta.files) or {name for name in listed if name.endswith(".parquet")}
         missing = sorted(names - set(listed))
         if missing:
@@ -240,7 +239,7 @@ class StoredFiles(FolderFiles):
         return sorted(name for name in self._listed if name.startswith(begin) and name.endswith(".parquet"))
 
     def _checked(self, name: str, content: bytes) -> pa.NativeFile:
-        """Hold a table that is read whole against dataset.json."""
+        """Verify the content of a table against the digest in dataset.json."""
         digest = hashlib.sha256(content).hexdigest()
         if digest != self.meta.files.get(name, digest):
             raise InputError("a file does not match dataset.json", f"{self.place}/{name}", UPLOAD_AGAIN)
@@ -248,7 +247,7 @@ class StoredFiles(FolderFiles):
 
 
 def _read_meta(storage: FileSystem, place: S3Place) -> tuple[DatasetMeta, datetime | None]:
-    """Read dataset.json; also when it was written, to the second."""
+    """Read dataset.json; return it with its Last-Modified time, in whole seconds."""
     key = f"{place.root}/{META_NAME}"
     try:
         with storage_errors(place), storage.open_input_file(key) as stream:
@@ -269,7 +268,7 @@ def _read_meta(storage: FileSystem, place: S3Place) -> tuple[DatasetMeta, dateti
 
 
 def _changed_at(stream: pa.NativeFile) -> datetime | None:
-    """When the object that is open was written, to the second; None where the storage does not say."""
+    """Last-Modified time of an open object, in whole seconds; None if the storage does not report it."""
     written = stream.metadata().get("Last-Modified")
     return None if written is None else datetime.fromisoformat(written.decode())
 
@@ -279,6 +278,6 @@ def _whole_seconds(at: datetime) -> datetime:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes as hexadecimal text."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Who was in service where and when, and searches over times that belong to units."""
+"""Installations of units on nodes as arrays, and as-of lookups by unit and time."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +12,16 @@ from foundation.times import NEVER, Int64Array, absent, milliseconds, text
 
 
 def units_of(frame: pd.DataFrame) -> NDArray[np.object_]:
-    """Name the unit of each row: its GPU, or its node where the ``gpu`` column is null."""
+    """Return the unit of each row: its GPU, or its node if ``gpu`` is null."""
     gpu, node = text(frame["gpu"]), text(frame["node"])
     return np.where(absent(gpu), node, gpu)
 
 
 class Timeline:
-    """Times that belong to groups, for asking which entry of a group comes last at or before a time, or next after it.
+    """Sorted times per group, for as-of lookups: the last entry at or before a time, or the next one after it.
 
-    Entries must be sorted by (group, time in ms). All questions are answered by one binary search over ``group *
-    (distinct times + 1) + rank of the time``, which cannot overflow for any span of time.
+    Entries must be sorted by (group, time in ms). A lookup is one vectorized binary search over ``group * (distinct
+    times + 1) + rank of the time``, which cannot overflow for any time span.
     """
 
     __slots__ = ("_distinct", "_key", "_offsets", "_width")
@@ -33,16 +33,16 @@ class Timeline:
         self._offsets = np.searchsorted(group, np.arange(groups + 1))
 
     def upto(self, group: Int64Array, time: Int64Array) -> Int64Array:
-        """Position one past the last entry of ``group`` with a time at or before ``time``; groups must be >= 0."""
+        """Return the position after the last entry of ``group`` at or before ``time``; groups must be >= 0."""
         rank = np.searchsorted(self._distinct, time, side="right")
         return np.searchsorted(self._key, group.astype(np.int64) * self._width + rank, side="right")
 
     def last(self, group: Int64Array, time: Int64Array) -> Int64Array:
-        """Index of the last entry of ``group`` at or before ``time``; -1 if there is none or the group is negative."""
+        """Return the index of the last entry of ``group`` at or before ``time``; -1 if none or ``group`` < 0."""
         return self._ask(group, time, step=-1)
 
     def next(self, group: Int64Array, time: Int64Array) -> Int64Array:
-        """Index of the first entry of ``group`` after ``time`` (not at it); -1 if none or the group is negative."""
+        """Return the index of the first entry of ``group`` strictly after ``time``; -1 if none or ``group`` < 0."""
         return self._ask(group, time, step=0)
 
     def _ask(self, group: Int64Array, time: Int64Array, step: int) -> Int64Array:
@@ -56,13 +56,13 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Installations:
-    """An inventory as arrays, one entry an installation, sorted by (unit, installed_at).
+    """An inventory as arrays, one entry per installation, sorted by (unit, installed_at).
 
     ``units``: distinct unit names, sorted; a unit's code is its position here.
-    ``unit``, ``installed``, ``removed``: unit code, and when the installation began and ended (ms; :data:`NEVER` while
-    it lasts).
-    ``node``, ``slot``, ``gpu``: where the unit sat (slot None where not given); its GPU (None for a node without GPUs).
-    ``row``: row of the inventory that each installation came from.
+    ``unit``, ``installed``, ``removed``: unit code, start and end of the installation (ms; :data:`NEVER` if open).
+    ``node``, ``slot``, ``gpu``: location of the unit (slot None if unknown), and its GPU (None for a node without
+    GPUs).
+    ``row``: row of the inventory.
     """
 
     units: NDArray[np.object_]
@@ -76,7 +76,7 @@ class Installations:
 
     @classmethod
     def of(cls, inventory: pd.DataFrame, *, as_of_ms: int = NEVER) -> "Installations":
-        """Read an inventory as of a time: later installations are absent, later removals have not happened."""
+        """Convert an inventory as of a time: later installations are dropped, later removals are ignored."""
         names = units_of(inventory)
         if absent(names).any():
             row = int(np.flatnonzero(absent(names))[0])
@@ -87,7 +87,7 @@ class Installations:
             )
         installed = milliseconds(inventory["installed_at"], "installed_at")
         removed = milliseconds(inventory["removed_at"], "removed_at")
-        # An installation without a beginning has always been there.
+        # A missing start means that the unit was always there.
         installed = np.where(installed == NEVER, -NEVER, installed)
         removed = np.where(removed > as_of_ms, NEVER, removed)
         known = installed <= as_of_ms
@@ -108,18 +108,18 @@ class Installations:
         )
 
     def codes(self, names: Any) -> Int64Array:
-        """Give the unit codes of unit names; -1 for a name that the inventory does not hold."""
+        """Return the unit codes of unit names; -1 for names that are not in the inventory."""
         return pd.Index(self.units, dtype=object).get_indexer(pd.Index(names, dtype=object)).astype(np.int64)
 
     def timeline(self) -> Timeline:
-        """Installations by (unit, installed)."""
+        """Return a timeline of installations by (unit, installed)."""
         return Timeline(self.unit, self.installed, len(self.units))
 
     def leaves(self) -> tuple[Int64Array, Int64Array]:
-        """Give the unit codes and times at which a unit left service.
+        """Return the unit codes and times at which units left service.
 
-        An installation that is followed immediately by another of the same unit (a move, or a row rewritten) is not a
-        leave.
+        An installation followed immediately by another one of the same unit (a move, or a rewritten row) does not
+        count.
         """
         latest = pd.Series(self.removed).groupby(self.unit).cummax().to_numpy(np.int64)
         followed = (self.unit[1:] == self.unit[:-1]) & (self.installed[1:] <= latest[:-1])
@@ -127,7 +127,7 @@ class Installations:
         return self.unit[left], latest[left]
 
     def on_node(self, node: NDArray[np.object_], time: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Pairs (position in ``node``, unit code) of the units on each node at each time, both ends included."""
+        """Return pairs (position in ``node``, unit code) of the units on each node at each time, ends inclusive."""
         asked = pd.DataFrame({"node": node, "time": time, "position": np.arange(len(node))})
         table = pd.DataFrame(
             {"node": self.node, "unit": self.unit, "installed": self.installed, "removed": self.removed}

@@ -1,9 +1,9 @@
 """Layout of samples on disk: buckets, runs, sort order and Parquet settings.
 
-A run is a stretch of time of a bucket's samples, so that new samples leave old files alone.
+A run is a time range of a bucket's samples, so that new samples do not change old files.
 
-Settings were measured (see the design, section 5): columns with few distinct values as a dictionary, other numbers with
-their bytes split into streams, instants as deltas, zstd at level 1; a row of 20 channels takes about 14 bytes.
+The encodings were chosen by measurement: dictionary for columns with few distinct values, BYTE_STREAM_SPLIT for other
+numbers, delta encoding for timestamps, zstd level 1. A row of 20 channels takes about 14 bytes.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ import pyarrow.parquet as pq
 from telemetry.dataset.schema import NAME, Unit
 
 RUN_ROWS: Final = 1 << 17
-"""Rows that a run of a bucket should hold at least: below, opening a file costs as much as reading it."""
+"""Target minimum of rows in a bucket's run: below it, opening a file costs as much as reading it."""
 
 MOST_RUN_DAYS: Final = 64
-"""A dataset whose runs would have to be longer is small: it stays one run."""
+"""Longest run; a dataset so small that it would need longer ones has a single run."""
 
 DAY_MS: Final = 86_400_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -35,10 +35,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """How a dataset's time is cut.
+    """Partition of a dataset's time into runs.
 
-    ``days``: length of a run in days of UTC, a power of two; run 0 begins on 1970-01-01. None: all time is run 0.
-    Raises ``ValueError`` if ``days`` is no power of two.
+    ``days``: length of a run in UTC days, a power of two; run 0 starts on 1970-01-01. None: a single run, 0.
+    Raises ``ValueError`` if ``days`` is not a power of two.
     """
 
     days: int | None = None
@@ -49,32 +49,32 @@ class Runs:
 
     @property
     def groups(self) -> "Runs":
-        """How a run's file is cut into row groups: quarters of a run, of a day at least; not where time is one run."""
+        """Partition of a run's file into row groups: quarters of a run, at least a day; None for a single run."""
         return Runs(None if self.days is None else max(1, self.days // 4))
 
     def of(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the number of the run of each instant, given in milliseconds since 1970."""
+        """Return the run of each time, given in milliseconds since 1970."""
         return np.zeros(len(ms), np.int64) if self.days is None else ms // (self.days * DAY_MS)
 
     def begin_ms(self, run: int) -> int:
-        """Return where a run begins, in milliseconds since 1970; only where time is cut."""
+        """Return the start of a run in milliseconds since 1970; ``days`` must not be None."""
         assert self.days is not None
         return run * self.days * DAY_MS
 
     def span(self, run: int) -> tuple[datetime, datetime] | None:
-        """Return where a run begins and where the next one does, aware; None where all time is one run."""
+        """Return the aware start of a run and of the next one; None for a single run."""
         if self.days is None:
             return None
         begin, end = (_EPOCH + timedelta(milliseconds=self.begin_ms(number)) for number in (run, run + 1))
         return begin, end
 
     def begin_of(self, instant: datetime) -> datetime | None:
-        """Return where the run of an instant begins, both aware; None where all time is one run."""
+        """Return the aware start of the run of an aware time; None for a single run."""
         span = None if self.days is None else self.span((instant - _EPOCH) // timedelta(days=self.days))
         return None if span is None else span[0]
 
     def overlaps(self, run: int, since_ms: int | None, until_ms: int | None) -> bool:
-        """Whether a run may hold an instant of ``since_ms <= t < until_ms``; None leaves a side open."""
+        """Whether a run overlaps ``since_ms <= t < until_ms``; None: unbounded."""
         if self.days is None:
             return True
         return (since_ms is None or self.begin_ms(run + 1) > since_ms) and (
@@ -82,12 +82,12 @@ class Runs:
         )
 
     def file_name(self, run: int) -> str:
-        """Name the file of a run: by its first day, or ``part-00000.parquet`` where all time is one run."""
+        """Return the file name of a run, with its first day, or ``part-00000.parquet`` for a single run."""
         span = self.span(run)
         return "part-00000.parquet" if span is None else f"part-{span[0]:%Y%m%d}.parquet"
 
     def of_file(self, name: str) -> int:
-        """Return the run of a file that :meth:`file_name` named."""
+        """Return the run of a file named by :meth:`file_name`."""
         if self.days is None:
             return 0
         first = datetime.strptime(name, "part-%Y%m%d.parquet").replace(tzinfo=UTC)
@@ -98,10 +98,10 @@ class Runs:
 
 
 def choose_runs(rows_a_day: float, days: float | None = None) -> Runs:
-    """Return the shortest runs with :data:`RUN_ROWS` rows in a bucket that gets so many a day.
+    """Return the shortest runs with at least :data:`RUN_ROWS` rows in a bucket with ``rows_a_day``.
 
-    ``days``: how long the dataset is, where it is known never to grow.
-    One run where they would exceed :data:`MOST_RUN_DAYS`, or a dataset that does not grow would have fewer than two.
+    ``days``: length of the dataset, if it is known not to grow.
+    A single run if runs would exceed :data:`MOST_RUN_DAYS`, or a dataset that does not grow would have fewer than two.
     """
     length = 1
     while length <= MOST_RUN_DAYS and length * rows_a_day < RUN_ROWS:
@@ -112,7 +112,7 @@ def choose_runs(rows_a_day: float, days: float | None = None) -> Runs:
 
 
 def since_in_ms(instant: datetime | None) -> int | None:
-    """Return the first millisecond that is not before an aware instant."""
+    """Convert an aware time to milliseconds since 1970, rounded up."""
     if instant is None:
         return None
     if instant.tzinfo is None:
@@ -121,29 +121,29 @@ def since_in_ms(instant: datetime | None) -> int | None:
 
 
 DEFAULT_BUCKETS = 16
-"""Default number of buckets of a dataset: enough to keep a bucket of a year of 1,000 GPUs under a few GB."""
+"""Default number of buckets; keeps a bucket of a year of 1,000 GPUs below a few GB."""
 
 MAX_ROWS_PER_BUCKET = 8_000_000
-"""An import chooses more buckets than the default rather than exceed this; a bucket is held in memory at a time."""
+"""An import adds buckets rather than exceed this, because one bucket at a time is held in memory."""
 
 ROW_GROUP_ROWS = 1 << 19
-"""Rows of a row group: between the 256 k and 1 M that measured best."""
+"""Rows of a row group; 256 k to 1 M measured best."""
 
-_EARLIEST, _LATEST = -(1 << 63), (1 << 63) - 1  # of what a timestamp can say
+_EARLIEST, _LATEST = -(1 << 63), (1 << 63) - 1  # range of a timestamp
 
 _PROBE_ROWS = 1 << 14
 _DICTIONARY_DISTINCT = 1 << 11
-# Above about two thousand distinct values a dictionary index costs as much as the split bytes and is slower to build.
+# Above about 2,000 distinct values a dictionary is as large as BYTE_STREAM_SPLIT, and slower to build.
 
 
 @lru_cache(maxsize=1 << 18)
 def node_hash(node: str) -> int:
-    """Return the first 8 bytes of the BLAKE2b digest of a node's name. Part of the layout: it must never change."""
+    """Return the 8-byte BLAKE2b digest of a node's name as an integer. Part of the layout: must never change."""
     return int.from_bytes(hashlib.blake2b(node.encode(), digest_size=8).digest(), "little")
 
 
 def bucket_name(bucket: int) -> str:
-    """Return the name of the folder of a bucket's parts in a dataset, with slashes."""
+    """Return the folder of a bucket in a dataset, with forward slashes."""
     return f"telemetry/bucket={bucket:02d}"
 
 
@@ -153,12 +153,12 @@ def sort_columns(unit: Unit) -> tuple[str, str]:
 
 
 def instants_ms(table: pa.Table) -> npt.NDArray[np.int64]:
-    """Return the instants of samples, in milliseconds since 1970."""
+    """Return the times of samples in milliseconds since 1970."""
     return np.asarray(table.column("timestamp").cast(pa.int64()).to_numpy())
 
 
 def dictionary_codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[str]]:
-    """Return codes in the order of the names, and the sorted names, of a dictionary column without nulls."""
+    """Return codes and sorted names of a dictionary column without nulls; codes follow the order of names."""
     unified = column.unify_dictionaries()
     if unified.num_chunks == 0:
         return np.empty(0, np.int32), []
@@ -171,9 +171,9 @@ def dictionary_codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], li
 
 
 def sort_samples(table: pa.Table, unit: Unit) -> tuple[pa.Table, int | None]:
-    """Sort samples by (gpu, timestamp), or (node, timestamp); a table already in order is returned as it is.
+    """Sort samples by (gpu, timestamp), or (node, timestamp); a sorted table is returned unchanged.
 
-    Returns also the row of the sorted table that has the key of the row before it, if any.
+    Also returns the first row of the sorted table with a duplicate key, if any.
     """
     name, _ = sort_columns(unit)
     codes, _ = dictionary_codes(table.column(name))
@@ -187,9 +187,9 @@ def sort_samples(table: pa.Table, unit: Unit) -> tuple[pa.Table, int | None]:
 
 
 def normal_form(table: pa.Table) -> pa.Table:
-    """Return samples in the one form that equal samples have: a chunk a column, names in order and none unused.
+    """Return samples in canonical form: one chunk per column, dictionaries sorted and without unused names.
 
-    Parquet keeps chunks and dictionaries as they come, so without it equal samples could become files that differ.
+    Parquet preserves chunks and dictionaries, so equal samples could otherwise yield different files.
     """
     table = table.combine_chunks()
     for index, field in enumerate(table.schema):
@@ -208,23 +208,22 @@ def _in_order(column: pa.ChunkedArray) -> pa.Array:
 
 
 def merge_runs(tables: Sequence[pa.Table], unit: Unit) -> pa.Table:
-    """Make one sorted table of successive runs that are each sorted; one at least, in order of time."""
+    """Merge successive sorted runs, at least one and in order of time, into one sorted table."""
     whole = pa.concat_tables(tables).unify_dictionaries()
     if len(tables) == 1:
         return whole
     codes, names = dictionary_codes(whole.column(sort_columns(unit)[0]))
     if len(names) <= 1 << 16:
-        codes = codes.astype(np.uint16)  # NumPy sorts numbers of two bytes by counting: one pass, not a merge
-    # Rows of one unit come in order of time already, so a stable sort by unit alone is the merge.
+        codes = codes.astype(np.uint16)  # NumPy uses radix sort for 16-bit integers
+    # The rows of each unit are in order of time already, so a stable sort by unit is a merge.
     return whole.combine_chunks().take(pa.array(np.argsort(codes, kind="stable")))
 
 
 def write_part(path: Path, tables: Sequence[pa.Table], footer: Mapping[str, str]) -> None:
     """Write one Parquet file of samples with the settings of this module.
 
-    ``tables``: each sorted. They follow each other in time and have row groups of their own, so that a reader passes
-    over those that it does not want.
-    ``footer``: metadata of the file, which the table that is read from it does not have.
+    ``tables``: each sorted, in order of time; each has its own row groups, so that readers can skip them.
+    ``footer``: key-value metadata of the file, not of the table read from it.
     """
     dictionary, encoding = _encodings(pa.concat_tables(tables))
     with pq.ParquetWriter(
@@ -251,12 +250,12 @@ def read_part(
     until_ms: int | None = None,
     ahead: bool = False,
 ) -> tuple[list[pa.Table], int]:
-    """Read one part file; of its row groups those alone that may hold what is asked for.
+    """Read one part file, skipping row groups outside the time range.
 
     ``since_ms``, ``until_ms``: only samples of ``since_ms <= t < until_ms``, in milliseconds since 1970.
-    ``ahead``: whether to ask for all bytes of the columns at the same time, in few large and simultaneous reads: for
-    files that are far away. It holds them all in memory until they are decoded.
-    Returns: what :func:`write_part` was given, as far as it was asked for, none empty; and the rows of the file.
+    ``ahead``: prefetch all bytes of the columns in few large concurrent reads, for remote files; holds them in memory
+    until they are decoded.
+    Returns: the non-empty tables as passed to :func:`write_part`, filtered, and the number of rows of the file.
     """
     first = _EARLIEST if since_ms is None else since_ms
     last = _LATEST if until_ms is None else until_ms - 1
@@ -282,7 +281,7 @@ def read_part(
 
 @dataclass(slots=True)
 class _SortedTable:
-    """Row groups that hold one sorted table: how many rows, from when to when."""
+    """Row groups of one sorted table, with number of rows and time range."""
 
     groups: list[int]
     rows: int
@@ -291,7 +290,7 @@ class _SortedTable:
 
 
 def _sorted_tables(metadata: pq.FileMetaData) -> list[_SortedTable]:
-    """Return the tables in a file: a row group that does not follow the one before in time continues with its table."""
+    """Return the tables in a file; a row group that overlaps the previous ones in time belongs to the same table."""
     tables: list[_SortedTable] = []
     names = [metadata.schema.column(number).name for number in range(metadata.num_columns)]
     for number in range(metadata.num_row_groups):
@@ -311,12 +310,12 @@ def _sorted_tables(metadata: pq.FileMetaData) -> list[_SortedTable]:
 
 
 def part_rows(source: Path | pa.NativeFile) -> int:
-    """Return the rows of a part file, from its last bytes alone."""
+    """Return the number of rows of a part file from its footer."""
     return int(pq.read_metadata(source).num_rows)
 
 
 def _encodings(table: pa.Table) -> tuple[list[str], dict[str, str]]:
-    """Choose dictionary columns and the encoding of the others from rows spread over the table."""
+    """Choose dictionary columns, and the encoding of the others, from a sample of rows across the table."""
     dictionary: list[str] = []
     encoding: dict[str, str] = {}
     step = max(1, table.num_rows // _PROBE_ROWS)
@@ -342,14 +341,14 @@ _HEX: Final = 16
 
 
 def split_by(table: pa.Table, number: npt.NDArray[np.int64]) -> dict[int, pa.Table]:
-    """Cut a table by the number of each row; each part keeps the rows' order, in one chunk with the whole's names."""
+    """Split a table by a number per row; parts keep the order of rows, in one chunk with the shared dictionary."""
     table = table.unify_dictionaries().combine_chunks()
     if not len(number):
         return {}
     first, last = int(number.min()), int(number.max())
     if first == last:
         return {first: table}
-    code = (number - first).astype(np.uint16 if last - first < 1 << 16 else np.int64)  # two bytes sort in one pass
+    code = (number - first).astype(np.uint16 if last - first < 1 << 16 else np.int64)  # radix sort
     order = np.argsort(code, kind="stable")
     table = table.take(pa.array(order)).combine_chunks()
     codes, begins = np.unique(code[order], return_index=True)
@@ -361,13 +360,11 @@ def split_by(table: pa.Table, number: npt.NDArray[np.int64]) -> dict[int, pa.Tab
 
 
 def day_digests(table: pa.Table) -> dict[int, str]:
-    """Digest each day of a table of samples.
+    """Return a digest of each day of a table of samples, to find the first day that changed in a rewritten file.
 
-    When a file is not the one it was (each compaction writes the newest again), they show the first day that changed.
-
-    ``table``: sorted as a file is.
-    Returns: by day of UTC since 1970-01-01: the first 64 bits, hexadecimal, of a SHA-256 over the day's samples in
-    their order. It does not depend on what other days or units' names the table holds.
+    ``table``: sorted like a file.
+    Returns: by UTC day since 1970-01-01, the first 64 bits in hexadecimal of a SHA-256 over the day's samples in
+    order. It does not depend on other days or names in the table.
     """
     days = split_by(table, instants_ms(table) // DAY_MS)
     return {day: _digest(samples) for day, samples in days.items()}
@@ -385,18 +382,18 @@ def _digest(samples: pa.Table) -> str:
 
 
 def footer(table: pa.Table) -> dict[str, str]:
-    """Return what the Parquet file of a table says about its days, as metadata of the file."""
+    """Return the day digests of a table as key-value metadata of its Parquet file."""
     return {_DAYS_KEY: json.dumps(day_digests(table), separators=(",", ":"))}
 
 
 def read_day_digests(source: Path | pa.NativeFile) -> dict[int, str] | None:
-    """Read the digests of a file of samples from its footer alone; None in a file that an older version wrote."""
+    """Read the day digests from the footer of a file; None for files of older versions."""
     text = (pq.read_metadata(source).metadata or {}).get(_DAYS_KEY.encode())
     return None if text is None else {int(day): digest for day, digest in json.loads(text).items()}
 
 
 def _bytes_of(column: pa.ChunkedArray) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-    """Return a column as numbers, the same for what is null, and which are known; None: all."""
+    """Return a column as numbers with a constant for nulls, and the mask of valid values (None: all valid)."""
     whole = column.combine_chunks()
     known = whole.is_valid().to_numpy(zero_copy_only=False) if whole.null_count else None
     if whole.type == NAME:

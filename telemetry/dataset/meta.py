@@ -14,11 +14,11 @@ from telemetry.dataset.layout import Runs
 from telemetry.dataset.schema import READ_SCHEMA_VERSIONS, Unit
 
 META_NAME = "dataset.json"
-"""Name of the file, written last: a folder that has it is a whole dataset."""
+"""Name of the file; it is written last, so a folder that has it is a complete dataset."""
 
 
 def instant_text(value: datetime) -> str:
-    """Write an aware instant as ISO 8601 in UTC with milliseconds."""
+    """Format an aware time as ISO 8601 in UTC with milliseconds."""
     return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -37,15 +37,14 @@ class DatasetMeta:
     """The content of dataset.json.
 
     ``schema_version``: version of the layout, see :data:`SCHEMA_VERSION` and ``RUNS_SCHEMA_VERSION``.
-    ``span``: first and last instant (aware UTC) of anything observed.
-    ``run_days``: days of a run, see :class:`telemetry.dataset.layout.Runs`; None: a bucket is one run.
-    ``channels``: channels of the sample table in column order, roll-ups included; empty without telemetry.
-    ``counts``: rows of each table (``samples``, ``events``, ``inventory``, ``jobs``), ``nodes``, ``gpus``, the samples
-    of each bucket (``samples_by_bucket``), and what an import counted.
-    ``sources``: what the dataset was made from: for files their name, size and SHA-256.
-    ``digest``: SHA-256 over the content, independent of paths, sources and the clock.
-    ``files``: SHA-256 of each file that the digest is made of, by its path in the dataset; empty in a dataset that an
-    older version wrote.
+    ``span``: first and last observed time (aware UTC).
+    ``run_days``: length of a run in days, see :class:`telemetry.dataset.layout.Runs`; None: one run per bucket.
+    ``channels``: channels of the sample table in column order, including roll-ups; empty without telemetry.
+    ``counts``: rows of each table (``samples``, ``events``, ``inventory``, ``jobs``), ``nodes``, ``gpus``, samples by
+    bucket (``samples_by_bucket``), and counts of the import.
+    ``sources``: sources of the dataset; for files, name, size and SHA-256.
+    ``digest``: SHA-256 of the content, independent of paths, sources and time.
+    ``files``: SHA-256 of each file in the digest, by path in the dataset; empty in datasets of older versions.
     """
 
     schema_version: int
@@ -63,11 +62,11 @@ class DatasetMeta:
     files: Annotated[dict[str, str], _Sorted] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        Runs(self.run_days)  # raises ValueError where it is no length of a run
+        Runs(self.run_days)  # raises ValueError if it is not a valid length
 
     @property
     def runs(self) -> Runs:
-        """How the dataset's time is cut."""
+        """Partition of the dataset's time into runs."""
         return Runs(self.run_days)
 
 
@@ -81,9 +80,9 @@ def encode_meta(meta: DatasetMeta) -> bytes:
 
 
 def read_meta(root: Path, named: Path | None = None) -> DatasetMeta:
-    """Read dataset.json of the dataset at ``root``; errors call it ``named``, where it has another name for users.
+    """Read dataset.json of the dataset at ``root``; ``named``: path to show in errors instead of ``root``.
 
-    Raises ``InputError`` if there is no dataset, its file is damaged, or a newer predrain wrote it.
+    Raises ``InputError`` if there is no dataset, or dataset.json is corrupt or of an unsupported version.
     """
     path = (named or root) / META_NAME
     try:
@@ -98,10 +97,7 @@ def read_meta(root: Path, named: Path | None = None) -> DatasetMeta:
 
 
 def decode_meta(text: str, where: str) -> DatasetMeta:
-    """Decode the text of a dataset.json; errors name ``where``.
-
-    Raises ``InputError`` if it is damaged, or a newer predrain wrote it.
-    """
+    """Parse the text of a dataset.json; raises ``InputError``, with ``where``, if corrupt or unsupported."""
     again = "Import the sources again into this folder."
     try:
         content = json.loads(text)

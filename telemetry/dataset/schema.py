@@ -1,6 +1,6 @@
-"""The tables of a dataset: column names, types, and the words allowed in them.
+"""The tables of a dataset: column names, types and constants.
 
-All instants are UTC, kept in milliseconds. A null means "not reported" in samples and "unknown" elsewhere.
+All times are UTC in milliseconds. Null means "not reported" in samples and "unknown" elsewhere.
 """
 
 from collections.abc import Mapping
@@ -14,22 +14,22 @@ import pyarrow as pa
 from telemetry.dataset.channels import Channel, Kind
 
 SCHEMA_VERSION: Final = 1
-"""Version of a dataset whose buckets are one run; it rises when an older reader could no longer read a dataset."""
+"""Version of a dataset with one run per bucket; incremented when older versions can no longer read a dataset."""
 
 RUNS_SCHEMA_VERSION: Final = 3
-"""Version of a dataset cut into runs: a reader that does not know of them would take a bucket's files for sorted.
+"""Version of a dataset with several runs: an older reader would assume that a bucket's files form one sorted table.
 
-In version 2 the file of a run is sorted as a whole; since 3 each row group is, and they follow each other in time.
+In version 2 the file of a run is sorted as a whole; since 3 each row group is sorted, in order of time.
 """
 
 READ_SCHEMA_VERSIONS: Final = range(SCHEMA_VERSION, RUNS_SCHEMA_VERSION + 1)
-"""Versions that this predrain reads."""
+"""Supported versions."""
 
 Unit = Literal["gpu", "node"]
-"""What a row is about: a GPU, or the node where a fleet has no GPUs."""
+"""What a row describes: a GPU, or a node in a fleet without GPUs."""
 
 INSTANT: Final = pa.timestamp("ms", tz="UTC")
-"""Arrow type of every instant."""
+"""Arrow type of all times."""
 
 NAME: Final = pa.dictionary(pa.int32(), pa.string())
 """Arrow type of ``node`` and ``gpu`` in samples."""
@@ -40,11 +40,11 @@ CHANNEL_TYPES: Final[Mapping[Kind, pa.DataType]] = {
     "flags": pa.uint64(),
     "enum": pa.int32(),
 }
-"""Arrow type of a channel's column by kind. A counter is never float32: one more error on 17 million must show."""
+"""Arrow type of a channel by kind. Counters are float64: float32 loses an increment of 1 above 2**24."""
 
 MAINTENANCE_BEGIN: Final = "begin"
 MAINTENANCE_END: Final = "end"
-"""Codes of ``maintenance`` events whose end is an event of its own; else the code is the planned end, in ISO 8601."""
+"""Codes of ``maintenance`` events with a separate end event; otherwise the code is the planned end in ISO 8601."""
 
 EVENTS: Final = pa.schema(
     [
@@ -58,10 +58,10 @@ EVENTS: Final = pa.schema(
         pa.field("known_at", INSTANT, nullable=False),
     ]
 )
-"""events.parquet: ``gpu`` null is the whole node; ``known_at`` is when the fact could first have been used."""
+"""events.parquet: ``gpu`` null is the whole node; ``known_at`` is when the event could first have been used."""
 
 EVENT_RUNS: Final = EVENTS.append(pa.field("last_at", INSTANT)).append(pa.field("count", pa.int64()))
-"""events.parquet of a dataset with a flood of events: rows that represent ``count`` events until ``last_at``."""
+"""events.parquet with repeated events condensed: a row represents ``count`` events until ``last_at``."""
 
 INVENTORY: Final = pa.schema(
     [
@@ -80,7 +80,7 @@ INVENTORY: Final = pa.schema(
         pa.field("removed_at", INSTANT),
     ]
 )
-"""inventory.parquet: a row for each installation, and further static columns. ``gpu`` null is a node without GPUs."""
+"""inventory.parquet: one row per installation, plus further static columns. ``gpu`` null is a node without GPUs."""
 
 JOBS: Final = pa.schema(
     [
@@ -94,11 +94,11 @@ JOBS: Final = pa.schema(
         pa.field("outcome", pa.string()),
     ]
 )
-"""jobs.parquet: one row a job and node; ``gpu`` null is the whole node, ``ended_at`` null is still running."""
+"""jobs.parquet: one row per job and node; ``gpu`` null is the whole node, ``ended_at`` null is still running."""
 
 JOB_OPTIONS: Final = ("checkpoint_every_s", "min_gpus")
-"""Further columns of jobs.parquet where a source has them: the job's checkpoint interval (0: it never loses work), and
-the fewest GPUs that an elastic job continues with; null: it is not elastic."""
+"""Optional columns of jobs.parquet: the job's checkpoint interval (0: it never loses work), and the minimum number of
+GPUs of an elastic job (null: not elastic)."""
 
 
 def samples_schema(channels: Mapping[str, Channel], *, sample_count: bool = False) -> pa.Schema:
@@ -111,13 +111,13 @@ def samples_schema(channels: Mapping[str, Channel], *, sample_count: bool = Fals
 
 
 def ms_of(times: pd.Series, *, unknown: int = 0) -> npt.NDArray[np.int64]:
-    """Return aware instants as milliseconds since the epoch, ``unknown`` where they are missing."""
+    """Convert aware times to milliseconds since the epoch, missing ones to ``unknown``."""
     values = times.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy().astype("datetime64[ms]")
     return np.where(np.isnat(values), unknown, values.astype(np.int64))
 
 
 def column_as(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
-    """Return a column in the type of a field, null where the table lacks it; ``pa.ArrowInvalid`` if it does not fit."""
+    """Return a column cast to a field's type, null if it is missing; raises ``pa.ArrowInvalid`` if it does not fit."""
     if field.name not in table.column_names:
         return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
     column = table.column(field.name)
@@ -127,12 +127,12 @@ def column_as(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
         column = column.cast(column.type.value_type)
     if pa.types.is_dictionary(field.type):
         column = column.cast(pa.string()).dictionary_encode()
-    # Instants are kept in milliseconds: the microseconds that a clock gives beyond them say nothing.
+    # Times are stored in milliseconds: truncating microseconds is intended.
     return column.cast(field.type, safe=not pa.types.is_timestamp(field.type) and not pa.types.is_float32(field.type))
 
 
 def conform(frame: pd.DataFrame, schema: pa.Schema) -> pa.Table:
-    """Lay a frame (aware instants) out as ``schema``: add absent columns as null, keep further columns after them."""
+    """Convert a frame with aware times to ``schema``: missing columns become null, further columns follow."""
     fields: list[pa.Field] = []
     arrays: list[pa.Array] = []
     for name in dict.fromkeys([*schema.names, *map(str, frame.columns)]):

@@ -1,4 +1,4 @@
-"""Reading a dataset, the validated store that other rooms start from; ``writer`` writes one."""
+"""Reading of a dataset, the input of the other rooms; ``writer`` writes one."""
 
 import os
 from collections.abc import Sequence
@@ -28,17 +28,17 @@ from telemetry.dataset.layout import (
 from telemetry.dataset.meta import DatasetMeta, read_meta
 from telemetry.dataset.schema import samples_schema
 
-# Several threads read buckets and give them up concurrently: giving back their pages costs Arrow's own allocators a
-# sixth of a build's CPU, the C library's less.
+# Threads read and free buckets concurrently: releasing pages costs Arrow's default allocators a sixth of a build's
+# CPU time, and the system allocator less.
 if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
     pa.set_memory_pool(pa.system_memory_pool())
 
 
 @dataclass(frozen=True, slots=True)
 class SampleFile:
-    """A file of samples, with the SHA-256 of its bytes; files with the same one hold the same samples.
+    """A file of samples; files with the same ``sha256`` have the same samples.
 
-    ``span``: where its run begins and where the next one does; the dataset's span where a bucket is one run.
+    ``span``: start of its run and of the next one; the dataset's span if a bucket is one run.
     """
 
     bucket: int
@@ -49,9 +49,9 @@ class SampleFile:
 
 
 class Dataset:
-    """A dataset in a folder or on S3-compatible storage, opened for reading; make it with :meth:`open`.
+    """A dataset opened for reading from a folder or S3-compatible storage; create it with :meth:`open`.
 
-    It continues reading the same files while another run replaces the dataset.
+    In a folder it keeps reading the same files while another process replaces the dataset.
     """
 
     def __init__(self, place: Place, meta: DatasetMeta, files: FolderFiles) -> None:
@@ -61,9 +61,9 @@ class Dataset:
 
     @classmethod
     def open(cls, place: Place, *, lease: bool = True) -> "Dataset":
-        """Open the dataset at ``place``; in a folder, a swap that a killed writer left half done is undone first.
+        """Open the dataset at ``place``; in a folder, an interrupted swap is undone first.
 
-        ``lease``: whether the files in a folder shall stay while this object lives, whoever replaces the dataset.
+        ``lease``: keep the files in a folder for the lifetime of this object, even if the dataset is replaced.
         Raises ``InputError`` if there is no dataset at ``place``, or it cannot be read.
         """
         if isinstance(place, S3Place):
@@ -77,26 +77,26 @@ class Dataset:
 
     @property
     def path(self) -> Path:
-        """The dataset's folder, for those that do more than read; raises ``ValueError`` on storage."""
+        """The dataset's folder; raises ``ValueError`` on storage."""
         if not isinstance(self.place, Path):
             raise ValueError(f"{self.place} is not in a folder")
         return self.place
 
     @property
     def root(self) -> Path:
-        """A path that finds the very files that this object reads, whatever takes the folder's name; not on storage."""
+        """Path of the files that this object reads, even after a swap; raises ``ValueError`` on storage."""
         if isinstance(self._files, StoredFiles):
             raise ValueError(f"{self.place} is not in a folder")
         return self._files.root
 
     @property
     def pinned(self) -> Place:
-        """Where another process finds this dataset: its folder, absolute, or its prefix and digest on storage."""
+        """Location of this dataset for another process: its absolute folder, or its prefix and digest on storage."""
         return self.place if isinstance(self.place, S3Place) else self.place.resolve()
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the dataset's content, as hexadecimal text."""
+        """SHA-256 of the dataset's content in hexadecimal."""
         return self.meta.digest
 
     @cached_property
@@ -105,23 +105,23 @@ class Dataset:
         return samples_schema(self.meta.channels, sample_count=self.meta.sample_count)
 
     def buckets(self) -> list[int]:
-        """Return the numbers of the buckets that hold samples, ascending; empty without telemetry."""
+        """Return the buckets with samples, ascending; empty without telemetry."""
         return sorted(int(bucket) for bucket in self.meta.counts["samples_by_bucket"])
 
     def bucket_of(self, node: str) -> int:
-        """Return the bucket that a node's samples are in."""
+        """Return the bucket of a node's samples."""
         return node_hash(node) % self.meta.buckets
 
     def runs_of(self, bucket: int) -> list[int]:
-        """Return the numbers of the runs that a bucket has samples in, ascending; see :class:`Runs`."""
+        """Return the runs in which a bucket has samples, ascending; see :class:`Runs`."""
         return sorted(self._names.get(bucket, {}))
 
     def parts_of_run(self, bucket: int, run: int) -> list[Path]:
-        """Return the files of one run of a bucket: one, or those that an older version wrote where time is one run."""
+        """Return the files of one run of a bucket; several only in datasets of older versions with a single run."""
         return [self.root / name for name in self._names_of(bucket, run)]
 
     def rows_in(self, bucket: int, *, since: datetime | None = None) -> int:
-        """Return the samples in the files that may hold any since then; of all of them as dataset.json says."""
+        """Return the number of samples in the files that may have samples at or after ``since``, or in all files."""
         if since is None:
             return int(self.meta.counts["samples_by_bucket"].get(str(bucket), 0))
         rows = 0
@@ -132,7 +132,7 @@ class Dataset:
         return rows
 
     def sample_files(self) -> list[SampleFile]:
-        """Return every file of samples by bucket and run, with the SHA-256 of its bytes and the time it covers."""
+        """Return all files of samples by bucket and run."""
         return [
             SampleFile(bucket, run, name, self.sha256_of(name), self.meta.runs.span(run) or self.meta.span)
             for bucket in self.buckets()
@@ -141,12 +141,12 @@ class Dataset:
         ]
 
     def day_digests(self, file: SampleFile) -> dict[int, str] | None:
-        """Return the digest of each day of a file; see :func:`telemetry.dataset.layout.read_day_digests`."""
+        """Return the day digests of a file; see :func:`telemetry.dataset.layout.read_day_digests`."""
         with self._files.opened(file.path) as stream:
             return read_day_digests(stream)
 
     def sha256_of(self, name: str) -> str:
-        """Return the SHA-256 of a file of the dataset: as dataset.json says, or, in an older dataset, of its bytes."""
+        """Return the SHA-256 of a file from dataset.json, or, in datasets of older versions, of its bytes."""
         return self.meta.files.get(name) or self._files.sha256_of(name)
 
     def read_bucket(
@@ -157,11 +157,11 @@ class Dataset:
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> pa.Table:
-        """Read one bucket: samples of ``since <= t < until`` (aware); runs outside are not opened.
+        """Read the samples of one bucket with ``since <= t < until`` (aware); runs outside are not opened.
 
-        Returns: sorted by (gpu, timestamp), or (node, timestamp) where the unit is the node. ``node`` and ``gpu`` are
+        Returns: sorted by (gpu, timestamp), or (node, timestamp) if the unit is the node. ``node`` and ``gpu`` are
         dictionary-encoded, with one dictionary for the whole table.
-        Raises ``InputError`` if a column is not in the dataset, or files are missing (damaged, or replaced meanwhile).
+        Raises ``InputError`` if a column is unknown, or files are missing, corrupt or replaced.
         """
         names = self._columns(columns)
         return self._joined(self.read_runs(bucket, self._with_key(names), since=since, until=until), names)
@@ -174,9 +174,9 @@ class Dataset:
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> list[pa.Table]:
-        """Read one bucket as it lies on disk: a table a run or row group, in order of time, none empty.
+        """Read one bucket as stored: one non-empty table per run or row group, in order of time.
 
-        Each is sorted and encoded as :meth:`read_bucket` says.
+        Each is sorted and encoded like the result of :meth:`read_bucket`.
         """
         names = self._columns(columns)
         first, last = since_in_ms(since), since_in_ms(until)
@@ -189,12 +189,12 @@ class Dataset:
         return [table for tables, _ in parts for table in tables]
 
     def read_run(self, bucket: int, run: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read one run of a bucket, sorted and encoded as :meth:`read_bucket` says; empty where it has no samples."""
+        """Read one run of a bucket, sorted and encoded like :meth:`read_bucket`; empty without samples."""
         names = self._columns(columns)
         return self._joined(self._read(bucket, run, self._with_key(names), None, None)[0], names)
 
     def _with_key(self, names: list[str]) -> list[str]:
-        """Add the column that tables are merged by, where there may be several."""
+        """Add the sort key for merging, if there may be several tables."""
         key, _ = sort_columns(self.meta.unit)
         return names if key in names or self.meta.run_days is None else [*names, key]
 
@@ -206,7 +206,7 @@ class Dataset:
     def _read(
         self, bucket: int, run: int, names: list[str], since_ms: int | None, until_ms: int | None
     ) -> tuple[list[pa.Table], int]:
-        """Read the tables of a run, and count the rows that its files hold."""
+        """Read the tables of a run, and the number of rows of its files."""
         schema = pa.schema([self.schema.field(name) for name in names])
         tables: list[pa.Table] = []
         rows = 0
@@ -220,7 +220,7 @@ class Dataset:
                 raise self._damaged(f"bucket {bucket} has lost {name.rpartition('/')[2]}", bucket) from None
             tables += [table if table.schema == schema else table.cast(schema) for table in part]
             rows += row_count
-        if self.meta.run_days is None and len(tables) > 1:  # files one after the other make one sorted table
+        if self.meta.run_days is None and len(tables) > 1:  # successive files form one sorted table
             tables = [pa.concat_tables(tables)]
         return [table.unify_dictionaries() for table in tables], rows
 
@@ -243,8 +243,8 @@ class Dataset:
 
     @cached_property
     def _names(self) -> dict[int, dict[int, list[str]]]:
-        """Names of the files of samples in the dataset, by bucket and run."""
-        if self.meta.run_days is None:  # as an older version wrote them: their number is not known
+        """Names of the sample files, by bucket and run."""
+        if self.meta.run_days is None:  # older versions may have several files per bucket
             parts = {bucket: self._files.parts_in(bucket_name(bucket)) for bucket in self.buckets()}
             return {bucket: {0: names} if names else {} for bucket, names in parts.items()}
         names_of: dict[int, dict[int, list[str]]] = {}
@@ -264,7 +264,7 @@ class Dataset:
         return self._small("inventory.parquet")
 
     def jobs(self) -> pd.DataFrame | None:
-        """Return the jobs, or None where the dataset has none; see :data:`telemetry.dataset.schema.JOBS`."""
+        """Return the jobs, or None if the dataset has none; see :data:`telemetry.dataset.schema.JOBS`."""
         return self._small("jobs.parquet") if self._files.has("jobs.parquet") else None
 
     def _small(self, name: str) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Writing a dataset in a single step."""
+"""Atomic writing of a dataset."""
 
 import hashlib
 import json
@@ -50,14 +50,14 @@ from telemetry.dataset.store import Dataset
 
 
 class DatasetWriter:
-    """Builds a dataset next to its place and swaps it in by :meth:`finish`.
+    """Builds a dataset beside ``path`` and swaps it in by :meth:`finish`.
 
-    Use it as a context manager: on an error nothing remains but what was at ``path`` before. Several threads may call
-    :meth:`write_samples` concurrently, each for a bucket of its own.
+    Use it as a context manager: on an error ``path`` is unchanged. Threads may call :meth:`write_samples` concurrently
+    for different buckets.
 
-    ``channels``: of the sample table in column order, roll-ups included. ``runs``: default: a bucket is one run.
-    Raises ``InputError`` if ``path`` holds something else than a dataset, another run is writing it, or this one may
-    not.
+    ``channels``: channels of the sample table in column order, including roll-ups. ``runs``: default: one run per
+    bucket.
+    Raises ``InputError`` if ``path`` is not a dataset, another process is writing it, or it is not writable.
     """
 
     def __init__(
@@ -81,24 +81,24 @@ class DatasetWriter:
         self._step = step
         self.buckets = buckets
         self._rows: Counter[int] = Counter()  # by bucket
-        self._known: dict[str, str] = {}  # SHA-256 of files that were taken over
+        self._known: dict[str, str] = {}  # SHA-256 of adopted files
         self._on_disk: set[str] = set()
         self._swap = FolderSwap(path)
         self.declare(channels, unit=unit, sample_count=sample_count, runs=runs)
 
     @property
     def folder(self) -> Path:
-        """The folder that is being built; further files of the dataset may be put there before :meth:`finish`."""
+        """The folder under construction; further files may be added before :meth:`finish`."""
         return self._swap.path
 
     def bucket_of(self, node: str) -> int:
-        """Return the bucket that a node's samples belong to."""
+        """Return the bucket of a node's samples."""
         return node_hash(node) % self.buckets
 
     def declare(
         self, channels: Mapping[str, Channel], *, unit: Unit, sample_count: bool, runs: Runs | None = None
     ) -> None:
-        """Say what samples are like, before any is written; for a writer made before it was known."""
+        """Set the schema of samples, if it was not known at construction; must precede all samples."""
         if self._rows:
             raise ValueError("samples were already written")
         self._unit = unit
@@ -108,9 +108,9 @@ class DatasetWriter:
         self._runs = Runs() if runs is None else runs
 
     def adopt(self, dataset: Dataset, bucket: int, runs: Iterable[int] | None = None) -> None:
-        """Take a bucket's runs over from a dataset of the same columns, without reading or hashing them again.
+        """Adopt a bucket's runs from a dataset with the same layout, without reading or hashing them.
 
-        ``runs``: runs that nothing is written to; default: all of the bucket's.
+        ``runs``: runs that get no new samples; default: all runs of the bucket.
         """
         same = dataset.meta.buckets == self.buckets and dataset.meta.run_days == self._runs.days
         if dataset.schema != self._schema or not same:
@@ -130,24 +130,24 @@ class DatasetWriter:
         self._rows[bucket] += rows
 
     def adopt_folder(self, dataset: Dataset, name: str) -> None:
-        """Take over a folder of further files from a dataset, such as the quarantine, without reading them again."""
+        """Adopt a folder of further files from a dataset, e.g. the quarantine, without reading them."""
         with disk_errors(self._swap.target):
             for source in sorted(path for path in (dataset.path / name).rglob("*") if path.is_file()):
                 self._share(source, source.relative_to(dataset.path).as_posix())
 
     def write_tables(self, folder: str, tables: Mapping[str, pa.Table]) -> None:
-        """Write further tables, which are no part of the digest, into a folder of the dataset."""
+        """Write further tables, which are not part of the digest, to a folder of the dataset."""
         with disk_errors(self._swap.target):
             (self._swap.path / folder).mkdir()
             for name, table in tables.items():
                 write_small(self._swap.path / folder / f"{name}.parquet", table)
 
     def write_samples(self, bucket: int, table: pa.Table) -> None:
-        """Write the samples of one bucket, in any order; a second table may only hold other runs.
+        """Write samples of one bucket, in any order; further tables of the bucket must be of other runs.
 
-        ``table``: ``timestamp``, ``node``, ``gpu`` and any of the channels; an absent channel, and NaN, become null.
-        Raises ``InputError`` on an unknown column, a value that does not fit the channel's type, a null key, two
-        samples of one unit at one time, or a full disk.
+        ``table``: ``timestamp``, ``node``, ``gpu`` and any channels; missing channels and NaN become null.
+        Raises ``InputError`` on an unknown column, a value that does not fit the channel's type, a null key, a
+        duplicate (unit, timestamp), or a full disk.
         """
         if table.num_rows == 0:
             return
@@ -165,12 +165,12 @@ class DatasetWriter:
         self._rows[bucket] += table.num_rows
 
     def _write_runs(self, bucket: int, table: pa.Table) -> None:
-        """Write sorted samples: a file for each run, whose bytes are a function of the run's samples alone."""
+        """Write sorted samples, one file per run; its bytes depend only on the samples of the run."""
         folder = self._swap.path / bucket_name(bucket)
         folder.mkdir(parents=True, exist_ok=True)
         for run, part in split_by(table, self._runs.of(instants_ms(table))).items():
             path = folder / self._runs.file_name(run)
-            if path.exists():  # perhaps another dataset's, by a link: to write into it would change that dataset
+            if path.exists():  # possibly a hard link: writing to it would change another dataset
                 raise ValueError(f"{folder.name}/{path.name} is there already")
             whole = normal_form(part)
             write_part(path, list(split_by(whole, self._runs.groups.of(instants_ms(whole))).values()), footer(whole))
@@ -186,11 +186,11 @@ class DatasetWriter:
         quarantine: Mapping[str, int] | None = None,
         counts: Mapping[str, Any] | None = None,
     ) -> Dataset:
-        """Write the remaining tables and dataset.json, force all to the disk, and swap the dataset in.
+        """Write the remaining tables and dataset.json, sync all files, and swap the dataset in.
 
-        ``events``, ``inventory``: in the layouts of ``schema``, in any order; absent nullable columns are null.
-        ``sources``: what the dataset was made from, JSON types only, without paths or times of writing.
-        Raises ``InputError`` if the disk is full (the old dataset is unchanged).
+        ``events``, ``inventory``: in the layouts of ``schema``, in any order; missing nullable columns are null.
+        ``sources``: sources of the dataset in JSON types, without paths or write times.
+        Raises ``InputError`` if the disk is full; the old dataset is unchanged.
         """
         root = self._swap.path
         tables = {"events": _sorted(events, EVENTS, _EVENT_ORDER)}
@@ -198,7 +198,7 @@ class DatasetWriter:
         if jobs is not None:
             tables["jobs"] = _sorted(jobs, JOBS, ("started_at", "job"))
         with disk_errors(self._swap.target):
-            rows = +self._rows  # without buckets of which nothing was taken over
+            rows = +self._rows  # without empty buckets
             for name, table in tables.items():
                 write_small(root / f"{name}.parquet", table)
             all_counts: dict[str, Any] = {
@@ -241,7 +241,7 @@ class DatasetWriter:
         self._swap.discard()
 
     def _share(self, source: Path, name: str) -> Path:
-        """Take over a file that is never changed in place, so that two datasets may share it; it is on the disk."""
+        """Hard-link or copy a file, which is synced already; files are immutable, so datasets can share them."""
         target = self._swap.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
@@ -284,7 +284,7 @@ class DatasetWriter:
             ) from error
 
     def _hashed(self, root: Path) -> dict[str, str]:
-        """Return the SHA-256 of each file that the digest is made of; what was adopted is not read again."""
+        """Return the SHA-256 of each file in the digest; adopted files are not read."""
         files = [*(root / "telemetry").rglob("*.parquet"), *root.glob("*.parquet")]
         names = sorted(path.relative_to(root).as_posix() for path in files)
         return {name: self._known.get(name) or sha256_of(root / name) for name in names}
@@ -298,7 +298,7 @@ _EVENT_ORDER = ("known_at", "timestamp", "node", "gpu", "code", "type", "source"
 
 
 def _digest(meta: DatasetMeta) -> str:
-    """Hash what a reader could see of the dataset: its files' bytes and the settings that give them a meaning."""
+    """Return the digest of a dataset: of its files and the settings needed to interpret them."""
     total = hashlib.sha256()
     settings = {
         "schema_version": meta.schema_version,

@@ -161,11 +161,6 @@ WHOLE = {
     ),
     "Splunk export": wrapped(result={"_time": "2026-03-01T02:20:00.000+00:00", "host": "node-0", "_raw": XID}),
     "Splunk HEC": wrapped(time=EPOCH_S, host="node-0", event=XID),
-    "Azure API": wrapped(
-        tables=[
-            {"columns": [{"name": "TimeGenerated"}, {"name": "SyslogMessage"}], "rows": [["2026-03-01T02:20Z", XID]]}
-        ]
-    ).replace("02:20Z", "02:20:00Z"),
     "OpenObserve": wrapped(_timestamp=EPOCH_S * 10**6, hostname="node-0", message=XID),
     "Seq": json.dumps({"@t": "2026-03-01T02:20:00Z", "@m": XID, "host": "node-0"}),
     "Elastic, original": json.dumps({"@timestamp": "2026-03-01T02:20:00Z", "log": {"original": XID}}),
@@ -298,6 +293,13 @@ def test_a_csv_of_a_log_store_is_a_kernel_log(tmp_path: Path, name: str) -> None
     assert events[["timestamp", "node", "gpu", "type", "code"]].to_numpy().tolist() == [
         [WHEN, "node-0", gpu(0), "xid", "79"]
     ]
+
+
+def test_each_row_of_a_table_in_json_is_an_entry() -> None:
+    names = [{"name": name} for name in ("TimeGenerated", "Computer", "SyslogMessage")]
+    rows = [[f"2026-03-01T02:2{number}:00Z", f"node-{number}", XID] for number in range(2)]
+    log = parse_kernel_log([wrapped(tables=[{"columns": names, "rows": rows}])])
+    assert log.events["node"].tolist() == ["node-0", "node-1"]
 
 
 def test_a_csv_of_tickets_that_quote_the_kernel_is_no_log(tmp_path: Path) -> None:

@@ -112,6 +112,12 @@ def test_a_resolved_ticket_is_a_failure_and_its_repair(tmp_path: Path, text: str
     assert events[["clock", "node", "gpu", "type"]].to_numpy().tolist() == expected
 
 
+def test_a_guess_that_is_not_sure_answers_no_question(tmp_path: Path) -> None:
+    (tmp_path / "pagerduty.csv").write_text("description,service_id,created_on\nXID 79,7,2026-03-01T00:10:00Z\n")
+    _, questions = look({"events": [tmp_path / "pagerduty.csv"]}, load_mapping(None), CATALOGUE)
+    assert [question.missing for question in questions] == ["node or gpu or serial"]
+
+
 @pytest.mark.parametrize(
     ("header", "row", "expected"),
     [

@@ -1,6 +1,7 @@
 """Other clients of the same nodes: webhooks and reconcilers change predrain's writes, tools share its cordon."""
 
 import copy
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -149,6 +150,16 @@ def cordons(world: World, cluster: KubernetesClient) -> Hand:
     settings: KubernetesSettings = replace(SETTINGS, cordon=True)
     world.edit(NODE, lambda raw: raw["metadata"].update(managedFields=managed(None)))
     return Hand(world, cluster, settings)
+
+
+def test_an_answer_that_lacks_only_a_label_is_no_success_and_counts_as_no_removed_taint(
+    world: World, cordons: Hand
+) -> None:
+    admit(world, lambda _, content: content["metadata"]["labels"].pop("predrain.io/risk-tier", None))
+    assert cordons.do("swap").kind == "refused"
+    record = json.loads(cordons.raw()["metadata"]["annotations"]["predrain.io/applied-taints"])
+    assert (record["level"], record.get("refused", 0)) == ("swap", 0)
+    assert cordons.raw()["spec"]["unschedulable"]
 
 
 @pytest.mark.parametrize(("begin", "end"), USERS)

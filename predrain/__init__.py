@@ -1,5 +1,5 @@
-"""The command line of predrain: one module or folder a verb; the only package that may import every room.
+"""The command line of predrain: one module or folder per verb; the only package that may import every room.
 
-Arguments come in; the rooms do the work; lines or JSON go to the terminal. ``command`` lists the verbs, ``options`` and
-``console`` hold what they share. A verb imports its rooms when it runs, so that ``predrain --help`` is instant.
+Verbs parse arguments, call the rooms, and print text or JSON. ``command`` lists the verbs; ``options`` and ``console``
+have shared code. A verb imports its rooms when it runs, so that ``predrain --help`` is instant.
 """

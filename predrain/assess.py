@@ -1,4 +1,4 @@
-"""``predrain assess``: whether a fleet's failures are predictable, and what acting on risks would have saved it."""
+"""``predrain assess``: whether a fleet's failures are predictable, and what acting on risks would have saved."""
 
 import sys
 from collections.abc import Sequence
@@ -177,7 +177,7 @@ def _from_prometheus(
     params: "Params",
     stages: Stages,
 ) -> "Accounting":
-    """Check the files, then fetch the history and import the files into the same dataset; return what was read."""
+    """Check the files, then fetch the history and import the files into the same dataset; return the accounting."""
     from pipeline.sources import Work, fetch_history, import_tables, inventory_of, keep_period, known_gpus, period_of
     from telemetry.collect.prometheus.outlook import look_ahead
     from telemetry.collect.series.mapping import load_source_mapping
@@ -216,7 +216,7 @@ def _from_prometheus(
 def _ask_first(
     tables: "Tables", mapping: Path | None, params: "Params", out: Path, known: "pd.DataFrame | None"
 ) -> None:
-    """Ask everything that an import of the files would ask, and exit if there is anything."""
+    """Report all questions that an import of the files raises, and exit if there are any."""
     from pipeline.sources import check_sources
     from telemetry.importing.asking.trial import write_inquiry
 
@@ -231,7 +231,7 @@ def _ask_first(
 def _show(
     content: dict[str, Any], account: "Accounting | None", out: Path, dataset: str, params: list[Path], *, as_json: bool
 ) -> None:
-    """Write the page, and print the verdict; what was read is a table on stderr, or ``accounting`` of the JSON."""
+    """Write the page, and print the verdict; the accounting is a table on stderr, or part of the JSON."""
     from pipeline.assessment.text import verdict_text, write_page
     from telemetry.accounting import as_text
 
@@ -245,7 +245,7 @@ def _show(
 
 
 def _mappings(paths: Sequence[Path], *, metrics: bool) -> tuple[Path | None, Path | None]:
-    """Tell the mapping of files from that of metrics, if there may be one, by their keys."""
+    """Distinguish the mapping of files from that of metrics, if allowed, by their keys."""
     from foundation.settings import settings_content
     from telemetry.importing.mapping import ImportMapping
 

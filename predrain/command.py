@@ -1,4 +1,4 @@
-"""The ``predrain`` command: collects the verbs; each verb imports what it needs only when it runs."""
+"""The ``predrain`` command and its verbs; each verb imports its dependencies only when it runs."""
 
 import sys
 from typing import Annotated, Any
@@ -30,7 +30,7 @@ from predrain.simulate import ExplainingScenarios, simulate
 
 
 def _repeated(command: Any, words: list[str]) -> list[str]:
-    """Give each word after a repeatable option its own, so that it takes what a shell makes of ``part-*.parquet``."""
+    """Repeat a repeatable option before each of its words, so that it accepts a shell glob (``part-*.parquet``)."""
     if any(param.param_type_name == "argument" for param in command.params):
         return words
     lists = {name for param in command.params if getattr(param, "multiple", False) for name in param.opts}
@@ -46,15 +46,15 @@ def _repeated(command: Any, words: list[str]) -> list[str]:
 
 
 class Verbs(TyperGroup):
-    """Takes what a shell makes of a pattern after a repeatable option, and reports errors without a traceback."""
+    """Accepts shell globs after repeatable options, and reports errors without a traceback."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the verb."""
+        """Resolve the verb."""
         verb, command, rest = super().resolve_command(ctx, args)
         return verb, command, _repeated(command, rest)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb; what a user can cause is one line and exit code 1."""
+        """Run the verb; user errors are printed as one line, with exit code 1."""
         with reported():
             return super().invoke(ctx)
 
@@ -100,7 +100,7 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show version and exit.")
     ] = False,
 ) -> None:
-    """Read the options before a verb."""
+    """Parse the global options."""
 
 
 app.command("assess")(assess)

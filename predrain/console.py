@@ -1,4 +1,4 @@
-"""What every verb shares with the terminal: errors without tracebacks, progress on stderr, JSON, turns of a loop."""
+"""Terminal output of all verbs: errors without tracebacks, progress on stderr, JSON; and rounds at an interval."""
 
 import json
 import os
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from telemetry.accounting import Accounting
 
 LINE_S = 30.0
-"""How often a long job says on stderr how far it is, where that is no terminal."""
+"""Interval of progress lines on stderr if it is not a terminal."""
 
 FAILED = 1
 """Exit code of a verb that failed."""
@@ -31,18 +31,18 @@ EXTRAS = {
     "nvml": ("pynvml",),
     "dask": ("dask", "distributed"),
 }
-"""Which extra of the distribution brings a module that is not there."""
+"""Extras of the distribution, with the modules that they install."""
 
 WRONG_PATHS = {
     FileNotFoundError: "Check the path; its folder must exist. ",
     IsADirectoryError: "Give a file, not a folder. ",
     NotADirectoryError: "Give a folder, not a file. ",
 }
-"""What to do about a path that cannot be used."""
+"""Hints for unusable paths."""
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Escape what would move the cursor, begin a line or colour a terminal; ``keep``: characters that may stay."""
+    """Escape control characters, such as newlines and terminal colours; ``keep``: characters not to escape."""
     return "".join(
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
     )
@@ -56,7 +56,7 @@ def fail(message: str) -> NoReturn:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Turn what a user can cause (bad input, a full disk, Ctrl-C) into one clear line and exit code 1."""
+    """Turn errors of users and their environment (bad input, full disk, Ctrl-C) into one line and exit code 1."""
     from foundation.errors import InputError
 
     try:
@@ -64,7 +64,7 @@ def reported() -> Iterator[None]:
     except InputError as error:
         fail(str(error))
     except BrokenPipeError:
-        # Whoever read the output has enough of it (`| head`); what is still buffered goes nowhere at exit.
+        # The reader has closed the pipe (`| head`): discard what is still buffered.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(FAILED) from None
     except OSError as error:
@@ -83,9 +83,9 @@ def reported() -> Iterator[None]:
 
 @contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr where that is a terminal; elsewhere a line every :data:`LINE_S` seconds.
+    """Show a progress bar on stderr if it is a terminal, else a line every :data:`LINE_S` seconds.
 
-    Yields: ``advance(done, total)``, both counts in the units of the job.
+    Yields: ``advance(done, total)``, in the units of the job.
     """
     if not sys.stderr.isatty():
         yield _Lines(title)
@@ -100,13 +100,13 @@ def progress(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 class Stages:
-    """Progress of one stage after the other on stderr."""
+    """Progress of consecutive stages on stderr."""
 
     def __init__(self) -> None:
         self._shown = ExitStack()
 
     def begin(self, stage: str) -> Callable[[int, int], None]:
-        """Show the next stage; returns what is called with the work done and all work."""
+        """Show the next stage; return ``advance(done, total)``."""
         self._shown.close()
         return self._shown.enter_context(progress(stage))
 
@@ -118,7 +118,7 @@ class Stages:
 
 
 class _Lines:
-    """Tells how far a long job is where there is no terminal, as in the journal of a service or in CI."""
+    """Prints progress lines if stderr is not a terminal, as in a service's journal or in CI."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -129,7 +129,7 @@ class _Lines:
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
         if self._first is None or done < self._last:
-            # what an earlier run left finished is no measure of the pace, nor is what another step went through
+            # work finished by an earlier run or a previous step must not count towards the rate
             self._began, self._first = now, done
         self._last = done
         if now - self._reported < LINE_S:
@@ -148,15 +148,15 @@ class _Lines:
 
 
 def print_json(content: Mapping[str, Any]) -> None:
-    """Print one JSON object as a line."""
+    """Print a JSON object as one line."""
     sys.stdout.write(json.dumps(content, default=str, sort_keys=True) + "\n")
     sys.stdout.flush()
 
 
 def show(result: dict[str, Any], *, as_json: bool, accounting: "Accounting | None" = None) -> None:
-    """Print a verb's result: one JSON object, or one line an entry.
+    """Print a verb's result: one JSON object, or one line per entry.
 
-    ``accounting``: what was read and what became of it; the last table, or the key ``accounting`` of the JSON.
+    ``accounting``: printed last as a table, or as the key ``accounting`` of the JSON.
     """
     if as_json:
         print_json(result if accounting is None else result | {"accounting": accounting.as_dict()})
@@ -181,7 +181,7 @@ def _shown(value: Any) -> str:
 
 
 def until_stopped(pause: timedelta) -> Iterator[int]:
-    """Yield the number of each turn, ``pause`` from one beginning to the next, until the process is asked to stop."""
+    """Yield the number of each round, ``pause`` from start to start, until the process receives a stop signal."""
     from foundation.running import every, stop_on_signals
 
     with stop_on_signals() as stopped:

@@ -1,4 +1,4 @@
-"""``predrain doctor``: what a source of telemetry leaves out, how important that is, and how to switch it on."""
+"""``predrain doctor``: what a telemetry source lacks, how important it is, and how to enable it."""
 
 import sys
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""``predrain import``: Parquet, CSV and kernel logs into a validated dataset."""
+"""``predrain import``: imports Parquet, CSV and kernel logs into a validated dataset."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -81,7 +81,7 @@ def import_files(
 def tables_of(
     samples: list[Path] | None, events: list[Path] | None, inventory: Path | None, jobs: Path | None
 ) -> dict[str, list[Path]]:
-    """Give the files by the section of a mapping that is theirs."""
+    """Return the files by their section in a mapping."""
     tables = {"samples": samples or [], "events": events or []}
     return tables | {role: [path] for role, path in (("inventory", inventory), ("jobs", jobs)) if path is not None}
 
@@ -89,7 +89,7 @@ def tables_of(
 def write_suggestion(
     given: Mapping[str, Sequence[Path]], mapping: Path | None, to: Path, params: list[Path] | None
 ) -> None:
-    """Write a mapping of unknown columns for review, never over another file, and say what to look at."""
+    """Write a draft mapping of unknown columns, never over an existing file, and report what to review."""
     from foundation.errors import InputError
     from foundation.files import write_bytes
     from telemetry.dataset.channels import resolve_channels

@@ -1,4 +1,4 @@
-"""``predrain ledger``: why a node was treated so, what was decided when, and whether it would be decided so again."""
+"""``predrain ledger``: query decisions and their reasons, replay a decision, export drains as events."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and how they are read."""
+"""Options shared by several verbs, and their parsing."""
 
 import os
 import threading
@@ -35,7 +35,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as on
 
 
 def grouped(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb the fields of its dataclass parameters as options; each is a group that several verbs share."""
+    """Expand a verb's dataclass parameters, which group shared options, to one option per field."""
     hints = get_type_hints(verb, include_extras=True)
     groups: dict[str, Any] = {name: group for name, group in hints.items() if is_dataclass(group)}
     parameters: list[Parameter] = []
@@ -65,7 +65,7 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """How a verb logs in to an HTTP server, and which certificates it trusts."""
+    """Credentials and TLS settings of an HTTP connection."""
 
     bearer_token_file: Annotated[Path | None, typer.Option(help="File with a bearer token.")] = None
     basic_auth_file: Annotated[Path | None, typer.Option(help="File with user:password.")] = None
@@ -79,14 +79,14 @@ class ConnectionOptions:
     ] = None
 
     def to(self, url: str) -> "Connection":
-        """Make a connection of them; raises ``InputError`` if one cannot be used, or they contradict each other."""
+        """Create a connection; raises ``InputError`` if an option is unusable, or options contradict each other."""
         from foundation.http import connect_to
 
         given = asdict(self)
         return connect_to(url, headers=given.pop("header") or (), **given)
 
     def to_prometheus(self, address: str) -> "Connection":
-        """Connect to a Prometheus; without other credentials the environment may name a token."""
+        """Create a connection to Prometheus; without credentials, the environment may name a token file."""
         from foundation.http import connect_to
 
         given, named = asdict(self), os.environ.get(PROMETHEUS_TOKEN_FILE)
@@ -103,13 +103,13 @@ def read_params(given: list[Path] | None) -> "Params":
 
 
 def params_files(given: list[Path] | None) -> list[Path]:
-    """Give the parameter files that :func:`read_params` reads."""
+    """Return the parameter files that :func:`read_params` reads."""
     default = Path("params.yaml")
     return given or ([default] if default.is_file() else [])
 
 
 def read_place(written: str, out: Path) -> "Place":
-    """Read where a dataset is; raise ``InputError`` if that is no place, or ``out`` lies in it or on storage."""
+    """Parse the place of a dataset; raise ``InputError`` if it is invalid, or ``out`` is inside it or on storage."""
     from foundation.place import place_of, refuse_storage
 
     refuse_storage(out)
@@ -120,7 +120,7 @@ def read_place(written: str, out: Path) -> "Place":
 
 
 def refuse_inside(out: Path, folder: Path, what: str = "dataset") -> None:
-    """Raise ``InputError`` if ``out`` lies in a dataset or a matrix: the next import or build would replace it."""
+    """Raise ``InputError`` if ``out`` is inside a dataset or matrix: the next import or build would replace it."""
     from foundation.errors import InputError
 
     if out.resolve().is_relative_to(folder.resolve()):
@@ -128,7 +128,7 @@ def refuse_inside(out: Path, folder: Path, what: str = "dataset") -> None:
 
 
 def check_scores(folder: Path | None) -> None:
-    """Raise ``InputError`` if ``--scores`` names a file, or a folder of something else; it need not exist yet."""
+    """Raise ``InputError`` if ``--scores`` is a file or an unrelated folder; it may not exist yet."""
     from foundation.errors import InputError
 
     if folder is None or not folder.exists():
@@ -140,9 +140,9 @@ def check_scores(folder: Path | None) -> None:
 
 
 def instant_option(written: str, option: str, now: datetime | None = None) -> datetime:
-    """Read an instant of the command line: ISO 8601 with an offset, a day (its beginning in UTC), or how long ago.
+    """Parse an instant: ISO 8601 with an offset, a day (00:00 UTC), or an age.
 
-    ``now``: what it is so long before; default: now.
+    ``now``: reference of an age; default: the current time.
     Raises ``typer.BadParameter`` if it is none of these.
     """
     from datetime import UTC, date, datetime
@@ -169,7 +169,7 @@ def instant_option(written: str, option: str, now: datetime | None = None) -> da
 
 
 def duration_option(written: str, option: str, *, least: str = "0s") -> timedelta:
-    """Read a duration of the command line, such as 30s; raises ``typer.BadParameter`` if it is none, or too short."""
+    """Parse a duration, e.g. 30s; raises ``typer.BadParameter`` if it is invalid or less than ``least``."""
     from foundation.durations import parse_duration
 
     try:
@@ -199,16 +199,16 @@ ModelNameOption = Annotated[str, typer.Option("--name", help="Name of the regist
 
 
 def store_uri(given: str | None) -> str:
-    """Return the address of MLflow: the one given, or the environment's, or a file of the current folder."""
+    """Return the MLflow URI: the given one, else the environment's, else a file in the current folder."""
     return given or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE
 
 
 PROMETHEUS, PROMETHEUS_TOKEN_FILE = "PREDRAIN_PROMETHEUS", "PREDRAIN_PROMETHEUS_TOKEN_FILE"
-"""Environment variables: the address of a Prometheus, and a file with the token that is sent to it and nowhere else."""
+"""Environment variables: the URL of a Prometheus server, and a file with the token for this server only."""
 
 
 def prometheus_address(given: str | None, *others: object) -> str | None:
-    """Return the address of the Prometheus: the one given, or the environment's where no other source is given."""
+    """Return the URL of Prometheus: the given one, or the environment's if no other source is given."""
     return given or (None if any(others) else os.environ.get(PROMETHEUS) or None)
 
 
@@ -221,7 +221,7 @@ class EngineName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Where the work is done."""
+    """Options of the execution engine."""
 
     engine: Annotated[
         EngineName, typer.Option(help="Execution engine: this process, or a Dask cluster (extra `dask`).")
@@ -237,7 +237,7 @@ class EngineOptions:
 
     @contextmanager
     def opened(self) -> "Iterator[DaskEngine | None]":
-        """Yield the engine, and close it afterwards; None: this process. Refuse options that contradict it."""
+        """Yield the engine, and close it afterwards; None: this process. Reject contradictory options."""
         address, workers = self.dask_address, self.dask_workers
         if self.engine is EngineName.local and (address is not None or workers is not None):
             raise typer.BadParameter("--dask-address and --dask-workers require --engine dask")
@@ -273,12 +273,12 @@ SourceMappingOption = Annotated[
 
 
 def seconds(written: str, option: str) -> float:
-    """Read a duration of at least a second; raises ``typer.BadParameter``."""
+    """Parse a duration of at least a second; raises ``typer.BadParameter`` if it is invalid."""
     return duration_option(written, option, least="1s").total_seconds()
 
 
 def log_to_stderr() -> None:
-    """Log what a running collector reports."""
+    """Log to stderr, from level INFO."""
     import logging
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -286,7 +286,7 @@ def log_to_stderr() -> None:
 
 @contextmanager
 def collecting(accounting: "Callable[[], Accounting]", listen: str | None) -> Iterator[threading.Event]:
-    """Yield an event that a signal sets, and serve the account of a collector meanwhile."""
+    """Yield an event that is set by a stop signal; until then, serve a collector's accounting on ``listen``."""
     from foundation.running import stop_on_signals
     from telemetry.collect.exposure import exposing
 

@@ -1,4 +1,4 @@
-"""``predrain score``: score the fleet at the newest decision time that is due, once or on an interval."""
+"""``predrain score``: score the fleet at the newest decision time that is due, once or at an interval."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from serving.scores.writing import ScoresFolder, ScoringResult
 
 _NOTED = 3
-"""Reasons, or names of channels, that a note tells."""
+"""Maximum number of reasons, or of channel names, in a note."""
 
 
 def score(
@@ -91,7 +91,7 @@ def _round(
     params: "Params",
     at: datetime | None,
 ) -> "Callable[[], ScoringResult]":
-    """Return a round of scoring; what is heavy is imported, and the model read, once a decision is due."""
+    """Return a round of scoring, which only imports heavy modules and loads the model if a decision is due."""
     source: ModelSource | None = None
 
     def score_once() -> "ScoringResult":
@@ -115,7 +115,7 @@ def _round(
         except TooEarlyError as early:
             if scores.newest() is None:
                 raise
-            # a champion scored before: the registry lost it, or is another one
+            # a champion has scored before: the registry lost it, or is a different one
             what = f"the registry no longer has a champion ({early.what})"
             raise InputError(what, early.where, "Check --registry and --name.") from None
         data = Dataset.open(place)
@@ -124,7 +124,7 @@ def _round(
         if result.written:
             try:
                 write_facts(scores, data)
-            except Exception as error:  # the scores are out; only the pages need these
+            except Exception as error:  # the scores are written; only the pages need the outcomes
                 return replace(result, notes=(*result.notes, f"cannot write the outcomes of alerts: {error}"))
         return result
 
@@ -132,7 +132,7 @@ def _round(
 
 
 def _run(scores: "ScoresFolder", work: "Callable[[], ScoringResult]", pause: timedelta | None, as_json: bool) -> bool:
-    """Score once, or until a signal; then a failed round is logged and tried again. True: the last one failed."""
+    """Score once, or until a stop signal, logging and retrying failed rounds; return whether the last one failed."""
     from foundation.errors import TooEarlyError
     from serving.scores.writing import record_attempt
 
@@ -149,7 +149,7 @@ def _run(scores: "ScoresFolder", work: "Callable[[], ScoringResult]", pause: tim
                 _say(as_json, {"at": began.isoformat(), "waits": str(early)}, f"waiting: {early}", sys.stdout)
             noted = (str(early),)
             continue
-        except Exception as error:  # whatever it is, the fleet is better served by another try than by none
+        except Exception as error:  # whatever it is, the next round retries
             text = _record_failure(scores, began, error)
             if pause is None:
                 raise
@@ -167,13 +167,13 @@ def _run(scores: "ScoresFolder", work: "Callable[[], ScoringResult]", pause: tim
 
 
 def _record_failure(scores: "ScoresFolder", began: datetime, error: Exception) -> str:
-    """Mark the scores' status; return the error in words."""
+    """Record the failure in the scores' status; return the error as text."""
     from serving.scores.writing import record_attempt
 
     text = str(error) or type(error).__name__
     try:
         record_attempt(scores, began, None, text)
-    except Exception as full:  # a full disk must not end the loop: it may be freed
+    except Exception as full:  # e.g. a full disk, which must not end the loop
         sys.stderr.write(f"predrain score: cannot write the status: {full}\n")
         sys.stderr.flush()
     return text
@@ -186,7 +186,7 @@ def _say(as_json: bool, facts: dict[str, Any], message: str, stream: Any) -> Non
 
 
 def summarize(result: "ScoringResult") -> dict[str, Any]:
-    """Return what a run did, for the terminal."""
+    """Summarize a run for the terminal."""
     summary = result.summary
     notes = list(result.notes)
     if unknown := summary["tiers"]["unknown"]:

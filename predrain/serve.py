@@ -1,4 +1,4 @@
-"""``predrain serve``: the HTTP service that scripts, people and schedulers ask."""
+"""``predrain serve``: the HTTP service for scripts, people and schedulers."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ExtenderFilter(StrEnum):
-    """What ``--extender-filter`` takes."""
+    """Values of ``--extender-filter``."""
 
     LEDGER = "ledger"
     SCORES = "scores"

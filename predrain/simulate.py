@@ -12,7 +12,7 @@ from predrain.options import JsonOption, instant_option
 
 
 class ExplainingScenarios(TyperCommand):
-    """Reads the scenarios' explanations only when ``--help`` is asked for."""
+    """Loads the scenarios' explanations only for ``--help``."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""

@@ -1,4 +1,4 @@
-"""Assembles what ``predrain act`` works with: a scheduler, its evacuation and diagnostics, the history of each GPU."""
+"""Creates the parts of ``predrain act``: scheduler adapter, evacuation and diagnostics, the history of each GPU."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 AGENT = f"predrain-act/{VERSION}"
-"""What requests of the controller give as their sender."""
+"""User agent of the controller's requests."""
 
 
 class SchedulerKind(StrEnum):
-    """What ``--scheduler`` takes."""
+    """Values of ``--scheduler``."""
 
     FILE = "file"
     KUBERNETES = "kubernetes"
@@ -37,13 +37,13 @@ class SchedulerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChosenScheduler:
-    """A scheduler, ready to be asked.
+    """A connected scheduler.
 
-    ``workloads``: what runs on its nodes; None: it cannot tell, and nothing is evicted.
-    ``where``: what it is called in errors.
-    ``cluster``: what the ledger knows it by.
-    ``verification``: its own way to run a diagnostic on an emptied node; None: it has none.
-    ``prober``: its own way to probe idle nodes; None: as emptied nodes are tested.
+    ``workloads``: workloads on its nodes; None: it does not report them, and nothing is evicted.
+    ``where``: its name in errors.
+    ``cluster``: its name in the ledger.
+    ``verification``: its own diagnostic of evacuated nodes; None: it has none.
+    ``prober``: its own probe of idle nodes; None: the diagnostic of evacuated nodes.
     """
 
     adapter: "SchedulerAdapter"
@@ -63,14 +63,14 @@ def choose_scheduler(
     follows: bool = False,
     by_hand: bool = False,
 ) -> ChosenScheduler:
-    """Reach a scheduler.
+    """Connect to a scheduler.
 
-    ``cluster``: file that describes the cluster, for ``file``.
-    ``waits``: whether this process does one round and ends, so that it has to watch another one's lease rather than
-    come again.
-    ``follows``: whether this process goes round after round.
+    ``cluster``: cluster file, for ``file``.
+    ``waits``: whether this process runs a single round, and so has to wait for another holder's lease instead of
+    retrying in the next round.
+    ``follows``: whether this process runs in a loop.
     ``by_hand``: whether an operator stops or undoes actions; settings that only new actions need may then be invalid.
-    Raises ``InputError`` if there is no way to it, or the settings are wrong.
+    Raises ``InputError`` if the scheduler is unreachable, or the settings are invalid.
     """
     from scheduler.ports.clock import SystemClock
 
@@ -126,12 +126,12 @@ def _slurm(settings: "ActSettings") -> ChosenScheduler:
 
 
 def evacuation_of(chosen: ChosenScheduler, given: "ActSettings", clock: "Clock", *, undo: bool) -> "Evacuation | None":
-    """Make what empties nodes.
+    """Create the evacuation engine.
 
-    ``undo``: release-all is set: then what the settings ask for beyond the scheduler is no reason to stop.
-    Returns: none where the scheduler cannot tell what runs on its nodes. Switched off it still reads results of
-    diagnostics, so that what they say holds.
-    Raises ``InputError`` if the settings ask for what this scheduler cannot do.
+    ``undo``: release-all is set; settings that the scheduler does not support are then no error.
+    Returns: None if the scheduler does not report workloads. If evacuation is disabled, the engine still reads results
+    of diagnostics, so that they stay in force.
+    Raises ``InputError`` if the settings need something that this scheduler does not support.
     """
     from foundation.errors import InputError
     from scheduler.evacuation.engine import Evacuation
@@ -162,11 +162,10 @@ def facts_of(
     ledger: "SqliteLedger",
     scores: Path | None = None,
 ) -> "FactSource":
-    """Make the source of facts: what GPUs reported, what diagnostics came to, and what became of alerts.
+    """Create the source of facts: reports of GPUs, results of diagnostics, and outcomes of alerts.
 
-    ``events``: a dataset, or its ``events.parquet``; with its inventory next to it, it says what happened. Without, no
-    alert is evaluated.
-    ``ledger``: says when we took a node out of service.
+    ``events``: a dataset, or its ``events.parquet``. Without an inventory in the same folder, no alert is evaluated.
+    ``ledger``: records when predrain took a node out of service.
     """
     from scheduler.controller.facts import EventFacts, VerifiedFacts
     from scheduler.ports.risks import MemoryFacts
@@ -193,7 +192,7 @@ def _verification(chosen: ChosenScheduler, settings: "EvacuationSettings") -> "V
 
 
 def _hooks(settings: "CheckpointSettings | VerificationSettings") -> "dict[str, Hook]":
-    """Return the hooks that are set up, as settings name them."""
+    """Return the configured hooks by their name in the settings."""
     from scheduler.evacuation.hooks import CommandHook, Webhook
 
     hooks: dict[str, Hook] = {}
@@ -205,15 +204,15 @@ def _hooks(settings: "CheckpointSettings | VerificationSettings") -> "dict[str, 
 
 
 class DatasetHistory:
-    """Reads a dataset's events and inventory; again where an import replaced them.
+    """Reads a dataset's events and inventory, and reloads them when an import has replaced them.
 
-    ``events``: None: that of the folder.
-    ``scores``: folder of the scores that are acted on; None: predrain's own section of labels counts.
+    ``events``: events file; None: that of the folder.
+    ``scores``: folder of the scores that are acted on; None: the default label settings apply.
 
-    Incidents are those of :func:`features.labels.incidents.find_incidents` with the section of labels that the newest
-    decision of the scores names, so that an alert is evaluated by what its model takes for an incident. All else is
-    that of :func:`serving.scores.alert_outcomes.happenings_of`. The history is complete up to the end of the dataset's
-    span, or where there is no ``dataset.json`` up to the last time at which anything became known.
+    Incidents come from :func:`features.labels.incidents.find_incidents` with the label settings of the newest decision,
+    so that an alert is evaluated by its model's definition of an incident; everything else comes from
+    :func:`serving.scores.alert_outcomes.happenings_of`. The history is complete up to the end of the dataset's span, or
+    without ``dataset.json`` up to the last ``known_at``.
     """
 
     def __init__(self, folder: Path, events: Path | None = None, scores: Path | None = None) -> None:
@@ -225,7 +224,7 @@ class DatasetHistory:
         self._until: datetime | None = None
 
     def read(self, now: datetime) -> "NodeHistories":
-        """Give what was known at ``now``.
+        """Return the histories as known at ``now``.
 
         Raises ``SourceError`` if the files cannot be read.
         """

@@ -1,4 +1,4 @@
-"""``predrain act``: let the controller decide and act once or in a loop, rehearse it, stop it, undo everything."""
+"""``predrain act``: run the controller once or in a loop, as a dry run, stop it, or undo everything."""
 
 import os
 import secrets
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from scheduler.ports.report import RoundReport
 
 DEFAULT_SETTINGS = Path("act.yaml")
-"""Settings of the current folder, where none are given."""
+"""Default settings file, in the current folder."""
 
 _MOST_LISTED = 20
-"""Nodes at risk without an action that are named; the rest is counted."""
+"""Maximum number of nodes listed by name; the rest is counted."""
 
 
 def act(
@@ -120,7 +120,7 @@ def act(
             _show(report, as_json)
         elif loop and controller.unusable is None:
             report = _follow(controller, given, listen, as_json)
-        else:  # settings that are broken are read again by the next process
+        else:  # with invalid settings, run one round; the next process reads them again
             report = controller.round()
             _show(report, as_json, switches)
             if wait is not None:
@@ -146,7 +146,7 @@ def _go_together(
 
 
 def _until_released(controller: "Controller", chosen: "ChosenScheduler", wait: timedelta) -> "RoundReport":
-    """Run rounds until no mark is left; ``InputError`` with the remaining marks at the timeout."""
+    """Run rounds until no marker is left; raise ``InputError`` with the remaining nodes at the timeout."""
     import time
 
     from foundation.errors import InputError
@@ -170,7 +170,7 @@ def _until_released(controller: "Controller", chosen: "ChosenScheduler", wait: t
 
 
 def _marked(chosen: "ChosenScheduler") -> list[str]:
-    """Return the nodes that carry marks; raises ``SchedulerError`` if that cannot be read."""
+    """Return the nodes that have markers; raises ``SchedulerError`` if the fleet cannot be read."""
     return sorted(node.view.name for node in chosen.adapter.read_fleet().nodes if node.view.marks.level)
 
 
@@ -184,7 +184,7 @@ def _all_released(chosen: "ChosenScheduler") -> bool:
 
 
 def _given(scheduler: SchedulerKind, file: Path | None) -> "tuple[ActSettings, str | None]":
-    """Read the settings, and why they cannot be used: then they only tell how to reach the scheduler."""
+    """Return the settings, and why they are invalid; invalid ones only define how to reach the scheduler."""
     from foundation.errors import InputError
     from scheduler.controller.settings import ActSettings, read_scheduler_settings, read_settings
 
@@ -217,7 +217,7 @@ def _all_there(scheduler: SchedulerKind, cluster: Path | None, scores: Path | No
 def _switch(
     chosen: "ChosenScheduler", *, kill: bool, resume: bool, release_all: bool, reset_breaker: bool
 ) -> dict[str, Any]:
-    """Set the switches, say so, and give them for the JSON answer."""
+    """Set the switches, report them, and return them for the JSON output."""
     from dataclasses import replace
 
     from foundation.errors import InputError
@@ -254,11 +254,11 @@ def _controller(
     undo: bool,
     unusable: str | None,
 ) -> "Controller":
-    """Make the controller.
+    """Create the controller.
 
-    ``undo``: release everything: neither scores nor events are used, and broken settings are only reported.
-    ``unusable``: what is wrong with the settings. What cannot be used otherwise, is reported by the controller, too: it
-    then releases what has expired, and nothing else.
+    ``undo``: release everything: neither scores nor events are used, and invalid settings are only reported.
+    ``unusable``: why the settings are invalid. The controller reports this, and any other unusable input, and then only
+    releases expired markers.
     """
     from predrain.act.assembly import evacuation_of, facts_of
     from scheduler.controller.controller import Controller
@@ -293,7 +293,7 @@ def _controller(
 
 
 def _refuse_unknown_groups(given: "ActSettings", chosen: "ChosenScheduler") -> None:
-    """Raise ``InputError`` for a group that is pinned and has no node: a misspelt one would stay in its stage."""
+    """Raise ``InputError`` for a pinned group without nodes: a misspelt group would not be pinned to its stage."""
     from foundation.errors import InputError
     from foundation.text import nearest_hint
 
@@ -310,7 +310,7 @@ def _ledger(file: Path, cluster: str, *, dry_run: bool, undo: bool) -> "SqliteLe
     from scheduler.ledger.sqlite_ledger import SqliteLedger
 
     if dry_run:
-        return SqliteLedger(None)  # no alert of the past is evaluated in a rehearsal, and nothing is recorded
+        return SqliteLedger(None)  # a dry run evaluates no past alerts and records nothing
     if not undo:
         return SqliteLedger(file, cluster, required=False)
     try:
@@ -344,7 +344,7 @@ def _follow(controller: "Controller", given: "ActSettings", listen: str | None, 
             report = controller.round()
             metrics.note(report, time.monotonic() - began)
             shown = [str(report.active), *report.errors, *report.notes, *(step.line for step in report.work)]
-            if report.steps or shown != before:  # what stays as it was need not be shown every minute
+            if report.steps or shown != before:  # an unchanged state is not repeated every minute
                 _show(report, as_json)
             before = shown
     return report
@@ -389,7 +389,7 @@ def _lines(report: "RoundReport") -> list[str]:
 
 
 def _at_risk(report: "RoundReport") -> list[str]:
-    """Name the nodes at risk on which nothing was to be done, with what they are and what held more back."""
+    """List the nodes at risk without an action, with their current level and why it is not higher."""
     at_risk = report.at_risk()
     lines = []
     for node in at_risk[:_MOST_LISTED]:

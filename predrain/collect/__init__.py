@@ -1,5 +1,5 @@
-"""``predrain collect``: telemetry, events and jobs from where they are into a dataset's staging folder.
+"""``predrain collect``: collects telemetry, events and jobs into a dataset's staging folder.
 
-Modules by where a source is, and ``compact``, which merges what is staged into the dataset. The work is done in
-:mod:`telemetry.collect` and :mod:`telemetry.staging`; here are options, settings and what is shown.
+One module per kind of source, and ``compact``, which merges staged rows into the dataset. The work is done in
+:mod:`telemetry.collect` and :mod:`telemetry.staging`; these modules have the options and the output.
 """

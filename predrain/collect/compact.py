@@ -1,4 +1,4 @@
-"""``predrain collect compact``: what collectors have written into the dataset, once or on a schedule."""
+"""``predrain collect compact``: merges staged rows into the dataset, once or at an interval."""
 
 import sys
 from pathlib import Path
@@ -41,7 +41,7 @@ def compact(
             _show(_compacted(dataset, inventory, params), dataset, as_json=as_json)
             failures = 0
         except InputError as error:
-            # Another compaction, a full disk: what is staged waits, and the next turn may do better.
+            # Another compaction, or a full disk: the staged files wait for the next round.
             failures += 1
             sys.stderr.write(f"predrain: error: {error} ({failures} consecutive failures; files wait)\n")
     if failures:
@@ -78,9 +78,9 @@ def _show(result: "CompactResult", dataset: Path, *, as_json: bool) -> None:
 
 
 def compact_once(dataset: Path, params: "Params", inventory: Path | None) -> "CompactResult":
-    """Compact once; `collect prometheus` ends with it.
+    """Compact once; also the last step of `collect prometheus`.
 
-    Raises ``InputError``: see :func:`telemetry.staging.compaction.compact`.
+    Raises ``InputError``, see :func:`telemetry.staging.compaction.compact`.
     """
     from datetime import UTC, datetime
 

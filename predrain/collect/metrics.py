@@ -1,4 +1,4 @@
-"""``predrain collect exporters``, ``gpud``, ``receive`` and ``prometheus``: what nodes serve, push or served before."""
+"""``predrain collect exporters``, ``gpud``, ``receive`` and ``prometheus``: telemetry by scrape, push or backfill."""
 
 from functools import partial
 from pathlib import Path

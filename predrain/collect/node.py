@@ -1,4 +1,4 @@
-"""``predrain collect nvml`` and ``kernel-log``: what a collector on a node reads, where it writes and what it sends."""
+"""``predrain collect nvml`` and ``kernel-log``: collectors that run on a node, and their push to a receiver."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SendingOptions:
-    """Where a collector writes, and where it sends that."""
+    """Where a collector writes rows, and where it pushes them."""
 
     dataset: Annotated[Path | None, typer.Option(help="Dataset; rows are staged in DATASET.live.")] = None
     spool: Annotated[Path | None, typer.Option(help="Local folder for rows, if the dataset is on another machine.")] = (
@@ -51,10 +51,10 @@ _LAST_PUSH_S = 20.0
 
 
 class Sending:
-    """A staging folder, and what is pushed from it.
+    """A staging folder, and the push of its rows.
 
-    ``writer``: whose files are pushed.
-    Raises ``typer.BadParameter`` for options that do not go together.
+    ``writer``: only its files are pushed.
+    Raises ``typer.BadParameter`` if options contradict each other.
     """
 
     def __init__(self, given: SendingOptions, *, writer: str, channels: "Mapping[str, Channel] | None" = None) -> None:
@@ -75,7 +75,7 @@ class Sending:
         root = staging_of(dataset) if dataset is not None else spool
         assert root is not None
         self.staging: StagingFolder = StagingFolder(root, writer=writer, channels=channels)
-        # Next to a dataset and without a push, what waits is left to the compaction and never dropped.
+        # Next to a dataset and without a push, rows wait for compaction and are never dropped.
         self.spool: Spool = Spool(self.staging, writer, None if push is None and spool is None else limit_bytes)
         self._pusher: Pusher | None = None
         if push is not None:
@@ -83,7 +83,7 @@ class Sending:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Push for the length of a block, and what was staged last after it."""
+        """Push during a block, and once more after it for the last rows."""
         if self._pusher is None:
             yield
             return
@@ -94,7 +94,7 @@ class Sending:
             self._pusher.stop(_LAST_PUSH_S)
 
     def send(self) -> None:
-        """Push the waiting data; ``InputError`` if that fails."""
+        """Push the waiting rows; raises ``InputError`` if that fails."""
         from foundation.errors import InputError
 
         if self._pusher is not None and (later := self._pusher.push()) is not None:
@@ -106,7 +106,7 @@ class Sending:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """What was pushed, waits and was dropped."""
+        """Counts of pushed, pending and dropped data."""
         pushed = {} if self._pusher is None else {"files_pushed": self._pusher.sent}
         waiting = {} if self._pusher is None else {"files_pending": len(self.spool.files())}
         return pushed | waiting | {name: times for name, times in self.spool.counts.items() if times}
@@ -266,7 +266,7 @@ def kernel_log(
 
 
 def _state_name(node: str, paths: list[Path]) -> str:
-    """Return the name of a collector's state: of a node, and the journal or the very files."""
+    """Return the name of a collector's state, unique to the node and the journal or set of files."""
     import hashlib
     import re
 

@@ -1,4 +1,4 @@
-"""``predrain collect slurm`` and ``kubernetes``: drains, repairs, trouble and jobs from the schedulers."""
+"""``predrain collect slurm`` and ``kubernetes``: drains, repairs, node problems and jobs from the schedulers."""
 
 from contextlib import closing
 from pathlib import Path

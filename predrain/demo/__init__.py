@@ -1,5 +1,5 @@
-"""A small live world on one machine: a simulated cluster under the real scoring, controller, service and pages.
+"""A live demo on one machine: a simulated cluster with the real scoring, controller, service and pages.
 
-Start with ``world``, which makes the fleet and lets its clock run. ``cluster`` is the scheduler and the workloads in
-memory under the real controller; benchmarks hold the replay of ``evaluation.value`` against it.
+Start with ``world``, which simulates the fleet and runs its clock. ``cluster`` has the in-memory scheduler and
+workloads under the real controller; tests compare the replay of ``evaluation.value`` with it.
 """

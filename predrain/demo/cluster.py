@@ -1,7 +1,7 @@
-"""A fleet's past as a cluster in memory under the real controller: the demo's, and the check of `evaluation.value`.
+"""Replays the past of a fleet in memory under the real controller, for the demo and to test `evaluation.value`.
 
-What is real here is the controller: policy, budgets, breaker, re-validation and evacuation, on the scheduler and the
-workloads in memory that its tests use. What comes of its drains is counted by :mod:`evaluation.value.gpu_hours`.
+The controller is real: policy, budgets, breaker, re-validation and evacuation. Scheduler and workloads are those of its
+tests, in memory. :mod:`evaluation.value.gpu_hours` counts the outcomes of its drains.
 """
 
 import heapq
@@ -44,19 +44,19 @@ from scheduler.ports.workloads import CheckpointOffer, DiagnosticResult, Fence, 
 
 MINUTE: Final = timedelta(minutes=1)
 _FURTHER: Final = (1 * MINUTE, 6 * MINUTE, 8 * MINUTE)
-"""Rounds after one that drained something: the request, what was answered, what is gone. A controller goes round each
-minute; in between nothing of these changes here."""
+"""Times of further rounds after a drain: request, response, jobs gone. A controller runs every minute; in the rounds
+between, nothing changes here."""
 
 _PROBE: Final = ProbeConfig().duration
 
 _VALID_FOR: Final = VerificationSettings().valid_for
-"""After one that passed, a node that is drained again is emptied then."""
+"""Validity of a passed diagnostic, after which a node that is drained again is evacuated."""
 
 _MODEL: Final = ModelName("0" * 64, "lightgbm", None)
 
 
 class InMemoryDiagnostic:
-    """Remedy and diagnostic of a node: they take their time, and find nothing, or each fault that shows in time."""
+    """Simulated remedies and diagnostics, which take time and find nothing, or every failure due within ``within``."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class InMemoryDiagnostic:
     ) -> None:
         self.begun: dict[str, tuple[datetime, Remedy | None]] = {}
         self.probes: dict[str, list[int]] = {}
-        """Node, begin, end, whether it was preempted, and failure (-1: none) of each probe, by its key."""
+        """Node, start, end, whether it was preempted, and failure found (-1: none) of each probe, by its key."""
         self.failed: dict[str, datetime] = {}
         self._clock, self._costs, self._fleet, self._within, self._kind = clock, costs, fleet, within, diagnostic
 
@@ -82,7 +82,7 @@ class InMemoryDiagnostic:
         *,
         probe: bool = False,
     ) -> WriteResult:
-        """Start one."""
+        """Start a diagnostic."""
         if key in self.begun:
             return WriteResult("already")
         self.begun[key] = now, _ = self._clock.now(), "diagnose" if node in self.failed else remedy
@@ -92,7 +92,7 @@ class InMemoryDiagnostic:
         return WriteResult("done")
 
     def ends(self, key: str) -> datetime | None:
-        """Return when one ends; None: nothing is run."""
+        """Return when a diagnostic ends; None: none is run."""
         began, remedy = self.begun[key]
         if key in self.probes:
             return began + _PROBE
@@ -100,7 +100,7 @@ class InMemoryDiagnostic:
         return None if takes is None else began + takes
 
     def result(self, node: str, key: str) -> DiagnosticResult:
-        """Say that it runs, or what it found."""
+        """Return the result of a diagnostic, which may still be running."""
         if key not in self.begun:
             return DiagnosticResult("missing")
         (began, remedy), ends = self.begun[key], self.ends(key)
@@ -120,20 +120,20 @@ class InMemoryDiagnostic:
         return DiagnosticResult("failed", "a fault", () if "" in sick else sick, ends)
 
     def drop(self, node: str, key: str) -> None:
-        """Forget one."""
+        """Forget a diagnostic."""
         self.begun.pop(key, None)
         if key in self.probes and self.probes[key][3]:
             self.probes[key][2] = min(self.probes[key][2], instant_ms(self._clock.now()))
 
 
 class ReplayedCluster:
-    """The cluster, under a controller; its arguments: :class:`evaluation.value.controller_replay.Controlled`.
+    """The cluster, under a controller; arguments as for :class:`evaluation.value.controller_replay.Controlled`.
 
-    ``risks``: where the controller reads scores, instead of ``scores``; ``ledger``: where it records, if anywhere.
-    ``gangs_avoid``: new jobs follow soft taints while GPUs are free.
+    ``risks``: source of scores, instead of ``scores``; ``ledger``: None: nothing is recorded.
+    ``gangs_avoid``: new jobs respect soft taints while GPUs are free.
 
-    A job that is moved, or would have started on a node that we keep out of service, runs elsewhere. Nodes fail as they
-    failed, drained or not.
+    A job that is moved, or would have started on a node out of service, runs elsewhere. Nodes fail at their recorded
+    times, drained or not.
     """
 
     def __init__(
@@ -185,25 +185,25 @@ class ReplayedCluster:
         self.left = np.full(len(jobs.node), NEVER)
         self._asked: dict[str, datetime] = {}
         self.checkpoints: dict[str, tuple[int, int]] = {}
-        """Job and time of each checkpoint that a job was asked for while its node stayed in service, by key."""
+        """Job and time of each checkpoint requested while the job's node stayed in service, by key."""
         self.softly: list[list[int]] = []
-        """Rows of :class:`ReplayMarks` of the times in which nodes had a soft taint."""
+        """Rows of :class:`ReplayMarks` for the periods in which nodes had a soft taint."""
         self.avoided: set[int] = set()
-        """Entries of jobs that started elsewhere for a soft taint."""
+        """Entries of jobs that started elsewhere because of a soft taint."""
         self.swaps: set[tuple[int, int]] = set()
-        """Node and begin of the marks whose jobs ended by themselves, or have not ended yet."""
+        """Node and start of the marks whose jobs ended by themselves, or have not ended yet."""
         self._high: Bools = np.zeros(len(fleet.nodes), dtype=np.bool_)
         self._soft: dict[int, list[int]] = {}
         self._rows: list[list[int]] = []
         self._open: dict[int, list[int]] = {}
 
     def read(self) -> Risks:
-        """Give the newest scores."""
+        """Return the newest scores."""
         decided = [at for at in self.risks if at <= instant_ms(self.clock.now())]
         return self.risks[decided[-1]] if decided else NO_RISKS
 
     def marks(self) -> ReplayMarks:
-        """Go round whenever something is new."""
+        """Run a round whenever an input has changed, and return the marks."""
         known = {instant_ms(event["known_at"]) for event in self.events}
         todo = sorted({*self.risks, *known, *self.fleet.until.tolist()})
         while todo:
@@ -213,10 +213,10 @@ class ReplayedCluster:
             open_marks = len(self._open)
             turns = self.go_round(at)
             todo = sorted({*todo, *(turn for turn in turns if turn < self.fleet.end)})
-            if len(self._open) < open_marks:  # there is room for another now
+            if len(self._open) < open_marks:  # the budget has room for another node now
                 heapq.heappush(todo, instant_ms(at + MINUTE))
             self.follow(at)
-            for ends in map(self.diagnostic.ends, self.diagnostic.begun):  # its result is read, and then decided on
+            for ends in map(self.diagnostic.ends, self.diagnostic.begun):  # one round reads the result, the next acts
                 for more in (MINUTE, 2 * MINUTE, _VALID_FOR + MINUTE, _VALID_FOR + 2 * MINUTE):
                     again = 0 if ends is None else instant_ms(ends + more)
                     if again > instant_ms(self.clock.now()) and again not in todo:
@@ -228,7 +228,7 @@ class ReplayedCluster:
         return ReplayMarks.of([[*row[:2], min(row[2], at), *row[3:]] for row in self._rows])
 
     def follow(self, at: datetime) -> None:
-        """Go round again, as a controller does each minute, while jobs leave the nodes that were drained at a time."""
+        """Run further rounds, as a controller does every minute, while jobs leave the nodes drained at ``at``."""
         for more in _FURTHER:
             drained = {name for name, level in self._levels().items() if level is Level.DRAIN}
             if not any(workload.node in drained for workload in self.workloads.running.values()):
@@ -236,7 +236,7 @@ class ReplayedCluster:
             self.go_round(at + more)
 
     def go_round(self, at: datetime) -> list[int]:
-        """Go round, and give when the jobs that a drain waits for write a checkpoint or end."""
+        """Run a round, and return when the jobs that drains wait for write a checkpoint or end."""
         since = self.clock.now()
         started = np.flatnonzero((self.jobs.start > instant_ms(since)) & (self.jobs.start <= instant_ms(at)))
         started = started[self._elsewhere(started, instant_ms(at))]
@@ -290,7 +290,7 @@ class ReplayedCluster:
                 self.left[self.jobs.node == place] = NEVER  # jobs are back
 
     def _elsewhere(self, started: Ints, now: int) -> Bools:
-        """Return which jobs that start are not placed on their node, because it is out of service or at risk."""
+        """Return which of the starting jobs run elsewhere, because their node is out of service or at risk."""
         jobs, fleet, level = self.jobs, self.fleet, np.array(list(self._levels().values()))
         hard, usable = level >= Level.SWAP, level < Level.AVOID
         usable[list(fleet.down(now))] = False
@@ -303,7 +303,7 @@ class ReplayedCluster:
         return np.asarray(hard[node] | avoids)
 
     def _show(self, at: datetime) -> None:
-        """Let the scheduler see what runs and what is down now."""
+        """Update running jobs and down nodes in the scheduler."""
         takes = self.policy.cost_benefit.checkpoint
         self.workloads.written |= {key for key, asked_at in self._asked.items() if at - asked_at >= takes}
         now, jobs = instant_ms(at), self.jobs
@@ -335,7 +335,7 @@ class ReplayedCluster:
 
 
 class _Reported:
-    """What events say of units."""
+    """Facts about units from events."""
 
     unreadable_events = 0
 
@@ -347,5 +347,5 @@ class _Reported:
         ]
 
     def read(self, now: datetime) -> Mapping[str, ReportedFacts]:
-        """Give it."""
+        """Return the facts known at ``now``."""
         return facts_at(self._events, now)

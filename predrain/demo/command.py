@@ -1,4 +1,4 @@
-"""``predrain demo``: a live world on this machine, at one address."""
+"""``predrain demo``: a live demo on this machine, at one address."""
 
 import signal
 import sys
@@ -57,7 +57,7 @@ def demo(
 
 
 def _serve(world: "World", host: str, port: int, speed: float, stop: threading.Event) -> None:
-    """Serve until the end; what the world's thread fails with is raised here."""
+    """Serve until stopped; re-raise an exception of the world's thread."""
     from serving.server import serve
     from serving.service import Service
 

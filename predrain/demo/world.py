@@ -1,4 +1,4 @@
-"""The demo's world: a simulated fleet whose past trains a model, and whose days after that arrive by a clock."""
+"""The demo's world: a simulated fleet whose past trains a model, and whose future arrives by a simulated clock."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -47,18 +47,18 @@ PAST: Final = timedelta(days=40)
 """History that the model learns from."""
 
 AHEAD: Final = timedelta(days=151)
-"""Days that arrive by the clock, at most: an hour at an hour a second."""
+"""Maximum simulated time to come: one hour at a speed of 1 h per second."""
 
 REFIT: Final = timedelta(days=7)
-"""How often the model is fitted again, on all that was known by then."""
+"""Interval of refits, each on everything known by then."""
 
 TICK_S: Final = 0.2
 _COUNT_EVERY_S: Final = 2.0
 _GANG: Final = 64
-"""GPUs of a job: where drains pay, a failure stops many nodes."""
+"""GPUs per job: drains pay where a failure stops many nodes."""
 
 _PAUSE: Final = timedelta(hours=2)
-"""Between two jobs, in which the nodes are idle and may be probed."""
+"""Pause between two jobs, in which nodes are idle and can be probed."""
 
 _REACH: Final = timedelta(hours=72)
 _ACCELERATION: Final = 25.0
@@ -81,28 +81,28 @@ class Balance:
     saved: float = 0.0
     spent: float = 0.0
     rungs: Mapping[Rung, tuple[int, float]] = field(default_factory=dict)
-    """How often each was used, and the net GPU-hours of it alone."""
+    """Number of uses, and net GPU-hours alone, of each rung."""
 
 
 class ArrivedDataset(Dataset):
-    """A dataset as it was at a time: what came later is not known yet."""
+    """A dataset as of a time, without later data."""
 
     now: datetime
 
     @classmethod
     def by(cls, whole: Dataset, now: datetime) -> Self:
-        """Look at a dataset as of a time."""
+        """Return a view of a dataset as of a time."""
         seen = cls(whole.place, replace(whole.meta, span=(whole.meta.span[0], now)), whole._files)
         seen.now = now
         return seen
 
     def events(self) -> pd.DataFrame:
-        """Give what was known."""
+        """Return the events known by then."""
         events = super().events()
         return events[(events["known_at"] <= self.now).to_numpy()].reset_index(drop=True)
 
     def inventory(self) -> pd.DataFrame:
-        """Give who had come, and had left."""
+        """Return the installations and removals by then."""
         stays = super().inventory()
         stays = stays[(stays["installed_at"] <= self.now).to_numpy()].reset_index(drop=True)
         return stays.assign(removed_at=stays["removed_at"].where(stays["removed_at"] <= self.now))
@@ -110,10 +110,9 @@ class ArrivedDataset(Dataset):
 
 @dataclass(slots=True)
 class World:
-    """A fleet under the real controller; :meth:`run` lets time pass.
+    """A fleet under the real controller; :meth:`run` advances the simulated time.
 
-    ``folder``: holds all that is written: dataset, bundle, scores, ledger.
-    ``clock``: the simulated time, which the service reads, too.
+    ``folder``: holds all files: dataset, bundle, scores, ledger.
     """
 
     folder: Path
@@ -137,10 +136,10 @@ class World:
         stop: Event | None = None,
         ahead: timedelta = AHEAD,
     ) -> "World | None":
-        """Simulate the fleet, train on its past, and put the controller before the days to come.
+        """Simulate the fleet, train on its past, and set up the controller for the time ahead.
 
-        ``ahead``: how much is to come, in whole days; :data:`AHEAD` at most.
-        Returns: None where ``stop`` was set meanwhile.
+        ``ahead``: length of the time ahead, in whole days; at most :data:`AHEAD`.
+        Returns: None if ``stop`` was set in the meantime.
         """
         given_up = (stop or Event()).is_set
         say(f"simulating {gpus} GPUs")
@@ -175,7 +174,7 @@ class World:
         every = policy.cost_benefit.checkpoint_every
         jobs = generated_load(fleet.gpus, first - duration_ms(PAST), last, seed, every, gpus_per_job=_GANG)
         end = np.maximum(jobs.start + 1, jobs.end - duration_ms(_PAUSE))
-        jobs = replace(jobs, end=end, on_request=jobs.job % 2 == 0)  # where no checkpoint can be requested, swaps pay
+        jobs = replace(jobs, end=end, on_request=jobs.job % 2 == 0)  # swaps pay for jobs without them
         events = rule_events(dataset.events(), fleet.boots())
         cluster = ReplayedCluster(
             fleet, None, events, jobs, fleet.stage(policy, "hard"), diagnostic="perfect",
@@ -192,13 +191,13 @@ class World:
 
     @property
     def ledger(self) -> Callable[[], LedgerReader]:
-        """Open the ledger, for the pages."""
+        """Function that opens the ledger, for the pages."""
         return partial(LedgerReader, self.folder / "ledger.sqlite")
 
     def step(self, now: datetime) -> None:
-        """Let time pass until ``now``: score what is due, and let the controller go round.
+        """Advance to ``now``: score the due decision, and run a round of the controller.
 
-        Where jobs leave a drained node, the clock is some minutes further afterwards.
+        If jobs leave a drained node, the clock ends some minutes after ``now``.
         """
         if now - self.fitted >= REFIT:
             self.model, self.fitted = _fit(self.matrix, self.folder, now), now
@@ -246,9 +245,9 @@ class World:
         return self.balance
 
     def run(self, speed: float, stop: Event) -> None:
-        """Let time pass, ``speed`` times as fast as it does, until the data end or ``stop`` is set.
+        """Advance the simulated time at ``speed`` times real time, until the data ends or ``stop`` is set.
 
-        A slow machine takes longer and shows the same: no step exceeds half the pause between two jobs.
+        No step exceeds half the pause between two jobs, so that a slow machine takes longer but shows the same.
         """
         began, begin, counted = time.monotonic(), self.now, 0.0
         most = max(_PAUSE / 2, timedelta(seconds=TICK_S * speed))
@@ -281,14 +280,14 @@ def _fit(matrix: FeatureMatrix, folder: Path, at: datetime) -> ServedModel:
 
 
 class _Scores:
-    """Reads the score files by the cluster's clock, which is made after it."""
+    """Reads the score files by the cluster's clock, which is created later."""
 
     def __init__(self, path: Path, clock_of: list[ManualClock], lifetime: timedelta) -> None:
         self._path, self._clock_of, self._lifetime = path, clock_of, lifetime
         self._reader: ScoresReader | None = None
 
     def read(self) -> Any:
-        """Give the newest scores."""
+        """Return the newest scores."""
         if self._reader is None:
             self._reader = ScoresReader(self._path, self._clock_of[0], self._lifetime)
         return self._reader.read()

@@ -1,4 +1,4 @@
 """The verbs from a dataset to a champion: features, backtests and their comparison, bundles, promotion, priors.
 
-Start with ``stages``, which ``dvc repro`` runs; ``init`` makes such a pipeline in a folder of the operator's own.
+Start with ``stages``, which ``dvc repro`` runs; ``init`` creates a project with such a pipeline.
 """

@@ -1,4 +1,4 @@
-"""``predrain init``: a folder of the operator's own, with parameters, a DVC pipeline and what git leaves out."""
+"""``predrain init``: creates a project with parameters, a DVC pipeline, a README and a .gitignore."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -46,7 +46,7 @@ def init(
 
 
 def _contents_of(dataset: Path) -> tuple[str, dict[str, Any]]:
-    """Return the step of a dataset and what it holds; an empty text where there is none yet."""
+    """Return the step and the contents of a dataset; both empty if it does not exist yet."""
     from foundation.durations import format_duration
     from telemetry.dataset.meta import META_NAME
     from telemetry.dataset.store import Dataset

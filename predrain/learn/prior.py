@@ -1,4 +1,4 @@
-"""``predrain prior``: build a prior, a model of many simulated fleets that a fleet's own models take a share of."""
+"""``predrain prior``: build a prior, a model of many simulated fleets that is pooled with a fleet's own models."""
 
 import shutil
 from pathlib import Path
@@ -25,14 +25,14 @@ prior_app = typer.Typer(
 )
 
 GROUPS = ("history", "peers", "onset", "gaps")
-"""Feature groups that mean the same on another fleet: compared with the past, the peers or the cadence."""
+"""Feature groups that transfer to other fleets: they compare with the past, the peers or the cadence."""
 
 _NEGATIVE_RATIO = 20
 
 
 @prior_app.callback()
 def options() -> None:
-    """Make a group of a single verb."""
+    """Make Typer keep the single verb as a subcommand."""
 
 
 @prior_app.command("build")
@@ -112,7 +112,7 @@ def build(
 
 
 def _simulated(fleet: "DrawnFleet", gpus: int, days: int, work: Path) -> "tuple[list[str], TrainingSet, np.ndarray]":
-    """Simulate a fleet in a folder, and give its rows without the channels that it does not report."""
+    """Simulate a fleet in a folder, and return its rows without the channels that it does not report."""
     from pipeline.matrix_stage import make_matrix
     from pipeline.params import Params
     from simulator.simulate import simulate
@@ -136,7 +136,7 @@ def _simulated(fleet: "DrawnFleet", gpus: int, days: int, work: Path) -> "tuple[
 def _rows(
     matrix: "FeatureMatrix", seed: int, hidden: frozenset[str] = frozenset()
 ) -> "tuple[list[str], TrainingSet, np.ndarray]":
-    """Give names of columns, rows to fit on, and their values; NaN in columns of a hidden channel."""
+    """Return column names, training rows, and their values, which are NaN in columns of hidden channels."""
     from foundation.times import instant_ms
     from models.rows.training_set import Labels, TrainingRows, choose_rows
 

@@ -1,4 +1,4 @@
-"""``predrain promote`` and ``retrain``: a new fit takes the place of the champion, past a gate."""
+"""``predrain promote`` and ``retrain``: replace the champion with a new fit, through a gate."""
 
 import json
 import sys
@@ -87,7 +87,7 @@ def _refuse_nonsense(
 
 
 def recent_matrix(dataset: Path | None, matrix: Path | None, params: "Params") -> "FeatureMatrix":
-    """Open a matrix, or make or extend that of a dataset, next to it."""
+    """Open a matrix, or build or extend the one next to a dataset."""
     from features.matrix.matrix import FeatureMatrix
     from pipeline.matrix_stage import make_matrix
 
@@ -100,7 +100,7 @@ def recent_matrix(dataset: Path | None, matrix: Path | None, params: "Params") -
 
 
 def summary_text(decision: "PromotionResult") -> str:
-    """Give the decision as text: the table of criteria, then what was done."""
+    """Format the decision: the table of criteria, then the outcome."""
     from pipeline.report.tables import Cell, Table
 
     lines = []
@@ -175,7 +175,7 @@ def retrain(
 
 
 def _once(dataset: Path, registry: str, params: list[Path] | None, as_json: bool) -> bool:
-    """Retrain; whether the champion is the newest fit."""
+    """Retrain; return whether the newest fit is the champion."""
     from foundation.files import write_bytes
     from pipeline.retraining import page_of
     from pipeline.retraining import retrain as run

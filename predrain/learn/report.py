@@ -1,4 +1,4 @@
-"""``predrain report`` and ``predrain compare``: a backtest as one page or a table, and two of them side by side."""
+"""``predrain report`` and ``predrain compare``: a backtest as a page or a table, and a comparison of two."""
 
 import math
 import sys

@@ -45,7 +45,7 @@ def prepare(
 
 
 def _take(source: Path, out: Path) -> dict[str, object]:
-    """Bring an existing dataset to ``out`` by hard links (copies across file systems), and its truth next to it."""
+    """Hard-link an existing dataset to ``out`` (copy it across file systems), and its truth next to it."""
     from foundation.errors import InputError
     from foundation.files import FolderSwap, disk_errors
     from telemetry.dataset.store import Dataset
@@ -67,7 +67,7 @@ def _take(source: Path, out: Path) -> dict[str, object]:
                 "--out",
                 "Choose another folder, or remove its content.",
             )
-    # dvc wants each output to exist; empty: there is no truth
+    # DVC requires each output to exist; an empty folder means no truth
     for folder, copied in ((out, source), (truth_out, truth if truth.is_dir() else None)):
         with FolderSwap(folder) as swap, disk_errors(folder):
             if copied is not None:
@@ -77,7 +77,7 @@ def _take(source: Path, out: Path) -> dict[str, object]:
 
 
 def _link(source: str, target: str) -> None:
-    """Link what is never changed in place; copy the small files that a later import might."""
+    """Hard-link a file, or copy it across file systems."""
     try:
         os.link(source, target)
     except OSError:
@@ -170,7 +170,7 @@ def backtest(
 
 
 def _truth_beside(dataset: "Place") -> Path | None:
-    """Find the simulator's truth; it lies next to the folder of a dataset, and never in a bucket."""
+    """Return the simulator's truth next to a dataset's folder, if any; there is none in object storage."""
     if not isinstance(dataset, Path):
         return None
     dataset = dataset.resolve()

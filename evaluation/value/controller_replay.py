@@ -1,8 +1,8 @@
-"""What the controller would have done in a fleet's past: :func:`policy.decide.decide` on what was known then.
+"""Replay of the controller on a fleet's history: :func:`policy.decide.decide` on what was known at each time.
 
-Tiers, hysteresis, hard rules, stages, budgets, rate limits, the breaker and the worth of a drain are the controller's
-own. Simulated is the cluster: marks take effect immediately, jobs write their checkpoint and go, and nodes fail as they
-failed.
+Tiers, hysteresis, hard rules, stages, budgets, rate limits, the breaker and the cost-benefit of drains are the
+controller's own. The cluster is simulated: taints take effect immediately, evicted jobs write a checkpoint and leave,
+and nodes fail as recorded.
 """
 
 import heapq
@@ -33,18 +33,18 @@ from policy.node_tier.hard_rules import BOOT, KINDS, LONGEST, REPAIRS, RULES, re
 from policy.plan import Plan, PolicyState
 
 Diagnostic = Literal["none", "blind", "perfect", "stated"]
-"""What follows on a node that was emptied on a prediction. ``blind``: it finds nothing, and the node comes back.
-``perfect``: it finds whatever is broken or will fail within reach. ``stated``: of that, the failures that are given."""
+"""Diagnostic on a node drained on a prediction. ``blind``: finds nothing, and the node returns to service. ``perfect``:
+finds every existing fault and every failure within reach. ``stated``: finds the given subset of these failures."""
 
 _MINUTE_MS: Final = 60_000
 _AGAIN_MS: Final = duration_ms(timedelta(hours=12))
 _RETRY_MS: Final = duration_ms(timedelta(days=1))
-"""Defaults of the controller's diagnostics: for so long after one that passed jobs are not moved again unless a rule
-asks for it, and after one that failed it is run again."""
+"""Defaults of the controller's diagnostics: after a passed one, jobs are not evicted again for ``_AGAIN_MS`` unless a
+rule requires it; a failed one is repeated after ``_RETRY_MS``."""
 
 
 def rule_events(events: pd.DataFrame, more: Iterable[dict[Any, Any]] = ()) -> list[dict[Any, Any]]:
-    """Give the events that hard rules go by, and maintenance, with ``more`` of them, in the order of ``known_at``."""
+    """Return the events that hard rules use, maintenance, and ``more``, sorted by ``known_at``."""
     code = events["code"].astype("str").str.strip()
     named = (events["type"] != "xid") | ("xid " + code).isin([rule.fact for rule in RULES]) | (code == "154")
     boots = (events["type"] == BOOT[0]) & (code == BOOT[1])
@@ -56,20 +56,20 @@ def rule_events(events: pd.DataFrame, more: Iterable[dict[Any, Any]] = ()) -> li
 
 
 def _relieves(event: Mapping[str, Any]) -> bool:
-    """Whether an event can only end earlier reports."""
+    """Return whether an event can only clear earlier reports."""
     code = str(event["code"] or "").strip().lower()
     return (event["type"], code) == BOOT or event["type"] in REPAIRS or (event["type"], code) == ("diagnostic", "pass")
 
 
 @dataclass
 class Controlled:
-    """A fleet under the controller.
+    """Replay of a fleet under the controller.
 
-    ``events``: as :func:`rule_events` gives them; ``jobs``: what runs, which a drain's worth depends on.
-    ``reach``: within which a perfect diagnostic sees a failure coming.
-    ``least``: the lowest level that counts as a mark.
-    ``findable``: which failures a ``stated`` diagnostic finds; shape (failures,).
-    ``probing``: probes idle nodes; what passes has a lower risk here.
+    ``events``: from :func:`rule_events`; ``jobs``: running jobs, for the cost-benefit of drains.
+    ``reach``: how far ahead a perfect diagnostic detects a failure.
+    ``least``: minimum level that counts as keeping a node from new jobs.
+    ``findable``: failures that a ``stated`` diagnostic finds; shape (failures,).
+    ``probing``: replay of probes on idle nodes; a passed probe lowers the risk.
     """
 
     fleet: ReplayedFleet
@@ -88,14 +88,14 @@ class Controlled:
         self._state = PolicyState()
         self._node_marks = [NO_MARKS] * len(self.fleet.nodes)
         self._rows: list[list[int]] = []
-        self._open: dict[int, list[int]] = {}  # the active marks, by node
+        self._open: dict[int, list[int]] = {}  # active rows of marks, by node
         self._high: list[list[int]] = []
-        self._is_high: dict[int, list[int]] = {}  # those of these that last
-        self._left = np.full(len(self.jobs.node), NEVER)  # when a job is not on its node any more
+        self._is_high: dict[int, list[int]] = {}  # active rows of _high, by node
+        self._left = np.full(len(self.jobs.node), NEVER)  # when each job left its node
         self._by_start = np.argsort(self.jobs.start, kind="stable")
-        self._starts, self._count = self.jobs.start[self._by_start], 0  # how many of them have started
+        self._starts, self._count = self.jobs.start[self._by_start], 0  # number of started jobs
         self._active = self._by_start[:0]
-        self._due: dict[int, int] = {}  # when a drained node's jobs are asked to go
+        self._due: dict[int, int] = {}  # when a drained node's jobs are evicted
         self._tests: dict[int, tuple[int, Remedy | None]] = {}  # when remedy and diagnostic end
         self._passed: dict[int, int] = {}
         self._void: dict[str, datetime] = {}
@@ -103,8 +103,8 @@ class Controlled:
         self._refused: set[tuple[str, datetime | None]] = set()
         self._known = [instant_ms(event["known_at"]) for event in self.events]
         self._maintenance = [event for event in self.events if event["type"] == "maintenance"]
-        self._planned: tuple[int, dict[str, tuple[tuple[datetime, datetime], ...]]] = (0, {})  # how many were known
-        # when a node is better, which asks for a round only where something is on it or waits for room
+        self._planned: tuple[int, dict[str, tuple[tuple[datetime, datetime], ...]]] = (0, {})  # number known, periods
+        # times when a node improves; they need a round only if it has a decision, or if others wait for budget
         self._better: dict[int, list[str]] = defaultdict(list)
         for node, until in zip(self.fleet.failed.tolist(), self.fleet.until.tolist(), strict=True):
             self._better[until].append(self.fleet.nodes[node].name)
@@ -129,11 +129,11 @@ class Controlled:
         self._plan: Plan | None = None
 
     def marks(self) -> ReplayMarks:
-        """Let it act, and give what it marked."""
+        """Run the replay; return the times in which nodes were kept from new jobs."""
         heapq.heappush(self._todo, NEVER)
         while self._todo:
             while self.probing is not None and self.probing.next_round < self._todo[0]:
-                # a probe that passes moves no tier before the next decision, and may give way to others until then
+                # a passed probe changes no tier before the next decision, and other probes may start until then
                 for _, ends in self.probing.go_round():
                     heapq.heappush(self._todo, ends)
             at = heapq.heappop(self._todo)
@@ -144,7 +144,7 @@ class Controlled:
         return ReplayMarks.of(self._rows, len(self._refused), self._high)
 
     def _awaited(self, at: int) -> bool:
-        """Tell whether something may follow from nodes that are better now."""
+        """Return whether an improvement of nodes at this time may change the plan."""
         plan = self._plan
         if plan is None or plan.over_budget or plan.open_causes:
             return True
@@ -175,18 +175,18 @@ class Controlled:
             self.probing.set_closed([place for place, marks in enumerate(self._node_marks) if marks.level.hard], at)
 
     def _started(self, at: int) -> Ints:
-        """Give the entries that started since the last round, and take them and what has ended into account."""
+        """Return the entries that started since the last round, and update the active ones."""
         started = self._by_start[self._count : (count := int(np.searchsorted(self._starts, at, side="right")))]
         self._count, active = count, np.concatenate([self._active, started])
         self._active = active[self.jobs.end[active] >= at]
         return started
 
     def _running(self) -> Ints:
-        """Give the entries that run now where they were put."""
+        """Return the entries that run now on their recorded node."""
         return np.sort(self._active[self._left[self._active] > self._now])
 
     def _follow(self, place: int, plan: Plan) -> None:
-        """Update the marks of a node."""
+        """Update the marks, evictions and diagnostics of a node after a plan."""
         level, decision = self._node_marks[place].level, plan.nodes.get(self.fleet.nodes[place].name)
         self._note_high(place, high=level >= self.least and decision is not None and decision.tier == "high")
         if level is not Level.DRAIN:
@@ -210,7 +210,7 @@ class Controlled:
         if self._due.get(place, NEVER) <= self._now:
             self._empty(place, decision.remedy)
         elif self._open[place][3] < NEVER and decision.remedy is not None and place not in self._tests:
-            self._test(place, self._now, decision.remedy)  # the fault was reported on a node that was empty already
+            self._test(place, self._now, decision.remedy)  # a fault reported on a node that was already drained
         if level is Level.SWAP:
             runs = self._running()
             runs = runs[self.jobs.node[runs] == place]
@@ -256,7 +256,7 @@ class Controlled:
         self._test(place, ends + _RETRY_MS, "diagnose")
 
     def _fleet_at(self, at: int, now: datetime, newest: ScoredDecision) -> list[NodeView]:
-        heard = min(now - LONGEST, newest.decided_at)  # older reports neither hold nor void anything now
+        heard = min(now - LONGEST, newest.decided_at)  # older reports are neither valid nor void anything
         reports = reported(
             self.events[bisect_right(self._known, instant_ms(heard)) : bisect_right(self._known, at)], now
         )
@@ -266,7 +266,7 @@ class Controlled:
         known, unknown, quiet = self._quiet(at, newest, reports.keys() | spoken)
         running: defaultdict[int, list[JobView]] = defaultdict(list)
         entries = self._running()
-        # jobs on quiet nodes alone matter to no decision
+        # jobs that run only on quiet nodes affect no decision
         entries = entries[np.isin(self.jobs.job[entries], self.jobs.job[entries[~quiet[self.jobs.node[entries]]]])]
         for place, job in zip(self.jobs.node[entries].tolist(), job_views(self.jobs, entries, at), strict=True):
             if place not in down:
@@ -309,7 +309,7 @@ class Controlled:
         return self._planned[1]
 
     def _quiet(self, at: int, newest: ScoredDecision, spoken: Iterable[str]) -> tuple[Ints, Ints, Bools]:
-        """Give of each node its units with and without a risk, and whether no more is known of it than low risks."""
+        """Return each node's number of units with and without a risk, and whether it only has low risks."""
         lowest = self.policy.thresholds.watch or 0.0
         place, code, since, until = self._member.T
         here = (since <= at) & (at < until)
@@ -337,7 +337,7 @@ class Controlled:
 
 
 def procedure(remedy: Remedy | None, diagnostic: Diagnostic, costs: CostBenefitConfig) -> timedelta | None:
-    """Return how long remedy and diagnostic take on an empty node; None: nothing is run on it."""
+    """Return how long remedy and diagnostic take on a drained node; None if neither is run."""
     if remedy is None:
         return None if diagnostic == "none" else costs.verify
     tested = diagnostic != "none" and remedy in ("reset", "reboot")
@@ -345,5 +345,5 @@ def procedure(remedy: Remedy | None, diagnostic: Diagnostic, costs: CostBenefitC
 
 
 def finds(remedy: Remedy | None, diagnostic: Diagnostic) -> bool:
-    """Return whether remedy and diagnostic find a fault that exists or appears within reach."""
+    """Return whether remedy and diagnostic find an existing fault or a failure within reach."""
     return remedy in ("diagnose", "replace") or diagnostic in ("perfect", "stated")

@@ -1,8 +1,8 @@
-"""What drains and taints are worth in GPU-hours: marks counted against failures and jobs, with intervals by node.
+"""GPU-hours saved and spent by drains and taints, from marks, failures and jobs, with bootstrap intervals by node.
 
-Jobs are placed as recorded. One that is moved, or would have started on a node that is kept out, runs on a spare node
-that does not fail until its own is back; then it, or one like it, runs there again. Failures come as they came. A GPU's
-failure hits each job of its node with the probability that the job had that GPU; what it costs is the mean over these.
+Jobs are placed as recorded. A job that is moved, or would have started on a marked node, runs on a spare node that does
+not fail, until its own node is back; then it, or a similar one, runs there again. Failures occur as recorded. A GPU's
+failure hits each job of its node with the probability that the job used that GPU; costs are expected values over this.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,21 +25,21 @@ from policy.ladder.rungs import Rung, prices
 from policy.tiers import may_use_risk
 
 _CONFIDENCE: Final = 0.9
-"""Of a rung's precision; that of rollout stages."""
+"""Confidence of a rung's precision bound; equal to that of rollout stages."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOutcome:
-    """What a policy came to.
+    """Outcome of a policy in the replay.
 
-    ``drains``, ``known``, ``right``: marks, those of nodes that had not failed and of known outcome, and those of them
-    that a failure followed in time.
-    ``precision_low``: lower bound of the share that is right; marks of one node share their fate.
-    ``caught``: failures that a mark came before, early enough.
-    ``hit``: GPU-hours lost in jobs that failures hit, restarts included; shape (loads, nodes).
-    ``hits``, ``moved``: jobs that failures hit, by their share of the node, and jobs that were moved; means over loads.
-    ``spent``: GPU-hours of checkpoints (or lost work), restarts of moved jobs, and probes; ``idle``: of sound nodes
-    kept out; ``repaired``: that planned repairs are shorter than unplanned ones; all likewise.
+    ``drains``: marks; ``known``: marks on healthy nodes with a known outcome; ``right``: marks followed by a failure
+    within reach.
+    ``precision_low``: lower bound of the precision, clustered by node.
+    ``caught``: failures preceded by a mark early enough.
+    ``hits``, ``moved``: jobs hit by failures (weighted by probability), and jobs moved; means over loads.
+    ``hit``: GPU-hours lost in jobs hit by failures, restarts included; shape (loads, nodes).
+    ``spent``: GPU-hours of checkpoints (or lost work), restarts of moved jobs, and probes; ``idle``: GPU-hours of
+    healthy nodes out of service; ``repaired``: GPU-hours saved because planned repairs are shorter; same shape.
     """
 
     drains: int
@@ -57,7 +57,7 @@ class ReplayOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """The cheap rungs under one load, in addition to marks."""
+    """Probes and checkpoints under one load, in addition to marks."""
 
     probes: Probes = NO_PROBES
     checkpoints: Checkpoints = NO_CHECKPOINTS
@@ -74,13 +74,13 @@ def count_outcome(
     soft: bool = False,
     extras: Sequence[Extras] | None = None,
 ) -> ReplayOutcome:
-    """Count what comes of marking nodes.
+    """Compute the outcome of marks, probes and checkpoints.
 
-    ``loads``: the fleet's own jobs, or several generated loads, which are averaged.
-    ``reach``: a mark is right if its node fails within it.
-    ``soft``: new jobs for which :func:`policy.tiers.may_use_risk` does not hold prefer other nodes: they go
-    there while GPUs are free, so that no GPU is idle for it.
-    ``extras``: probes and checkpoints of each load. Without marks, these are what is counted as actions.
+    ``loads``: the fleet's own jobs, or several generated loads to average over.
+    ``reach``: a mark is right if its node fails within this time.
+    ``soft``: marks are soft taints: new jobs that may not use the node (:func:`policy.tiers.may_use_risk`) go to other
+    nodes while GPUs are free, so no GPU is left idle.
+    ``extras``: probes and checkpoints of each load; they count as actions if there are no marks.
     """
     within, ready = duration_ms(reach), duration_ms(costs.checkpoint + LEAVE)
     same = fleet.failed == marks.node[:, None]
@@ -114,7 +114,7 @@ def count_outcome(
 def _counted(
     fleet: ReplayedFleet, jobs: Placements, hard: ReplayMarks, costs: CostBenefitConfig, extras: Extras, *, soft: bool
 ) -> tuple[float, float, Floats, Floats, Floats, Floats]:
-    """Count jobs hit and moved, and by node the GPU-hours lost, spent, idle and saved in repairs."""
+    """Return numbers of jobs hit and moved, and per node the GPU-hours lost, spent, idle and saved in repairs."""
     marks = hard if not len(extras.probes.node) else hard.joined(extras.probes.repairs(fleet))
     again = jobs.again(costs)
     bounds, size = np.searchsorted(jobs.node, np.arange(len(fleet.nodes) + 1)), jobs.size
@@ -122,12 +122,12 @@ def _counted(
     shorter = (costs.unplanned_repair - costs.planned_repair) / timedelta(hours=1)
     np.add.at(spent, extras.probes.node, extras.probes.spent(fleet, jobs, extras.config))
     for job, cost in zip(extras.checkpoints.job, extras.checkpoints.hours, strict=True):
-        where = jobs.node[int(np.argmax(jobs.job == job))]  # of a gang, its first node
+        where = jobs.node[int(np.argmax(jobs.job == job))]  # the first node of a gang
         spent[where] += cost
-    left: list[Ints] = []  # of each mark: when the jobs of its node are off it
+    left: list[Ints] = []  # per mark: when the jobs of its node left it
     left_at = np.full(len(size), NEVER)
     free = _free(fleet, jobs, marks) if soft else None
-    ends_at = np.minimum(marks.until, marks.found)  # what is found to be broken goes straight into its repair
+    ends_at = np.minimum(marks.until, marks.found)  # a found fault is repaired at once
     for mark, (node, at, until, drained) in enumerate(
         zip(marks.node, marks.at, marks.until, marks.drained, strict=True)
     ):
@@ -154,7 +154,7 @@ def _counted(
             idle[node] += max(float(fleet.gpus[node] * (ends - since)) - float(jobs.gpus[entries] @ busy), 0) / HOUR_MS
     up_again = np.full(len(fleet.nodes), fleet.begin)
     for node, at, unit, until in zip(fleet.failed, fleet.at, fleet.unit, fleet.until, strict=True):
-        was_down = at < up_again[node]  # then nothing ran there
+        was_down = at < up_again[node]  # no job was running
         up_again[node] = max(up_again[node], until)
         if was_down:
             continue
@@ -173,7 +173,7 @@ def _counted(
 
 
 def _free(fleet: ReplayedFleet, jobs: Placements, marks: ReplayMarks) -> Callable[[Ints], Ints]:
-    """Give what counts the GPUs that are free at a time on nodes that are neither marked nor down, at least."""
+    """Return a function of times: a lower bound of the free GPUs on nodes that are neither marked nor down."""
     occupied = (
         (jobs.gpus, jobs.start, jobs.end), (fleet.gpus[marks.node], marks.at, marks.until),
         (fleet.gpus[fleet.failed], fleet.at, fleet.until),
@@ -187,7 +187,7 @@ def _free(fleet: ReplayedFleet, jobs: Placements, marks: ReplayMarks) -> Callabl
 
 
 def _sound(fleet: ReplayedFleet, node: int, begin: int, end: int) -> list[tuple[int, int]]:
-    """Give the parts of a time in which a node is not down."""
+    """Return the parts of an interval in which a node is not down."""
     parts = []
     for at, until in [*zip(fleet.at[fleet.failed == node], fleet.until[fleet.failed == node], strict=True), (end, end)]:
         if begin < min(at, end):
@@ -197,19 +197,19 @@ def _sound(fleet: ReplayedFleet, node: int, begin: int, end: int) -> list[tuple[
 
 
 def net_of(no_action: ReplayOutcome, acted: ReplayOutcome) -> Floats:
-    """Return the GPU-hours that a policy saves, net of what it spends; shape (loads, nodes)."""
+    """Return the net GPU-hours that a policy saves; shape (loads, nodes)."""
     return np.asarray(no_action.hit - acted.hit - acted.spent - acted.idle + acted.repaired)
 
 
 def net_interval(net: Floats, *, replicates: int, seed: int) -> tuple[float, Interval]:
-    """Return the sum of net GPU-hours of shape (loads, nodes), with a bootstrap interval by node and load."""
+    """Return the total of net GPU-hours of shape (loads, nodes), with a bootstrap interval over nodes and loads."""
     weights = resample(net.shape[1], replicates, seed)
     load = np.arange(replicates) % len(net)
     return float(net.sum(axis=1).mean()), interval(np.einsum("rn,rn->r", weights, net[load]))
 
 
 def net_row(no_action: ReplayOutcome, acted: ReplayOutcome, *, replicates: int, seed: int) -> dict[str, float]:
-    """Return the net GPU-hours of a policy with their interval, as reports have them."""
+    """Return the net GPU-hours of a policy with their interval, as columns of reports."""
     net, bounds = net_interval(net_of(no_action, acted), replicates=replicates, seed=seed)
     return {"net": net, "net_low": bounds.low, "net_high": bounds.high}
 
@@ -217,13 +217,13 @@ def net_row(no_action: ReplayOutcome, acted: ReplayOutcome, *, replicates: int, 
 def mean_prices(
     fleet: ReplayedFleet, loads: Sequence[Placements], costs: CostBenefitConfig, probes: ProbeConfig
 ) -> dict[Rung, Price]:
-    """Return the price of each rung on the mean node, by what the controller goes by."""
+    """Return the price of each rung on the average node, by the controller's own formulas."""
     hours = np.mean([_mean_load(fleet, jobs, costs) for jobs in loads], axis=0)
     return prices(float(fleet.gpus.mean()), JobHours(*hours.tolist()), costs, probes)
 
 
 def _mean_load(fleet: ReplayedFleet, jobs: Placements, costs: CostBenefitConfig) -> Floats:
-    """Return the GPU-hours of :class:`policy.ladder.cost_benefit.JobHours` on the mean node."""
+    """Return the fields of :class:`policy.ladder.cost_benefit.JobHours` for the average node."""
     lasted = np.maximum(np.minimum(jobs.end, fleet.end) - np.maximum(jobs.start, fleet.begin), 0)
     busy = jobs.size * lasted / (len(fleet.nodes) * (fleet.end - fleet.begin))
     again = jobs.again(costs) / HOUR_MS

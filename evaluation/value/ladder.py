@@ -1,12 +1,11 @@
-"""The ladder of actions in a fleet's past: what each rung would have saved, and which rungs together pay.
+"""Replay of the ladder of actions: what each rung would have saved, and which combination of rungs pays.
 
-Rungs are chosen on some nodes and evaluated on the others (cross-fitting), so that the net that is reported for a
-choice comes from failures that the choice did not see. Nodes are parted and not times: a fleet's failures rise and fall
-with time, and nodes are what is independent.
+Rungs are chosen on some nodes and evaluated on the others (cross-fitting), so that the reported net is out of sample.
+The split is by node, not by time, because nodes are independent while failure rates vary over time.
 
-Families of rungs are tested in a fixed order, cheapest first, each only if the one before it pays. This sequence needs
-no correction for multiple tests. Noise between ladders with expensive rungs cannot hide a cheap one that pays. Rungs
-with rare large losses, which few nodes may not show, come last.
+Families of rungs are tested in a fixed order, cheapest first, each only if the previous one pays: a fixed sequence
+needs no correction for multiple testing. The noise of expensive rungs cannot mask a cheap one that pays. Rungs with
+rare large losses, which a few nodes may not reveal, come last.
 """
 
 import math
@@ -49,30 +48,30 @@ from policy.tiers import TierThresholds
 Ladder = tuple[Rung, ...]
 
 SHARES: Final = (0.25, 0.5, 1.0)
-"""Shares of the failures found, whatever their family, for which probes are shown."""
+"""Shares of failures found, for all families, for which results of probes are reported."""
 
 LIFTS: Final = (1.0, 2.0, 5.0)
-"""Least risks of a probed node, as multiples of the fleet's mean, for which probes without a base rate are shown."""
+"""Minimum risks of probed nodes, as multiples of the fleet's mean, to report results of probes for."""
 
 CONFIDENCE: Final = 0.9
-"""One-sided confidence of the bound by which rungs are chosen, that of the rollout stages."""
+"""One-sided confidence of the bound used to choose rungs; equal to that of rollout stages."""
 
 PARTS: Final = 5
-"""Parts of the nodes, on each of which the choice of the others is evaluated."""
+"""Number of folds of the cross-fitting over nodes."""
 
 FAMILIES: Final[tuple[Ladder, ...]] = (RUNGS[:3], RUNGS[:4], RUNGS)
-"""Rungs in the order in which they are tested: without effect on running jobs, a request to them, moving them."""
+"""Families of rungs in test order: no effect on running jobs; checkpoint requests as well; evictions as well."""
 
 _NEVER: Final = timedelta(days=36_500)
 
 USUAL: Final = 3.0
-"""Multiple of the mean risk of a node from which new jobs avoid it, where a drain does not pay earlier."""
+"""Multiple of the mean node risk from which new jobs avoid a node, unless a drain pays at a lower risk."""
 
 _OUT: Final[tuple[Rung, ...]] = ("avoid", "swap", "drain")
 
 
 def thresholds_of(price: Price, usual: float) -> dict[str, float | None]:
-    """Return the thresholds for a rung, from its price and the usual risk of a node, never from outcomes."""
+    """Return the thresholds for a rung from its price and the mean node risk, never from outcomes."""
     even = price.break_even
     high = None if even is None else min(max(even, 1e-6), 1.0)
     elevated = min(max(USUAL * usual, 1e-6), high or 1.0)
@@ -81,13 +80,12 @@ def thresholds_of(price: Price, usual: float) -> dict[str, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What the data do not tell.
+    """Assumptions about what the data do not contain.
 
-    ``gpus_per_job``: jobs are generated with this size; None: the dataset's, or where it has none generated ones as in
-    a real trace.
-    ``largest_job``: likewise, with sizes as in a real trace up to this one.
-    ``checkpoint_on_request``: whether jobs write a checkpoint when they are asked to, before they are moved.
-    ``spare_nodes``: maximum number of nodes out of service at the same time, including repairs; None: a tenth.
+    ``gpus_per_job``: generate jobs of this size; None: the dataset's jobs, or if it has none, jobs as in a real trace.
+    ``largest_job``: generate jobs as in a real trace, up to this size.
+    ``checkpoint_on_request``: whether jobs write a checkpoint on request before they are moved.
+    ``spare_nodes``: maximum number of nodes out of service at a time, including repairs; None: a tenth.
     """
 
     costs: CostBenefitConfig = field(default_factory=CostBenefitConfig)
@@ -99,7 +97,7 @@ class Assumptions:
 
     @property
     def budget(self) -> BudgetConfig:
-        """The controller's, with a limit for the spare nodes."""
+        """Default budgets of the controller, limited to the spare nodes."""
         usual = BudgetConfig()
         if self.spare_nodes is None:
             return usual
@@ -110,13 +108,13 @@ class Assumptions:
 
 @dataclass
 class LadderReplay:
-    """Replays rungs under given jobs; arguments as those of :class:`Controlled`.
+    """Replays rungs under given loads; arguments as for :class:`Controlled`.
 
-    ``horizon``: what a risk looks ahead.
-    ``risks``: of each node at each decision; ``usual``: their mean.
-    ``prices``: of each rung, on the mean node.
-    ``findable``: which failures a diagnostic finds.
-    ``no_action``: the outcome without any action.
+    ``horizon``: prediction horizon of a risk.
+    ``risks``: risk of each node at each decision; ``usual``: their mean.
+    ``prices``: price of each rung on the average node.
+    ``findable``: failures that a diagnostic finds.
+    ``no_action``: outcome without any action.
     """
 
     fleet: ReplayedFleet
@@ -139,7 +137,7 @@ class LadderReplay:
         self.costs, self.probes = self.assumed.costs, self.assumed.probes
         self._replayed: dict[tuple[Rung | None, bool], tuple[ReplayMarks, list[Probes]]] = {}
         self._unprobed, self._asked = [NO_PROBES] * len(self.loads), dict[int, list[Checkpoints]]()
-        self._passed: dict[float, Floats] = {}  # risks of nodes that have passed a probe, by the share that it finds
+        self._passed: dict[float, Floats] = {}  # risks of nodes after a passed probe, by its sensitivity
         self.risks = node_risks(self.fleet, self.scores)
         known = self.risks[~np.isnan(self.risks)]
         self.usual = float(known.mean()) if len(known) else 0.0
@@ -148,11 +146,11 @@ class LadderReplay:
         self.no_action = count_outcome(self.fleet, self.loads, NO_ACTION, self.costs, reach=self.reach)
 
     def thresholds(self, rung: Rung) -> dict[str, float | None]:
-        """Return the thresholds that a rung is replayed at; of ``avoid``, the drain's ``high`` plays no part."""
+        """Return the thresholds for the replay of a rung; ``avoid`` uses those of ``drain``, without ``high``."""
         return thresholds_of(self.prices["drain" if rung == "avoid" else rung], self.usual)
 
     def marks(self, rung: Rung, probing: ProbeReplay | None) -> ReplayMarks:
-        """Return when nodes are kept from new jobs with ``avoid``, ``swap`` or ``drain`` as the highest rung."""
+        """Replay the controller with ``avoid``, ``swap`` or ``drain`` as the highest rung."""
         rungs: Ladder = RUNGS[: RUNGS.index(rung) + 1]
         settings = PolicyConfig(
             TierThresholds(**self.thresholds(rung)), horizon=self.horizon, cost_benefit=self.costs, rungs=rungs,
@@ -166,10 +164,10 @@ class LadderReplay:
         ).marks()  # fmt: skip
 
     def replayed(self, top: Rung | None, *, probed: bool) -> tuple[ReplayMarks, list[Probes]]:
-        """Return the marks with ``top`` as the highest rung of these, and the probes of each load.
+        """Return the marks with ``top`` as the highest rung, and the probes of each load.
 
-        Probes and marks depend on each other: a node out of service is not probed, and one that passed has a lower
-        risk. Under the first load they are replayed together; the marks are those of every load.
+        Marks and probes interact: a node out of service is not probed, and a passed probe lowers the risk. They are
+        replayed together under the first load, and its marks are used for every load.
         """
         if (top, probed) not in self._replayed:
             replays = [self.probe_replay(jobs, self.probes, self.findable) for jobs in self.loads] if probed else []
@@ -180,12 +178,12 @@ class LadderReplay:
         return self._replayed[top, probed]
 
     def extras(self, ladder: Collection[Rung], probes: list[Probes]) -> list[Extras]:
-        """Return probes and checkpoints of each load, where they are among the rungs."""
+        """Return probes and checkpoints of each load, as far as they are in ``ladder``."""
         asked = self.checkpoints(probes) if "checkpoint" in ladder else [NO_CHECKPOINTS] * len(probes)
         return [Extras(*cheap, self.probes) for cheap in zip(probes, asked, strict=True)]
 
     def checkpoints(self, probes: list[Probes]) -> list[Checkpoints]:
-        """Return the checkpoints of each load; ``probes``: the list of :meth:`replayed`, on which alone they depend."""
+        """Return the checkpoints of each load, cached by the identity of ``probes`` from :meth:`replayed`."""
         if id(probes) not in self._asked:
             policy, at, passed = self.settings(self.probes), self.scores.at, self.risks_after(self.probes.mean_found)
             lowered = [after_passes(at, self.risks, passed, probed, self.probes) for probed in probes]
@@ -196,24 +194,24 @@ class LadderReplay:
         return self._asked[id(probes)]
 
     def risks_after(self, found: float) -> Floats:
-        """Return the risks of nodes that have passed a diagnostic that finds a share."""
+        """Return the risks of nodes after a passed diagnostic with sensitivity ``found``."""
         if found not in self._passed:
             self._passed[found] = node_risks(self.fleet, self.scores, found)
         return self._passed[found]
 
     def settings(self, probes: ProbeConfig) -> PolicyConfig:
-        """Return the settings of the controller for the cheap rungs."""
+        """Return the controller's settings for probes and checkpoints."""
         return PolicyConfig(rungs=RUNGS, horizon=self.horizon, cost_benefit=self.costs, probes=probes)
 
     def probe_replay(self, jobs: Placements, config: ProbeConfig, found: Bools, *, guided: bool = True) -> ProbeReplay:
-        """Return the replay of probes under one load; without guidance all nodes are at the same risk."""
+        """Return the replay of probes under one load; if not ``guided``, all nodes have the same risk."""
         risks = self.risks if guided else np.ones_like(self.risks)
         passed = self.risks_after(config.mean_found) if guided else risks
         policy = self.settings(config)
         return ProbeReplay(self.fleet, jobs, self.scores.at, risks, passed, found, self.reach, policy)
 
     def outcome(self, ladder: Collection[Rung]) -> ReplayOutcome:
-        """Count what comes of some rungs together."""
+        """Compute the outcome of a combination of rungs."""
         top = next((rung for rung in reversed(_OUT) if rung in ladder), None)
         marks, probes = self.replayed(top, probed="probe" in ladder)
         extras = self.extras(ladder, probes) if {"probe", "checkpoint"} & set(ladder) else None
@@ -221,10 +219,10 @@ class LadderReplay:
         return count_outcome(self.fleet, self.loads, marks, self.costs, reach=self.reach, soft=soft, extras=extras)
 
     def rows(self, allowed: Collection[Rung]) -> dict[str, Any]:
-        """Replay each rung, and combinations of those that are allowed.
+        """Replay each rung, and combinations of the allowed ones.
 
-        Returns: ``ladder``, a row a rung; ``recommended``, the rungs that pay together, none but ``publish`` where none
-        does; ``recommended_net``, evaluated where it was not chosen.
+        Returns: ``ladder``: one row per rung; ``recommended``: the combination that pays, always with ``publish``;
+        ``recommended_net``: its out-of-sample net.
         """
         singles: dict[Rung, ReplayOutcome] = {rung: self.outcome((rung,)) for rung in RUNGS[1:]}
         rows = [self._row("publish", self.no_action, singles["avoid"])]
@@ -240,7 +238,7 @@ class LadderReplay:
         return {"ladder": rows, "recommended": ["publish", *chosen], "recommended_net": value}
 
     def _row(self, rung: Rung, outcome: ReplayOutcome, acted: ReplayOutcome) -> dict[str, Any]:
-        """Return the row of a rung; ``acted``: whose actions are counted."""
+        """Return the row of a rung; ``acted``: outcome whose actions are reported."""
         net = net_row(self.no_action, outcome, replicates=self.replicates, seed=self.seed)
         spent = float((outcome.spent + outcome.idle).sum(axis=1).mean())
         return {
@@ -251,7 +249,7 @@ class LadderReplay:
         }  # fmt: skip
 
     def probing(self) -> list[dict[str, Any]]:
-        """Replay probes alone: guided by risk from several lifts on, unguided, and for several shares found."""
+        """Replay probes alone: guided by risk at several minimum lifts, unguided, and for several sensitivities."""
         ways: list[tuple[bool, float | None, float | None]] = [(True, lift, None) for lift in LIFTS]
         ways += [(False, None, None), *((guided, None, share) for guided in (True, False) for share in SHARES)]
         return [self._probing_row(*way) for way in ways]
@@ -276,12 +274,12 @@ class LadderReplay:
 def choose_ladder(
     ladders: Collection[Ladder], net: Callable[[Ladder], Floats], *, replicates: int, seed: int
 ) -> tuple[Ladder, dict[str, float]]:
-    """Choose the rungs that pay together; none where that is not sure.
+    """Choose the combination of rungs with a significantly positive net; empty if there is none.
 
-    :data:`FAMILIES` are tested until one is not sure to pay; those without a rung that acted are skipped. The ladder of
-    the family with the highest lower bound is recommended.
+    :data:`FAMILIES` are tested in order until the net of one is not significant; families without actions are skipped.
+    Of the tested families, the choice with the highest lower bound is recommended.
 
-    ``net``: gives the net GPU-hours of a ladder by node, shape (loads, nodes); asked only where a family is tested.
+    ``net``: returns the net GPU-hours of a ladder, shape (loads, nodes); called only for families that are tested.
     Returns: the ladder, and its net as :func:`_choose_among` returns it.
     """
     best: tuple[Ladder, dict[str, float]] = (), dict.fromkeys(("value", "low", "high"), 0.0)
@@ -295,13 +293,13 @@ def choose_ladder(
 
 
 def _choose_among(nets: Mapping[Ladder, Floats], replicates: int, seed: int) -> tuple[Ladder, dict[str, float]]:
-    """Choose the best of some ladders by the lower bound of the net, so that a rung which adds chance is left out.
+    """Choose the ladder with the highest lower bound of the net, which penalizes rungs that only add variance.
 
-    Returns: the best ladder among those whose interval lies above 0, none if the choice is not sure to pay; and the net
-    on each of :data:`PARTS` parts of the nodes of the ladder that is best on the other parts.
+    Returns: the best ladder among those whose interval lies above 0, empty unless the cross-fitted net is significantly
+    positive; and the cross-fitted net: the ladder chosen on the other folds, evaluated on each of :data:`PARTS` folds.
     """
 
-    def lower_bound(net: Floats) -> float:  # of the sum over nodes, normal
+    def lower_bound(net: Floats) -> float:  # normal approximation of the sum over nodes
         by_node = net.mean(axis=0)
         error = by_node.std(ddof=min(1, len(by_node) - 1)) * math.sqrt(len(by_node))
         return float(by_node.sum() - NormalDist().inv_cdf(CONFIDENCE) * error)
@@ -322,7 +320,7 @@ def _choose_among(nets: Mapping[Ladder, Floats], replicates: int, seed: int) -> 
 
 
 def _ladders(rungs: Collection[Rung]) -> Iterator[Ladder]:
-    """Give the combinations of rungs with at most one way to keep jobs off a node."""
+    """Yield the combinations of rungs with at most one of ``avoid``, ``swap`` and ``drain``."""
     out: list[Ladder] = [(), *((rung,) for rung in _OUT if rung in rungs)]
     cheap: list[Rung] = [rung for rung in rungs if rung not in _OUT]
     for top, chosen in product(out, product([False, True], repeat=len(cheap))):

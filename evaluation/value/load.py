@@ -1,4 +1,4 @@
-"""A fleet while it was scored, and its jobs: those of its own table, or a load with the shape of a real cluster's."""
+"""Fleet and jobs of a replay: jobs of the dataset, or a generated load with the distribution of a real trace."""
 
 import heapq
 from collections import defaultdict
@@ -20,10 +20,10 @@ from policy.stages import Stage, StagesConfig
 
 HOUR_MS: Final = 3_600_000
 _LATE_MS: Final = HOUR_MS
-"""A job that its node's failure ended may have ended this long before the failure was logged."""
+"""A job killed by a node failure may end up to this long before the failure is logged."""
 
 UTILIZATION: Final = 0.9
-"""Share of the fleet's GPU-hours that a generated load asks for; assumption."""
+"""Share of the fleet's GPU-hours that a generated load requests; assumption."""
 
 _AT: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 _SHAPE: Final = (
@@ -37,23 +37,23 @@ _SHAPE: Final = (
 )
 """GPUs of a gang, share of all jobs, and hours at the quantiles :data:`_AT`. Rounded from the 82,247 jobs of the trace
 of Microsoft's Philly cluster, September to December 2017 (Jeon et al., USENIX ATC 2019; msr-fiddle/philly-traces,
-CC-BY-4.0): sizes grouped to the next power of two, those from 33 GPUs on to 128; hours of those from 17 on together."""
+CC-BY-4.0): sizes rounded up to powers of two, from 33 GPUs to 128; hours pooled for sizes from 17 GPUs."""
 
 _LARGEST: Final = 16
-"""The largest size of which the trace has hundreds of jobs."""
+"""Largest size with hundreds of jobs in the trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placements:
-    """Jobs on nodes, one entry a job and node, ordered by node and start. All arrays have shape (n,).
+    """Jobs on nodes, one entry per job and node, sorted by node and start; arrays of shape (n,).
 
     ``job``, ``node``: positions.
-    ``gpus``: GPUs of the job on that node; ``size``: on all its nodes, for all of them stop when one does.
+    ``gpus``: GPUs of the job on that node; ``size``: GPUs on all its nodes, which stop together.
     ``start``, ``end``: milliseconds since the epoch.
-    ``every``: how often the job writes a checkpoint, in milliseconds; 0: it loses no work.
-    ``saved``: its last checkpoint before ``end``; -1: not known.
-    ``shrinks``: whether the job continues with its other GPUs.
-    ``on_request``: whether jobs that write checkpoints also write one when they are asked to; of all, or of each.
+    ``every``: checkpoint interval in milliseconds; 0: the job loses no work.
+    ``saved``: last checkpoint before ``end``; -1: unknown.
+    ``shrinks``: whether the job continues on its other GPUs.
+    ``on_request``: whether jobs with checkpoints also write one on request; for all, or for each entry.
     """
 
     job: Ints
@@ -79,7 +79,7 @@ class Placements:
         saved: Ints | int = -1,
         fewest: Ints | int = NEVER,
     ) -> "Placements":
-        """Build from entries in any order; ``fewest``: GPUs that the job continues with."""
+        """Build from entries in any order; ``fewest``: minimum number of GPUs that the job can run on."""
         order = np.lexsort((start, node))
         size = np.bincount(job, weights=gpus)[job[order]].astype(np.float64)
         often, saved_at, least = (np.broadcast_to(given, job.shape)[order] for given in (every, saved, fewest))
@@ -87,38 +87,38 @@ class Placements:
         return cls(job[order], node[order], gpus[order], start[order], end[order], often, saved_at, size, shrinks)
 
     def unsaved(self, entry: Ints, at: Ints | int) -> Ints:
-        """Give the milliseconds of work that jobs lose when they are hit.
+        """Return the work that jobs lose if they stop at ``at``, in milliseconds.
 
-        The last checkpoint counts where it is known of a job that ended then; else the interval.
+        Uses the last checkpoint if it is known and the job ended then, otherwise the checkpoint interval.
         """
         start, every, saved = self.start[entry], self.every[entry], self.saved[entry]
         known = (saved >= start) & (saved <= at) & (self.end[entry] <= at + _LATE_MS)
         return np.where(every > 0, np.where(known, at - saved, (at - start) % np.maximum(every, 1)), 0)
 
     def writes(self, entry: Ints) -> Bools:
-        """Give whether jobs write a checkpoint when they are asked to."""
+        """Return whether jobs write a checkpoint on request."""
         return np.asarray(np.broadcast_to(self.on_request, self.every.shape)[entry] & (self.every[entry] > 0))
 
     def again(self, costs: CostBenefitConfig) -> Ints:
-        """Give how long it takes from a job's stop on a node until it computes again, in milliseconds; shape (n,)."""
+        """Return the time from a job's stop on a node until it computes again, in milliseconds; shape (n,)."""
         return np.where(self.shrinks, duration_ms(costs.resize), duration_ms(costs.restart))
 
     def running(self, at: int, left: Ints) -> Ints:
-        """Give the entries that run at a time; ``left``: when each has left its node; shape (n,)."""
+        """Return the entries that run at a time; ``left``: when each left its node; shape (n,)."""
         return np.flatnonzero((self.start <= at) & (self.end >= at) & (left > at))
 
     def turns(self, entry: Ints, at: int) -> Ints:
-        """Give when jobs write their next checkpoint, or end."""
+        """Return when jobs write their next checkpoint, or end."""
         every = self.every[entry]
         return np.minimum(np.where(every > 0, at - self.unsaved(entry, at) + every, NEVER), self.end[entry])
 
 
 def jobs_of_table(jobs: pd.DataFrame, nodes: pd.Index, gpus: Ints, end: int, checkpoint_every: timedelta) -> Placements:
-    """Read the jobs of a dataset's own table.
+    """Read the jobs of a dataset.
 
-    ``nodes``, ``gpus``: the fleet's nodes and their numbers of GPUs; jobs elsewhere are left out.
-    ``end``: until when a job without an end runs.
-    ``checkpoint_every``: of jobs of which the table does not tell (``checkpoint_every_s``).
+    ``nodes``, ``gpus``: the fleet's nodes and their numbers of GPUs; jobs on other nodes are ignored.
+    ``end``: end of jobs without a recorded end.
+    ``checkpoint_every``: checkpoint interval if the table has none for a job (``checkpoint_every_s``).
     """
     place = nodes.get_indexer(jobs["node"].astype("str"))
     jobs, place = jobs[place >= 0], place[place >= 0].astype(np.int64)
@@ -149,12 +149,12 @@ def generated_load(
     gpus_per_job: int | None = None,
     largest: int | None = None,
 ) -> Placements:
-    """Generate a load and pack it on a fleet first fit.
+    """Generate a load and schedule it by first fit.
 
     ``gpus``: GPUs of each node.
-    ``gpus_per_job``: all jobs are of this size, and last as long as those of the trace's nearest size of at most
-    :data:`_LARGEST` GPUs; None: sizes as in the trace.
-    ``largest``: of the largest jobs, instead of those of the trace.
+    ``gpus_per_job``: size of all jobs, with durations of the next larger size in the trace, up to :data:`_LARGEST`
+    GPUs; None: sizes as in the trace.
+    ``largest``: size of the largest jobs, instead of that in the trace.
     """
     rng = np.random.default_rng(seed)
     sizes, shares = np.array([row[0] for row in _SHAPE]), np.array([row[1] for row in _SHAPE])
@@ -179,16 +179,16 @@ def generated_load(
 
 
 def _hours_of(quantiles: tuple[float, ...], at: Floats) -> Floats:
-    """Interpolate between the logarithms of quantiles."""
+    """Interpolate quantiles of hours, linearly in the logarithm."""
     return np.asarray(np.exp(np.interp(at * _AT[-1], _AT, np.log(np.maximum(quantiles, 1 / 60)))))
 
 
 def first_fit(gpus: Ints, size: Ints, arrival: Ints, duration: Ints, end: int, every: int) -> Placements:
-    """Schedule gangs in the order of their arrival, each on the first nodes that it fits on, none ahead of another.
+    """Schedule gangs first come, first served without backfilling, each on the first nodes it fits on.
 
-    ``gpus``: GPUs of each node. A job that fits on one node has all its GPUs there; a larger one takes whole nodes.
+    ``gpus``: GPUs of each node. A job that fits on one node gets all its GPUs there; a larger one takes whole nodes.
     ``size``: at most the fleet's GPUs; ``arrival``: ascending; ``duration``, ``end``, ``every``: milliseconds.
-    Returns: the jobs that start before ``end``; a gang starts on all its nodes at the same time.
+    Returns: the jobs that start before ``end``; a gang starts on all its nodes at once.
     """
     free, now = gpus.copy(), 0
     rows: list[tuple[int, int, int, int, int]] = []
@@ -213,7 +213,7 @@ def first_fit(gpus: Ints, size: Ints, arrival: Ints, duration: Ints, end: int, e
 
 
 def _room(free: Ints, gpus: Ints, wanted: int) -> tuple[list[int], list[int]]:
-    """Find the first nodes that a job fits on now, and how many GPUs it holds on each; none: it fits nowhere."""
+    """Return the first nodes that a job fits on now, and its GPUs on each; empty if it does not fit."""
     first = int((free >= wanted).argmax())
     if free[first] >= wanted:
         return [first], [wanted]
@@ -224,19 +224,18 @@ def _room(free: Ints, gpus: Ints, wanted: int) -> tuple[list[int], list[int]]:
 
 
 LEAVE: Final = timedelta(minutes=1)
-"""From an eviction until the job is gone; assumption."""
+"""Time from an eviction until the job has left; assumption."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedFleet:
-    """A fleet while it was scored.
+    """A fleet during the scored period; times in milliseconds.
 
-    ``nodes``: without units, jobs and marks; other fields hold positions in it.
-    ``installations``: of each node, its units with begin and end of their time there.
+    ``nodes``: without units, jobs and marks; other fields refer to them by position.
+    ``installations``: units of each node, with start and end of their installation.
     ``gpus``: GPUs of each node; shape (nodes,).
-    ``failed``, ``unit``, ``at``, ``until``: node, unit (empty: the whole node), begin and end of each failure, ordered
-    by time; a node is down in between; shape (failures,).
-    ``begin``, ``end``: in milliseconds, as all times.
+    ``failed``, ``unit``, ``at``, ``until``: node, unit (empty: the whole node), start and end of each failure, ordered
+    by time; the node is down in between; shape (failures,).
     ``family``: class of each failure.
     """
 
@@ -253,7 +252,7 @@ class ReplayedFleet:
 
     @classmethod
     def of(cls, inventory: pd.DataFrame, failures: pd.DataFrame, begin: int, end: int) -> "ReplayedFleet":
-        """Take a fleet from its tables; ``failures``: ``gpu``, ``node``, ``start``, ``end`` (null: not over)."""
+        """Build from tables; ``failures``: ``gpu``, ``node``, ``start``, ``end`` (null: ongoing)."""
         known = inventory.astype(object).where(inventory.notna(), None)
         since, until = milliseconds(inventory["installed_at"]), milliseconds(inventory["removed_at"])
         nodes: dict[str, NodeView] = {}
@@ -279,11 +278,11 @@ class ReplayedFleet:
 
     @property
     def names(self) -> pd.Index:
-        """The nodes' names."""
+        """Node names."""
         return pd.Index([node.name for node in self.nodes])
 
     def boots(self) -> list[dict[str, Any]]:
-        """Return an event for each end of a failure: a node that is back in service has booted since it failed."""
+        """Return a boot event at the end of each failure: a node that is back in service has booted since."""
         ends = sorted({*zip(self.until.tolist(), self.failed.tolist(), strict=True)})
         return [
             dict.fromkeys(("timestamp", "known_at"), from_ms(until))
@@ -292,11 +291,11 @@ class ReplayedFleet:
         ]
 
     def down(self, at: int) -> set[int]:
-        """Return the nodes in repair at an instant; they run no jobs."""
+        """Return the nodes that are down at an instant; they run no jobs."""
         return set(self.failed[(self.at <= at) & (at < self.until)].tolist())
 
     def stage(self, policy: PolicyConfig, stage: Stage) -> PolicyConfig:
-        """Give settings with every group in a stage, as if it had earned that."""
+        """Return the settings with every group pinned to a stage."""
         return replace(policy, stages=StagesConfig(pinned={node.group_key: stage for node in self.nodes}))
 
 
@@ -320,9 +319,11 @@ def job_views(jobs: Placements, entries: Ints, at: int) -> list[JobView]:
 def evicted(
     fleet: ReplayedFleet, jobs: Placements, node: int, at: int, left: Ints, checkpoint: timedelta
 ) -> tuple[Ints, Ints]:
-    """Give when jobs of a node that is emptied at a time are gone, and which: those that run on until then.
+    """Return when the jobs of a node drained at ``at`` have left, and which entries these are.
 
-    ``left``: when jobs have left their node; shape (entries,).
+    Jobs that end before their checkpoint is written are not included.
+
+    ``left``: when jobs left their node; shape (entries,).
     """
     entry = np.arange(*np.searchsorted(jobs.node, (node, node + 1)))
     entry = entry[(jobs.start[entry] <= at) & (left[entry] > at) & (node not in fleet.down(at))]

@@ -1,7 +1,7 @@
-"""The cheap rungs in a fleet's past: probes of idle nodes, and checkpoints that jobs on nodes at risk are asked for.
+"""Replay of probes on idle nodes, and of checkpoint requests to jobs on nodes at risk.
 
-What is requested is decided by the controller's own :func:`policy.ladder.requests.requests_of`, in a group that has
-earned it; simulated are the diagnostic and the jobs. A node that passed a probe has a lower risk for every rung.
+The controller's own :func:`policy.ladder.requests.requests_of` decides on requests; diagnostics and jobs are simulated.
+A passed probe lowers the node's risk for every rung.
 """
 
 import heapq
@@ -29,15 +29,15 @@ from policy.ladder.requests import Candidate, requests_of, risk_after_pass
 from policy.plan import LastRequest
 
 _MINUTE_MS: Final = 60_000
-"""The controller goes round each minute."""
+"""Interval of the controller's rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """Diagnostics on idle nodes; all of shape (probes,).
+    """Diagnostics on idle nodes; arrays of shape (probes,).
 
-    ``begin``, ``end``: in milliseconds; ``end`` of one that is preempted is the start of the job.
-    ``failure``: the failure that it found, as a position in the fleet's; -1: none.
+    ``begin``, ``end``: in milliseconds; a preempted probe ends when the job starts.
+    ``failure``: position of the failure it found; -1: none.
     """
 
     node: Ints
@@ -48,19 +48,19 @@ class Probes:
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[int]]) -> "Probes":
-        """Take rows of these."""
+        """Build from rows of ``node``, ``begin``, ``end``, ``preempted`` and ``failure``."""
         node, begin, end, preempted, failure = np.array(list(rows), dtype=np.int64).reshape(-1, 5).T
         return cls(node, begin, end, preempted.astype(np.bool_), failure)
 
     def repairs(self, fleet: ReplayedFleet) -> list[list[int]]:
-        """Return rows of :class:`ReplayMarks`: a node with a found fault is out of service until it is over."""
+        """Return rows of :class:`ReplayMarks`: a node with a found fault is out of service until its repair ends."""
         hit = self.failure >= 0
         over = fleet.until[self.failure[hit]]
         ends = self.end[hit]
         return np.column_stack([self.node[hit], ends, over, ends, ends]).tolist()
 
     def spent(self, fleet: ReplayedFleet, jobs: Placements, config: ProbeConfig) -> Floats:
-        """Return the GPU-hours that each costs: energy and wear, and the jobs that it delayed."""
+        """Return the cost of each probe in GPU-hours: energy and wear, and delayed jobs."""
         hours = fleet.gpus[self.node] * (self.end - self.begin) / HOUR_MS * config.idle_cost
         delay = config.preemption / timedelta(hours=1)
         for probe in np.flatnonzero(self.preempted):
@@ -75,18 +75,18 @@ NO_PROBES: Final = Probes(_NONE, _NONE, _NONE, _NONE.astype(np.bool_), _NONE)
 
 
 def findable(fleet: ReplayedFleet, found: Mapping[str, float], seed: int) -> Bools:
-    """Draw which failures a diagnostic can find before they begin: each once and for all.
+    """Sample which failures a diagnostic can find before they start, fixed for the whole replay.
 
-    ``found``: the share by failure family. A larger share finds what a smaller one does, and more.
+    ``found``: share by failure family; a larger share finds a superset of a smaller one.
     """
     share = np.array([found.get(family, found.get("other", 0.0)) for family in fleet.family], dtype=np.float64)
     return np.asarray(np.random.default_rng(seed).random(len(fleet.at)) < share)
 
 
 def node_risks(fleet: ReplayedFleet, scores: Readings, found: float = 0.0) -> Floats:
-    """Return the risk of each node at each decision; NaN: not known; shape (decisions, nodes).
+    """Return the risk of each node at each decision; NaN: unknown; shape (decisions, nodes).
 
-    ``found``: share found by a diagnostic that all units have passed; 0: they have passed none.
+    ``found``: sensitivity of a diagnostic that all units have passed; 0: none.
     """
     rows = [(place, *unit) for place, units in enumerate(fleet.installations) for unit in units]
     code = scores.units.get_indexer([name for _, name, _, _ in rows])
@@ -103,7 +103,7 @@ def node_risks(fleet: ReplayedFleet, scores: Readings, found: float = 0.0) -> Fl
 
 
 def idle_times(fleet: ReplayedFleet, jobs: Placements) -> list[tuple[int, int, int]]:
-    """Return begin, end and node of the times in which a node has no job and is not down, in the order of time."""
+    """Return start, end and node of the intervals in which a node has no job and is not down, in order of time."""
     node = np.concatenate([jobs.node, fleet.failed])
     begin, end = np.concatenate([jobs.start, fleet.at]), np.concatenate([jobs.end, fleet.until])
     order = np.lexsort((begin, node))
@@ -121,11 +121,11 @@ _FREE: Final[Mapping[str, str | None]] = {"probe": None, "checkpoint": None}
 
 
 class ProbeReplay:
-    """Probes idle nodes: a round follows each decision, and each minute in which a node becomes idle or a probe ends.
+    """Replay of probes, with a round at each decision, and at each minute in which a node becomes idle or a probe ends.
 
-    ``at``: when the scores of each decision are available, in milliseconds; ``risks``, ``passed``: of each node, as
-    :func:`node_risks` returns them, and those after a diagnostic that passed.
-    ``found``: failures that a diagnostic finds when they begin within ``reach`` of its end.
+    ``at``: when the scores of each decision are available, in milliseconds; ``risks``: from :func:`node_risks`;
+    ``passed``: the same after a passed diagnostic.
+    ``found``: failures that a diagnostic finds if they start within ``reach`` of its end.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ProbeReplay:
             for node, gpus in zip(fleet.nodes, fleet.gpus.tolist(), strict=True)
         ]
         self._place = {view.name: place for place, view in enumerate(self._views)}
-        self._idle: dict[int, int] = {}  # until when, by node
+        self._idle: dict[int, int] = {}  # end of the idle interval, by node
         self._closed: set[int] = set()
         self._broken_until: dict[int, int] = {}
         self._passed_at: dict[int, int] = {}
@@ -158,12 +158,12 @@ class ProbeReplay:
 
     @property
     def next_round(self) -> int:
-        """Time of the next round; :data:`foundation.times.NEVER`: there is none."""
+        """Time of the next round; :data:`foundation.times.NEVER` if there is none."""
         return self._rounds[0] if self._rounds else NEVER
 
     @property
     def probes(self) -> Probes:
-        """The probes so far."""
+        """Probes so far."""
         return Probes.of(self._rows)
 
     def passed_at(self, place: int, now: int) -> int | None:
@@ -172,7 +172,7 @@ class ProbeReplay:
         return self._passed_at.get(place)
 
     def set_closed(self, places: Iterable[int], now: int) -> None:
-        """Take nodes out of service, which ends their probes, and the others back."""
+        """Set the nodes out of service; their running probes are aborted."""
         self._settle(now)
         closed = set(places)
         for place in closed & self._running.keys():
@@ -182,7 +182,7 @@ class ProbeReplay:
         self._closed = closed
 
     def _settle(self, now: int) -> None:
-        """Take note of the probes that have ended."""
+        """Record the results of the probes that have ended."""
         for place, (_, _, ends, preempted, failure) in [*self._running.items()]:
             if ends <= now:
                 del self._running[place]
@@ -192,7 +192,7 @@ class ProbeReplay:
                     self._passed_at[place] = ends
 
     def go_round(self) -> list[tuple[int, int]]:
-        """Probe nodes; return each with the end of its probe."""
+        """Run one round; return the nodes whose probes start, each with the end of its probe."""
         now, config = heapq.heappop(self._rounds), self._policy.probes
         while self._gaps and self._gaps[0][0] <= now:
             _, until, place = self._gaps.popleft()
@@ -237,7 +237,7 @@ class ProbeReplay:
 
 
 def replay_probes(replay: ProbeReplay, closed: ReplayMarks) -> Probes:
-    """Probe nodes that are not out of service; ``closed``: when they are."""
+    """Run all rounds; ``closed``: intervals in which nodes are out of service and not probed."""
     turns = sorted({*closed.at.tolist(), *closed.until.tolist()})
     while replay.next_round < NEVER:
         while turns and turns[0] <= replay.next_round:
@@ -248,7 +248,7 @@ def replay_probes(replay: ProbeReplay, closed: ReplayMarks) -> Probes:
 
 
 def after_passes(at: list[int], risks: Floats, passed: Floats, probes: Probes, config: ProbeConfig) -> Floats:
-    """Return the risks at each decision with those of nodes lowered that passed a probe lately."""
+    """Return the risks at each decision, lowered for nodes that recently passed a probe."""
     lowered, times = risks.copy(), np.array(at)
     good = (probes.failure < 0) & ~probes.preempted
     for node, end in zip(probes.node[good], probes.end[good], strict=True):
@@ -263,7 +263,7 @@ def _next_round(at: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Checkpoints that jobs were asked for, ordered by time; all of shape (checkpoints,)."""
+    """Requested checkpoints, ordered by time; arrays of shape (checkpoints,)."""
 
     job: Ints
     at: Ints
@@ -271,14 +271,14 @@ class Checkpoints:
 
     @classmethod
     def of(cls, jobs: Placements, rows: Iterable[tuple[int, int]], costs: CostBenefitConfig) -> "Checkpoints":
-        """Take rows of jobs and times."""
+        """Build from rows of job and time."""
         job, at = np.array(list(rows), dtype=np.int64).reshape(-1, 2).T
         sizes = dict(zip(jobs.job.tolist(), jobs.size.tolist(), strict=True))
         hours = [sizes[one] * (costs.checkpoint / timedelta(hours=1)) for one in job.tolist()]
         return cls(job, at, np.array(hours, dtype=np.float64))
 
     def unsaved(self, job: int, at: int) -> int:
-        """Return how long ago, in milliseconds, a job was last asked."""
+        """Return the time since a job's last requested checkpoint, in milliseconds; ``NEVER`` if there is none."""
         asked = self.at[(self.job == job) & (self.at <= at)]
         return at - int(asked[-1]) if len(asked) else NEVER
 
@@ -289,7 +289,7 @@ NO_CHECKPOINTS: Final = Checkpoints(_NONE, _NONE, _NONE.astype(np.float64))
 def replay_checkpoints(
     fleet: ReplayedFleet, jobs: Placements, at: list[int], risks: Floats, policy: PolicyConfig
 ) -> Checkpoints:
-    """Ask jobs on nodes at risk for checkpoints, once at each decision; ``at``, ``risks``: of :func:`replay_probes`."""
+    """Replay checkpoint requests at each decision; ``at``, ``risks``: as for :class:`ProbeReplay`."""
     if not np.any(jobs.on_request) or not len(jobs.job):
         return NO_CHECKPOINTS
     cost, jobs_of = duration_ms(policy.cost_benefit.checkpoint), int(jobs.job.max()) + 1
@@ -298,7 +298,7 @@ def replay_checkpoints(
     rows: list[tuple[int, int]] = []
     for number, now in enumerate(at):
         runs = np.flatnonzero((jobs.start <= now) & (jobs.end > now) & ~np.isnan(risks[number, jobs.node]))
-        # no more work can be lost than the interval, and no job is at more than the sum of its nodes' risks
+        # prefilter by upper bounds: the interval bounds the unsaved work, the sum of node risks bounds the job's risk
         most = np.bincount(jobs.job[runs], risks[number, jobs.node[runs]], jobs_of)
         runs = runs[jobs.every[runs] * most[jobs.job[runs]] > cost]
         views: dict[int, JobView] = {}

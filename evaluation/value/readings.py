@@ -1,4 +1,4 @@
-"""The scores that a controller would have read in a fleet's past."""
+"""Scores that the controller would have read at each time of a replay."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from policy.fleet import Score, UnitView
 
 @dataclass(frozen=True, slots=True)
 class ScoredDecision:
-    """The scores of a decision time.
+    """Scores of one decision time.
 
     ``at``: when they are available, in milliseconds.
-    ``risk``: by code of a unit; NaN: unknown; ``scored``: whether it has a score at all; shape (units,).
-    ``decided_at``, ``expires_at``: of all scores; ``fitted_at``: when their model was fitted.
+    ``risk``: by unit code; NaN: unknown; ``scored``: whether the unit has a score at all; shape (units,).
+    ``decided_at``, ``expires_at``: common to all scores; ``fitted_at``: when their model was fitted.
     """
 
     at: int
@@ -34,10 +34,10 @@ class ScoredDecision:
     _views: dict[int, UnitView] = field(default_factory=dict, repr=False)
 
     def view(self, name: str, code: int) -> UnitView:
-        """Show a unit; code -1: it was never scored."""
+        """Return the view of a unit; code -1: never scored."""
         if code < 0 or not self.scored[code]:
             return UnitView(name)
-        if code not in self._views:  # a name has one code, and a reading is looked at in many rounds
+        if code not in self._views:  # cached: one reading serves many rounds
             risk = float(self.risk[code])
             score = Score(risk if isfinite(risk) else None, self.decided_at, self.expires_at)
             self._views[code] = UnitView(name, score)
@@ -50,10 +50,10 @@ class ScoredDecision:
 
 
 class Readings(Sequence[ScoredDecision]):
-    """What a controller would have read, in the order of time; a reading is made when it is asked for.
+    """Readings of all decision times, in order of time, created on access.
 
-    ``predictions``: of one model: ``decision_time``, ``unit``, ``risk``, ``fold``; ``folds``: ``fold``, ``refit_at``.
-    ``delay``: from a decision time until its scores are available; ``lifetime``: from then until they expire.
+    ``predictions``: ``decision_time``, ``unit``, ``risk``, ``fold`` of one model; ``folds``: ``fold``, ``refit_at``.
+    ``delay``: from a decision time until its scores are available; ``lifetime``: from the decision time until expiry.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Readings(Sequence[ScoredDecision]):
         fitted = dict(zip(folds["fold"], milliseconds(folds["refit_at"]).tolist(), strict=True))
         units = predictions["unit"].astype("category").cat
         self.units = pd.Index(units.categories.astype("str"))
-        """Names of units, in the order of their codes."""
+        """Unit names, indexed by code."""
         self._unit = units.codes.to_numpy()[order]
         self._risk = predictions["risk"].to_numpy()[order]
         self._bounds = [*first.tolist(), len(order)]
@@ -79,7 +79,7 @@ class Readings(Sequence[ScoredDecision]):
         return len(self.at)
 
     def __getitem__(self, index: Any) -> Any:
-        """Give a reading; the last one is held."""
+        """Return a reading; the last one is cached."""
         place = range(len(self.at))[index]
         if self._last is None or self._last[0] != place:
             at, rows = from_ms(self._decided[place]), slice(*self._bounds[place : place + 2])
@@ -92,6 +92,6 @@ class Readings(Sequence[ScoredDecision]):
         return self._last[1]
 
     def newest(self, at: int) -> ScoredDecision:
-        """Return the newest reading at a time; before the first one, the first."""
+        """Return the latest reading available at a time, or the first if there is none yet."""
         reading: ScoredDecision = self[max(bisect_right(self.at, at) - 1, 0)]
         return reading

@@ -1,4 +1,4 @@
-"""Whether a fleet's failures are predictable: yes, weakly, no, or that the data cannot tell."""
+"""Verdict on whether a fleet's failures are predictable: yes, weakly, no, or undecidable from the data."""
 
 import math
 from dataclasses import dataclass
@@ -15,16 +15,17 @@ from evaluation.metrics.scored import split_predictions
 Answer = Literal["yes", "weakly", "no", "too few failures", "no failures", "cannot tell"]
 
 ENOUGH: Final = 20
-"""Failures of nodes in the replay that an answer takes; as many as a rollout stage asks for (``policy.stages``)."""
+"""Minimum number of replayed node failures for an answer other than ``yes``; as for rollout stages
+(``policy.stages``)."""
 
 FEWEST: Final = 10
-"""With fewer, no interval is believed; as many as ``promotion.min_incidents``."""
+"""Minimum number of failures for any answer; as ``promotion.min_incidents``."""
 
 CAUGHT: Final = 0.2
-"""Share of the replayed failures that must be caught for ``yes``."""
+"""Minimum share of the replayed failures that must be caught for ``yes``."""
 
 Bounded = tuple[float, float, float]
-"""A figure with its 95 % interval."""
+"""A value with its 95 % interval."""
 
 _UNKNOWN: Final = (math.nan, math.nan, math.nan)
 COUNTING: Final = "history_count"
@@ -32,15 +33,15 @@ COUNTING: Final = "history_count"
 
 @dataclass(frozen=True, slots=True)
 class Predictability:
-    """The answer, and what it rests on; NaN where a figure is not defined.
+    """The answer with its evidence; undefined values are NaN.
 
-    ``failures``: those of nodes that the replay could have caught, a cause of several counted once; ``more``: about
-    how many are needed beyond them.
-    ``precision``: of drain episodes, with its 95 % interval; ``chance``: of drawing at random.
-    ``recall``: share of failures caught; ``more_than_counting``: less that which ``history_count`` catches with as many
+    ``failures``: node failures that the replay could have caught, a common cause counted once; ``more``: approximate
+    number of additional failures needed.
+    ``precision``: precision of drain episodes, with its 95 % interval; ``chance``: precision of random alerts.
+    ``recall``: share of failures caught; ``more_than_counting``: its difference to that of ``history_count`` at equal
     alerts; ``lead_hours``: quartiles of the lead time.
-    ``without_precursor``: share of failures that stood out to no model, corrected for chance.
-    ``reason``: why no answer is given although there are failures; else empty.
+    ``without_precursor``: share of failures that no model ranked high beforehand, corrected for chance.
+    ``reason``: why there is no answer although there are failures; otherwise empty.
     """
 
     answer: Answer
@@ -56,24 +57,22 @@ class Predictability:
 
 
 def unanswered(failures: int) -> Predictability:
-    """Give the answer where no failure could be replayed, of so many in the data."""
+    """Return the answer if no failure could be replayed; ``failures``: number of failures in the data."""
     return Predictability("too few failures" if failures else "no failures", 0, ENOUGH)
 
 
 def predictability(
     evaluation: Evaluation, predictions: pd.DataFrame, unforeseen: pd.DataFrame, profile: str, *, seed: int
 ) -> Predictability:
-    """Evaluate a backtest.
+    """Derive the answer from a backtest.
 
-    ``predictions``: of all its models; ``unforeseen``: as :func:`evaluation.metrics.lead_time.unforeseen_incidents`
-    returns it.
+    ``predictions``: of all models; ``unforeseen``: from :func:`evaluation.metrics.lead_time.unforeseen_incidents`.
 
     Yes: the interval of the precision of drain episodes lies above chance, at least :data:`CAUGHT` of the failures are
-    caught, and more of them than by counting past failures (the interval of the difference at equal alerts lies above
-    0). Weakly: above chance only. No: not above chance, and the interval of the share caught lies below
-    :data:`CAUGHT`. Too few failures: neither of these; fewer than :data:`ENOUGH`, and not yes; fewer than
-    :data:`FEWEST` always. Failures caught are compared, not precision: a node that fails again and again counts
-    there once a failure, and does not carry a baseline by itself.
+    caught, and significantly more than by counting past failures (at equal alerts). Weakly: above chance only. No: not
+    above chance, and the interval of recall lies below :data:`CAUGHT`. Too few failures: none of these, or fewer than
+    :data:`ENOUGH` and not yes, or fewer than :data:`FEWEST`. Models are compared by recall, not precision, so that a
+    baseline cannot win by one node that fails repeatedly.
     """
     row = evaluation.row(profile, SLIDING)
     if row is None or not row["incidents"]:
@@ -102,7 +101,7 @@ def _bounded(row: pd.Series, name: str) -> Bounded:
 
 
 def _more_than_counting(evaluation: Evaluation, predictions: pd.DataFrame, profile: str, seed: int) -> Bounded:
-    """Compare the failures caught on the same resamples."""
+    """Compare the recall of the profile and of ``history_count`` on the same resamples."""
     chosen = (predictions["variant"] == SLIDING) & predictions["model"].isin([profile, COUNTING])
     parts = split_predictions(predictions[chosen.to_numpy()], evaluation.k)
     weights = resample(parts[0].shared.n_clusters, evaluation.replicates, seed)

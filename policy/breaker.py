@@ -318,7 +318,7 @@ def _settle(
             reasons.append(f"breaker opened: {reason}")
         causes[key] = BreakerCause(group, reason, min(old.first_at, now) if old else now, now, frozen.get(key, ()))
     for key, cause in sorted(causes.items()):
-        if cause.last_at > now:  # a clock went back
+        if cause.last_at > now:  # the clock went backwards
             causes[key] = replace(cause, last_at=now)
         elif key not in present and now - cause.last_at >= config.quiet:
             del causes[key]

@@ -83,7 +83,7 @@ def maintained(node: NodeView, calendar: Sequence[MaintenanceWindow], seen: Peri
 
 def observed(node: NodeView, seen: Period | None, now: datetime) -> Period | None:
     """Update the remembered maintenance of a node after it was read."""
-    if seen is not None and seen.start > now:  # a clock went back
+    if seen is not None and seen.start > now:  # the clock went backwards
         seen = None
     if node.maintenance is None:
         return seen if seen is not None and now - seen.end < _KEPT else None

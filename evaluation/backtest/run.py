@@ -69,7 +69,7 @@ def digest_of(**inputs: Any) -> str:
 class FoldStore:
     """Checkpoint: one Parquet file per finished fold and one JSON file per drift check, in ``folder/digest``.
 
-    ``folder``: parent of all checkpoints; those with another digest are left untouched.
+    ``folder``: parent of all checkpoints.
     """
 
     def __init__(self, folder: Path, digest: str) -> None:

@@ -201,7 +201,7 @@ class Controlled:
         if place not in self._open:
             self._open[place] = [place, self._now, NEVER, NEVER, NEVER]
             self._rows.append(self._open[place])
-        if decision is None:  # all its GPUs are removed, and a node without units is not decided about
+        if decision is None:  # all its GPUs are removed, and nodes without units get no decision
             return
         if level is Level.DRAIN and self._open[place][3] == NEVER and decision.target is Level.DRAIN:
             waits = 0 if decision.rules else self._passed.get(place, -_AGAIN_MS) + _AGAIN_MS

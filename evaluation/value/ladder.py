@@ -146,7 +146,7 @@ class LadderReplay:
         self.no_action = count_outcome(self.fleet, self.loads, NO_ACTION, self.costs, reach=self.reach)
 
     def thresholds(self, rung: Rung) -> dict[str, float | None]:
-        """Return the thresholds for the replay of a rung; ``avoid`` uses those of ``drain``, without ``high``."""
+        """Return the thresholds for the replay of a rung; with ``avoid``, the ``high`` of ``drain`` has no effect."""
         return thresholds_of(self.prices["drain" if rung == "avoid" else rung], self.usual)
 
     def marks(self, rung: Rung, probing: ProbeReplay | None) -> ReplayMarks:

@@ -1,10 +1,9 @@
-"""Compacting what is staged into the dataset, in one step that a kill at any point leaves done or not done.
+"""Atomic compaction of staged files into the dataset.
 
-The swap that brings the new rows in also brings the record of the staged files that they came from, and what the next
-compaction must know, in the dataset's folder ``compaction``: observations, inventories given, the inventory derived,
-events that wait. Whatever happens afterwards, the next run sees from that record which files are compacted, and only
-removes them. Readers continue reading the old dataset while the new one takes its name
-(:class:`foundation.files.ReadLease`), and collectors continue writing.
+One swap brings in the new rows, the list of staged files that they came from, and the state for the next compaction in
+the dataset's folder ``compaction``: observations, operators' and derived inventories, pending events. If a run is
+killed after the swap, the next one finds the compacted files in that list and only removes them. Readers keep reading
+the old dataset during the swap (:class:`foundation.files.ReadLease`), and collectors keep writing.
 """
 
 import contextlib
@@ -66,26 +65,26 @@ from telemetry.staging.staged import (
 _LOG = logging.getLogger(__name__)
 
 PENDING: Final = timedelta(days=30)
-"""An event whose GPU or node was never seen waits this long for it.
+"""How long an event waits for an unknown GPU or node to be observed.
 
-Then it is quarantined, or its node's where it names a PCI address only and the node is known.
+Then it is quarantined, or assigned to its node if it names only a PCI address and the node is known.
 """
 
 _GIVEN: Final = pa.schema([field.with_nullable(True) for field in INVENTORY])
-"""Optional columns stay empty: an unknown installation time is derived from observations."""
+"""All columns are nullable: an unknown installation time is derived from observations."""
 
 
 _EXPECTED_DAYS: Final = 120
-# A new dataset gets buckets for this much telemetry of the GPUs known when it is created.
+# A new dataset gets buckets for this many days of telemetry of the GPUs known at its creation.
 
 
 @dataclass(frozen=True, slots=True)
 class CompactSettings:
-    """What decides how staged rows become a dataset's.
+    """Settings of a compaction.
 
-    ``channels``: every channel that may occur.
-    ``dedupe``: events of one unit and code from several sources within this span are one.
-    ``delay``: reporting delay of events that do not say when they were known.
+    ``channels``: all channels that may occur.
+    ``dedupe``: events of one unit and code from several sources within this time are one event.
+    ``delay``: reporting delay of events without ``known_at``.
     """
 
     telemetry: TelemetrySection
@@ -96,12 +95,12 @@ class CompactSettings:
 
 @dataclass(frozen=True, slots=True)
 class CompactResult:
-    """What a compaction did.
+    """Result of a compaction.
 
-    ``compacted``: staged files that the dataset took, by kind; empty if nothing waited.
-    ``refused``: staged files that cannot be read and were put aside under ``refused/``.
-    ``meta``: of the dataset as it now is; None if there is none yet.
-    ``waits_for``: why staged files still wait, or an empty text.
+    ``compacted``: number of compacted staged files, by kind; empty if there was nothing to compact.
+    ``refused``: number of unreadable staged files, which were moved to ``refused/``.
+    ``meta``: metadata of the current dataset; None if there is none yet.
+    ``waits_for``: what remaining staged files wait for, or an empty string.
     """
 
     compacted: dict[str, int] = field(default_factory=dict)
@@ -121,13 +120,12 @@ def compact(
     now: datetime,
     progress: Callable[[int, int], None] | None = None,
 ) -> CompactResult:
-    """Compact what waits in a dataset's staging folder into the dataset, which is made if there is none.
+    """Compact a dataset's staged files into the dataset, which is created if it does not exist.
 
-    ``dataset``: any number of processes may read it meanwhile.
-    ``inventory``: installations that the operator knows (Parquet or CSV): they override what collectors saw, and are
-    remembered.
+    ``dataset``: may be read concurrently by any number of processes.
+    ``inventory``: installations from the operator (Parquet or CSV), which override observations and are stored.
     Raises ``InputError`` if another process is compacting or importing into the dataset, the step differs from the
-    dataset's, or the disk is full. Nothing is lost: the files wait for the next run.
+    dataset's, or the disk is full. Nothing is lost then: the files stay for the next run.
     """
     staging = StagingFolder(staging_of(dataset), writer="compact", channels=settings.channels)
     what, do = "another process is compacting this dataset", "Wait until it has ended."
@@ -141,7 +139,7 @@ def compact(
             step = step_for(interval_of_staged(staged)) if existing is None else existing.meta.step
         if existing is not None:
             check_step(existing, step)
-            # what the last compaction took, and was killed before it retired it
+            # files of the last compaction, if it was killed before it retired them
             taken = {entry["name"] for entry in existing.meta.sources if entry.get("role") == STAGED_ROLE}
             _retire(staging, [path for path in staging.waiting() if _key(path) in taken], settings, now)
         waiting = Waiting(staging, settings.channels, step, now, settings.delay)
@@ -155,7 +153,7 @@ def _key(path: Path) -> str:
 
 
 def _retire(staging: StagingFolder, paths: list[Path], settings: CompactSettings, now: datetime) -> None:
-    """Take compacted files away: to ``compacted/`` where raw samples are kept for a while, otherwise off the disk."""
+    """Move compacted files to ``compacted/`` if raw samples are retained, otherwise delete them."""
     if not paths:
         return
     staging.remember_compacted(paths, now.timestamp())
@@ -168,7 +166,7 @@ def _retire(staging: StagingFolder, paths: list[Path], settings: CompactSettings
 
 
 def _expire(staging: StagingFolder, settings: CompactSettings, now: datetime) -> None:
-    """Remove compacted files that have been kept for as long as they should."""
+    """Delete compacted files beyond the retention of raw samples."""
     oldest = now.timestamp() - settings.telemetry.retention.raw.total_seconds()
     for path in (staging.root / "compacted").glob("*/*.parquet"):
         with contextlib.suppress(FileNotFoundError):
@@ -200,7 +198,7 @@ class _Compaction:
         if not any(files.values()) and (inventory is None or self.existing is None):
             return self._result()
         installations = derive_inventory(runs, given, before)
-        # A dataset is made of GPUs, or of nodes that send samples. Nodes that are only watched decide nothing.
+        # A new dataset needs samples, or events of GPUs: observed nodes alone do not determine its unit.
         begins = files["samples"] or (files["events"] and installations["gpu"].notna().any())
         if (installations.empty and not has_strays) or (self.existing is None and not begins):
             self._wait_for_all()
@@ -284,16 +282,16 @@ class _Compaction:
         )
 
     def _given(self, inventory: Path | None, derived: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame | None:
-        """Return the installations that were given: now, before, and by imports since the last compaction.
+        """Return the operators' installations: from ``inventory``, earlier ones, and imports since the last compaction.
 
-        A file is complete for the units it names: it replaces what was given of them before.
+        A file is complete for the units that it names, and replaces their earlier installations.
         """
         saved = self._state("given")
         given = saved if len(saved) else None
         if self.existing is not None:
             imported_before = self.existing.inventory()
             seen = imported_before["gpu"].isin(set(runs["gpu"].dropna())) | imported_before["gpu"].isna()
-            # A GPU that the dataset knows and no sighting does, has rows that must keep their place.
+            # A GPU in the dataset without observations has rows that must keep their installation.
             imported = imported_before[~(_rows(imported_before).isin(set(_rows(derived))) & seen)]
             if len(imported):
                 given = merge_installations(given, imported.reset_index(drop=True))
@@ -320,7 +318,7 @@ class _Compaction:
         return installed
 
     def _events(self, runs: pd.DataFrame, installations: pd.DataFrame, twins: Mapping[tuple[str, str], str]) -> Placed:
-        """Place the events that were staged, those that waited until now, and the changes of drivers."""
+        """Assign staged and pending events, and driver changes, to nodes and GPUs."""
         waiting, quarantine = self.waiting, self.waiting.quarantine
         pending = waiting.read_events(Path("pending"), pending_table(self._state("pending")))
         changes = driver_changes(runs)
@@ -329,7 +327,7 @@ class _Compaction:
         quarantine.read("events", len(changes))
         frames = [pending, *waiting.events, changes]
         events = as_pending(frames)
-        # An exact repeat of an event is in the dataset with it.
+        # Exact duplicates count as used.
         quarantine.used("events", sum(len(frame) for frame in frames) - len(events))
         events["since_ms"] = events["since_ms"].fillna(to_ms(self.now))
         return place_staged(events, installations, twins, to_ms(self.now - PENDING), quarantine)
@@ -337,16 +335,16 @@ class _Compaction:
     def _starts(
         self, installations: pd.DataFrame, runs: pd.DataFrame, events: pd.DataFrame, before: pd.DataFrame
     ) -> pd.Series:
-        """Return since when each installation lasts; a GPU that was always there, since the first known instant.
+        """Return the start of each installation; for a GPU that was always there, the first known time.
 
-        On a node that joined its fleet later, it is the first instant known of that node.
+        On a node that joined the fleet later, this is the first known time of the node.
         """
         instants = [pd.Timestamp(int(runs["first_ms"].min()), unit="ms", tz="UTC")] if len(runs) else []
         instants += [events["timestamp"].min()] if len(events) else []
         instants += [] if self.existing is None else [pd.Timestamp(self.existing.meta.span[0])]
         first = min(instants, default=pd.Timestamp(self.now)).as_unit("ms")
         late = late_nodes(runs, events, unit_of(installations))
-        # What was derived before holds where it is earlier: retention moves the beginning of what is known.
+        # Earlier derived starts are kept, because retention moves the first known time.
         earlier = before.fillna({"gpu": ""}).groupby(["gpu", "node"])["installed_at"].min().to_dict()
         starts = []
         for gpu, node in zip(installations["gpu"], installations["node"], strict=True):
@@ -357,7 +355,7 @@ class _Compaction:
         )
 
     def _keep_from(self) -> datetime | None:
-        """Return the midnight before which samples go, where the dataset reaches a day further back than it should."""
+        """Return the midnight before which samples expire, once the dataset exceeds the retention by a day."""
         keep = self.settings.telemetry.retention.samples
         if keep is None:
             return None
@@ -392,10 +390,10 @@ _IDENTITY = ("gpu", "node", "installed_at", "removed_at", "serial", "timestamp",
 
 
 def _rows(frame: pd.DataFrame) -> pd.Series:
-    """Return each row as one text, to tell whether it is in another frame."""
+    """Return each row as one string, to compare rows between frames."""
     if frame.empty:
         return pd.Series([], dtype=str)
-    # Text columns keep their nulls through astype(str): a null would make the whole row one.
+    # String columns keep nulls through astype(str), and one null would make the whole row null.
     columns = [frame[name].astype(object) for name in _IDENTITY if name in frame]
     texts = [column.where(column.notna(), "").map(str) for column in columns]
     return texts[0].str.cat(texts[1:], sep="\0")

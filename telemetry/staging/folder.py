@@ -1,4 +1,4 @@
-"""The staging folder: small immutable files that collectors write next to a dataset, and the tables in them."""
+"""The staging folder: small immutable files written by collectors beside a dataset, and their schemas."""
 
 import contextlib
 import itertools
@@ -22,7 +22,7 @@ from telemetry.dataset.channels import CATALOGUE, Channel, with_rollups
 from telemetry.dataset.schema import CHANNEL_TYPES, EVENTS, INSTANT, INVENTORY, JOBS, column_as
 
 Kind = Literal["samples", "events", "inventory", "jobs"]
-"""What a staged file holds."""
+"""Kind of a staged file."""
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
@@ -37,7 +37,7 @@ SAMPLE_KEYS: Final = pa.schema(
 """Key columns of staged samples, before the channels: ``gpu`` is null for a node without GPUs."""
 
 STAGED_EVENTS: Final = EVENTS.append(pa.field("pci_bus_id", pa.string()))
-"""Events as collectors know them: where only a PCI address is known, the GPU is found when they are compacted."""
+"""Events of collectors; if only a PCI address is known, compaction finds the GPU."""
 
 STAGED_INVENTORY: Final = pa.schema(
     [
@@ -45,26 +45,26 @@ STAGED_INVENTORY: Final = pa.schema(
         pa.field("seen_at", INSTANT, nullable=False),
     ]
 )
-"""Observations: this GPU (null: this node) was seen here, so, at this time."""
+"""Observations of a GPU (null: of a node) on a node at a time, with its attributes."""
 
 _FIXED: Final = MappingProxyType({"events": STAGED_EVENTS, "inventory": STAGED_INVENTORY, "jobs": JOBS})
 
 Rows = Sequence[Mapping[str, Any]]
-"""Rows of one kind in JSON types, instants in milliseconds since 1970 UTC."""
+"""Rows of one kind in JSON types, times in milliseconds since 1970 UTC."""
 
 
 def rows_table(kind: Kind, rows: Rows) -> pa.Table:
-    """Return rows of events, of the inventory or of jobs as a table; keys that a row lacks are null."""
+    """Convert rows of events, inventory or jobs to a table; missing keys become null."""
     schema = _FIXED[kind]
     arrays = [pa.array([row.get(field.name) for row in rows], type=field.type) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def lay_out(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) -> pa.Table:
-    """Bring a table into the staging schema; absent columns are null, and samples keep their own channels only.
+    """Convert a table to the staging schema; missing columns become null, except channels of samples.
 
     ``channels``: channels that may occur in samples.
-    Raises ``ValueError`` if a column is unknown or missing, holds nulls where none may be, or values of another type.
+    Raises ``ValueError`` if a column is unknown, missing, null but required, or of another type.
     """
     if kind == "samples":
         known = with_rollups(channels)
@@ -90,7 +90,7 @@ def lay_out(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) -> pa.
         if not field.nullable and column.null_count:
             raise ValueError(f"{kind} cannot be staged with {column.null_count} nulls in {field.name!r}")
         if field.name == "gpu":
-            column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)  # it names no GPU
+            column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)  # "" names no GPU
         arrays.append(column)
     return pa.Table.from_arrays(arrays, schema=schema)
 
@@ -99,7 +99,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}\Z")
 _NAMED: Final = "named-"
 _LEDGER: Final = "compacted-names.txt"
 NAMES_KEPT_S: Final = 30 * 86400
-"""A name is remembered this long after its file was compacted: longer than any backfill or outage should last."""
+"""How long a name is remembered after its file was compacted; longer than any backfill or outage should last."""
 
 _STALE_TEMPORARY_S = 3600
 
@@ -117,12 +117,12 @@ def staging_of(dataset: Path) -> Path:
 class StagingFolder:
     """Stages tables as files.
 
-    ``root``: the staging folder; made when the first file is written. ``writer``: short name of the collector, part of
-    the names of its files. ``channels``: channels that samples may have; default: the catalogue.
+    ``root``: the staging folder, created with the first file. ``writer``: short name of the collector, part of the
+    names of its files. ``channels``: channels that samples may have; default: the catalogue.
 
-    A file is written under ``tmp/`` and linked to its place, so that it appears whole, and so that of two writers of
-    one name only one succeeds. Any number of processes may write to one folder; only
-    :func:`telemetry.staging.compaction.compact` takes files out.
+    A file is written under ``tmp/`` and hard-linked to its final name, so that it appears atomically, and only one of
+    two writers of a name succeeds. Any number of processes may write to one folder; only
+    :func:`telemetry.staging.compaction.compact` removes files.
     """
 
     def __init__(self, root: Path, *, writer: str, channels: Mapping[str, Channel] | None = None) -> None:
@@ -136,13 +136,13 @@ class StagingFolder:
         self._names_stamp: tuple[int, ...] | None = None
 
     def stage(self, kind: Kind, table: pa.Table, *, name: str | None = None) -> Path | None:
-        """Write a table as one file; None where the table is empty or the name was staged before.
+        """Write a table as one file; None if it is empty or the name was staged before.
 
-        ``table``: columns of :mod:`telemetry.staging.folder`; absent ones are null.
-        ``name``: the caller's own key: what was staged under it once is never written again, compacted or not.
-        Raises ``ValueError`` if the table does not fit the kind, or the name has other characters than letters, digits,
+        ``table``: columns as in :mod:`telemetry.staging.folder`; missing ones become null.
+        ``name``: idempotency key of the caller: a name is staged only once, even after its compaction.
+        Raises ``ValueError`` if the table does not fit the kind, or the name has characters other than letters, digits,
         ``-._``.
-        Raises ``InputError`` if the disk is full or may not be written to; nothing is then half written.
+        Raises ``InputError``, without a partial file, if the disk is full or not writable.
         """
         if name is not None and not _NAME.match(name):
             raise ValueError(f"{name!r} cannot name a staged file: use letters, digits, - . and _, at most 180")
@@ -168,11 +168,11 @@ class StagingFolder:
         return final
 
     def is_staged(self, kind: Kind, name: str) -> bool:
-        """Whether a file of that name was staged, compacted since or not (remembered for :data:`NAMES_KEPT_S`)."""
+        """Whether a name was staged; compacted names are remembered for :data:`NAMES_KEPT_S`."""
         return (self.root / kind / f"{_NAMED}{name}.parquet").exists() or (kind, name) in self._compacted_names()
 
     def waiting(self, kind: Kind | None = None) -> list[Path]:
-        """Return the files that wait to be compacted, oldest first."""
+        """Return the files waiting for compaction, oldest first."""
         files: list[tuple[int, str, Path]] = []
         for folder in KINDS if kind is None else (kind,):
             for path in (self.root / folder).glob("*.parquet"):
@@ -181,7 +181,7 @@ class StagingFolder:
         return [path for *_, path in sorted(files)]
 
     def state(self, name: str) -> Path:
-        """Return the path of a small state file of a collector; write it with :func:`foundation.files.write_bytes`."""
+        """Return the path of a collector's state file; write it with :func:`foundation.files.write_bytes`."""
         if not _NAME.match(name):
             raise ValueError(f"{name!r} cannot name a state file")
         folder = self.root / "state"
@@ -190,7 +190,7 @@ class StagingFolder:
         return folder / name
 
     def remember_compacted(self, paths: list[Path], now_s: float) -> None:
-        """Note the names of files that are compacted, before they are taken away; forget those of long ago."""
+        """Record the names of compacted files before their removal; drop expired names."""
         ledger = self.state(_LEDGER)
         entries = {(kind, name): s for s, kind, name in _read_ledger(ledger) if float(s) > now_s - NAMES_KEPT_S}
         for path in paths:
@@ -200,14 +200,14 @@ class StagingFolder:
         write_bytes(ledger, "".join(lines).encode())
 
     def sweep(self) -> None:
-        """Remove temporary files that a killed writer left behind."""
+        """Remove temporary files of killed writers."""
         for path in (self.root / "tmp").glob("*"):
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _STALE_TEMPORARY_S:
                     path.unlink()
 
     def put_aside(self, path: Path, where: str) -> Path:
-        """Move a staged file into a folder of this name."""
+        """Move a staged file to the folder ``where``."""
         target = self.root / where / path.parent.name / path.name
         with disk_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -222,13 +222,13 @@ class StagingFolder:
         return self._names
 
     def _fresh_name(self) -> str:
-        """Return a name that sorts by time and by the order of this writer's files."""
+        """Return a unique name that sorts by time and then by this writer's sequence."""
         token = secrets.token_hex(4)
         return f"{time.time_ns() // 1_000_000:013d}-{self._writer}-{os.getpid()}-{next(self._sequence):06d}-{token}"
 
 
 def _read_ledger(ledger: Path) -> list[tuple[str, str, str]]:
-    """Return the names of compacted files: when they were compacted, in seconds, kind and name."""
+    """Return the compacted names as (time of compaction in seconds, kind, name)."""
     try:
         entries = [line.split(" ") for line in ledger.read_text(encoding="utf-8").splitlines()]
         return [(seconds, kind, name) for seconds, kind, name in entries]

@@ -1,7 +1,7 @@
-"""The inventory of a live fleet, from observations and from what operators gave: which GPU was where, and its moves.
+"""Inventory of a live fleet, derived from collectors' observations and operators' installations.
 
-What collectors observe is brought down to runs: one GPU on one node under one driver, from its first observation to its
-last. A late observation of another place inside a run splits it, so the order of files does not matter.
+Observations are condensed into runs: one GPU on one node with one driver, from its first observation to its last. A
+late observation of another location splits a run, so the order of files does not matter.
 """
 
 import logging
@@ -30,19 +30,19 @@ RUNS: Final = pa.schema(
         pa.field("last_ms", pa.int64(), nullable=False),
     ]
 )
-"""Runs; ``gpu`` null is the node itself. Instants are milliseconds since the epoch, UTC."""
+"""Runs; ``gpu`` null is the node itself. Times are milliseconds since the epoch, UTC."""
 
 
 def no_runs() -> pd.DataFrame:
-    """Return a frame of no runs."""
+    """Return an empty frame of runs."""
     return RUNS.empty_table().to_pandas()
 
 
 def merge_observations(runs: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
-    """Add observations to runs, sorted by (gpu, first_ms); an attribute is the last that was reported.
+    """Merge observations into runs, sorted by (gpu, first_ms); the last reported value of an attribute counts.
 
-    ``seen``: ``gpu`` (None: the node), ``node``, any of :data:`ATTRIBUTES`, ``first_ms`` and ``last_ms`` (one instant,
-    or the ends of a time in which the GPU was seen there and nowhere else).
+    ``seen``: ``gpu`` (None: the node), ``node``, any of :data:`ATTRIBUTES`, ``first_ms`` and ``last_ms`` (equal, or the
+    ends of a period in which the GPU was seen only there).
     """
     points = _points([runs, seen])
     if points.empty:
@@ -60,9 +60,9 @@ def merge_observations(runs: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
 
 
 def spell_nodes(runs: pd.DataFrame, known: Iterable[str]) -> pd.DataFrame:
-    """Give each node one spelling, that of a known node where there is one, and join the runs that then are one.
+    """Unify the spelling of each node, preferring known nodes, and merge the resulting runs.
 
-    Two spellings that differ in letter case are two nodes if they have different GPUs at one PCI address.
+    Spellings that differ in letter case are different nodes if they have different GPUs at one PCI address.
     """
     if runs.empty:
         return runs
@@ -78,10 +78,10 @@ def spell_nodes(runs: pd.DataFrame, known: Iterable[str]) -> pd.DataFrame:
 def distinguish(
     runs: pd.DataFrame, step: timedelta, known: Collection[str] = ()
 ) -> tuple[pd.DataFrame, dict[tuple[str, str], str]]:
-    """Name GPUs by node and place whose identity was seen on two nodes at one time.
+    """Rename GPUs whose identity was seen on two nodes at the same time, by node and location.
 
     ``known``: GPUs of the dataset, which keep their names.
-    Returns: the runs without strays, of such an identity one for each node; and the name by identity and node.
+    Returns: the runs without strays, with one run per node for a shared identity; and the names by identity and node.
     """
     seen = runs[runs["gpu"].notna()]
     unit, gpus = pd.factorize(seen["gpu"])
@@ -107,18 +107,18 @@ def distinguish(
 
 
 def under_names(runs: pd.DataFrame, names: Mapping[tuple[str, str], str]) -> pd.DataFrame:
-    """Return runs with the names of :func:`distinguish`."""
+    """Return runs renamed by :func:`distinguish`."""
     keys = zip(runs["gpu"], runs["node"], strict=True)
     return runs.assign(gpu=pd.Series([names.get(key, key[0]) for key in keys], runs.index, dtype=object))
 
 
 def _points(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """Return one row for each GPU (or node), instant and place, in the order of time."""
+    """Return one row per GPU (or node), time and location, in order of time."""
     full: list[pd.DataFrame] = []
     for frame in (frame for frame in frames if len(frame)):
         for column in ("first_ms", "last_ms"):
             points = frame.reindex(columns=["gpu", "node", *ATTRIBUTES]).astype(object)
-            # Where one place ends at the instant another begins, the end comes first.
+            # If a run ends at the time another starts, the end sorts first.
             begins = (frame["first_ms"] == frame["last_ms"]).to_numpy() | (column == "first_ms")
             full.append(points.assign(ms=frame[column].to_numpy(np.int64), begins=begins))
     if not full:
@@ -127,7 +127,7 @@ def _points(frames: list[pd.DataFrame]) -> pd.DataFrame:
     points = points.where(points.notna(), None)
     addresses = points["pci_bus_id"].map(lambda text: None if text is None else normalise_pci_bus_id(text) or text)
     points["pci_bus_id"] = addresses.astype(object)
-    # A GPU keeps its identity when it moves; an observation without one is the node's own.
+    # A GPU keeps its identity when it moves; observations without a GPU belong to the node.
     points["owner"] = points["gpu"].where(points["gpu"].notna(), "\0" + points["node"].astype(str))
     points = points.sort_values(["owner", "ms", "begins", "node"], kind="stable")
     return points.groupby(["owner", "ms", "node"], sort=False, as_index=False).last()
@@ -141,10 +141,10 @@ def from_staged(table: pa.Table) -> pd.DataFrame:
 
 
 def from_samples(table: pa.Table) -> pd.DataFrame:
-    """Return the observations that a staged sample table implies: first and last sample of each GPU (or node).
+    """Return the observations in a staged sample table: first and last sample of each GPU (or node).
 
-    ``table``: ``timestamp``, ``node`` and ``gpu``. Where a GPU is on two nodes within the file, each sample counts by
-    itself.
+    ``table``: ``timestamp``, ``node`` and ``gpu``. If a GPU is on two nodes within the file, each sample is an
+    observation.
     """
     frame = table.select(["gpu", "node"]).to_pandas()
     stamps = table.column("timestamp").cast(pa.int64()).to_numpy()
@@ -152,7 +152,7 @@ def from_samples(table: pa.Table) -> pd.DataFrame:
 
 
 def collapse(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """Bring observations of samples down to one row for each GPU that was in one place in all of them."""
+    """Condense observations to one row for each GPU that was on one node in all of them."""
     full = [frame for frame in frames if len(frame)]
     if not full:
         return no_runs()
@@ -164,16 +164,16 @@ def collapse(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 SOURCE: Final = "inventory"
-"""``source`` of driver events made here."""
+"""``source`` of derived driver events."""
 
 FROM_THE_START: Final = timedelta(hours=1)
-"""A GPU first seen this soon after its node was is taken for one that was there before the first observation.
+"""A GPU first seen within this time after its node is assumed to have been there before the first observation.
 
-So is a node first seen this soon after its fleet was.
+So is a node first seen within this time after its fleet.
 """
 
 _CLEARLY_MS: Final = int(FROM_THE_START.total_seconds() * 1000)
-# Sources lag: what was there at one time may be seen at times as far apart as this.
+# Sources lag: simultaneous changes may be observed this far apart.
 
 _NAT: Final = np.iinfo(np.int64).min
 _TEXTS: Final = [name for name in INVENTORY.names if name not in ("installed_at", "removed_at")]
@@ -181,24 +181,23 @@ _STATICS: Final = ["cluster", "group", "rack", "nvlink_domain"]
 
 
 def derive_inventory(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.DataFrame) -> pd.DataFrame:
-    """Make the inventory.
+    """Derive the inventory.
 
     ``runs``: in the layout of :data:`telemetry.staging.inventory.RUNS`.
-    ``given``: installations that an operator gave, in the layout of :data:`telemetry.dataset.schema.INVENTORY` with
-    further static columns. They hold, and observations fill their gaps: missing attributes, GPUs they do not name,
-    moves after them.
-    ``before``: what was made of earlier observations, in the layout of :data:`INVENTORY`. An end there holds until the
-    GPU itself is seen again.
-    Returns: installations without overlaps. ``installed_at`` is missing where a GPU was there from the first
-    observation of its node. ``removed_at`` is when the GPU was seen elsewhere, or another GPU at its address; a GPU
-    that merely fell silent is still there: that is how GPUs fail.
+    ``given``: installations from operators, in the layout of :data:`telemetry.dataset.schema.INVENTORY` with further
+    static columns. They take precedence; observations fill their gaps: missing attributes, unlisted GPUs, later moves.
+    ``before``: the previously derived inventory, in the layout of :data:`INVENTORY`. Its removals hold until the GPU is
+    seen again.
+    Returns: installations without overlaps. ``installed_at`` is null if the GPU was there from the first observation of
+    its node. ``removed_at`` is when the GPU was seen elsewhere, or another GPU at its address; a GPU that fell silent
+    is still installed, because that is how GPUs fail.
     """
     places = _places(runs)
     known = INVENTORY.empty_table().to_pandas() if given is None else given
     corrected = correct_installations(known, places, unit="gpu")
     ended = set(known["gpu"][known["removed_at"].notna()])
     for line in corrected.contradictions:
-        if line.split(" ", 1)[0] in ended:  # others have moved since
+        if line.split(" ", 1)[0] in ended:  # open installations may have moved since
             _LOG.warning("observations contradict the inventory: %s", line)
     frame = corrected.installations
     if frame.empty:
@@ -216,10 +215,10 @@ def derive_inventory(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.
 
 
 def late_nodes(runs: pd.DataFrame, events: pd.DataFrame, unit: Unit) -> dict[str, pd.Timestamp]:
-    """Return the nodes first seen well after their fleet was, each with the first instant known of it.
+    """Return the nodes first seen well after their fleet, with their first known time.
 
-    ``events``: those of clocks that can be right and with the node of their GPU.
-    ``unit``: what the fleet is of: a node of GPUs is seen when the first of them is.
+    ``events``: events with plausible times, assigned to nodes.
+    ``unit``: unit of the fleet; a GPU node is first seen with its first GPU.
     """
     first_ms = (runs[runs["gpu"].notna()] if unit == "gpu" else runs).groupby("node")["first_ms"].min()
     late = _instants(first_ms[first_ms - first_ms.min() > _CLEARLY_MS])
@@ -228,7 +227,7 @@ def late_nodes(runs: pd.DataFrame, events: pd.DataFrame, unit: Unit) -> dict[str
 
 
 def driver_changes(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a ``driver`` event for each change of a GPU's driver, known when the new one was first seen."""
+    """Return a ``driver`` event for each change of a GPU's driver, at the first observation of the new one."""
     known = _by_gpu(runs[runs["driver"].notna()])
     before = known.groupby("gpu")["driver"].shift()
     changed = known[before.notna() & (before != known["driver"])]
@@ -243,14 +242,14 @@ def _by_gpu(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _places(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the places of GPUs, each GPU's in order of time; runs of one place under several drivers are one."""
+    """Return the locations of GPUs, per GPU in order of time; runs that differ only in driver are merged."""
     runs = _by_gpu(runs)
     moved = (runs["gpu"] != runs["gpu"].shift()) | (runs["node"] != runs["node"].shift())
     grouped = runs.groupby(moved.cumsum())
-    # The driver of an installation is the one it began with; all else the newest that was reported.
+    # The driver of an installation is the first one; other attributes are the newest reported.
     first = grouped[["driver", "first_ms"]].first()
     places = grouped.last().assign(**first, last_ms=grouped["last_ms"].max())
-    # Observations of the node itself do not count: a node may be watched long before its GPUs are.
+    # Observations of the node itself do not count: a node may be observed long before its GPUs.
     since_node = places["first_ms"] - places.groupby("node")["first_ms"].transform("min")
     return places.assign(is_from_start=since_node <= _CLEARLY_MS)
 
@@ -262,9 +261,9 @@ def _ends(
     *,
     open_installations: set[tuple[str, str]],
 ) -> pd.Series:
-    """Return when installations ended, those of GPUs included at whose address another one was seen after them.
+    """Return the ends of installations, including GPUs that were replaced by another one at their address.
 
-    ``open_installations``: GPU and node of those that an operator gave without an end.
+    ``open_installations``: GPU and node of operators' installations without an end.
     """
     place_of = {(place["gpu"], place["node"]): place for place in seen}
     at_address: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
@@ -279,14 +278,14 @@ def _ends(
         key = (installation["gpu"], installation["node"])
         observed = place_of.get(key)
         if observed is not None and observed["last_ms"] < installation["start"]:
-            observed = None  # of an earlier installation there
+            observed = None  # belongs to an earlier installation
         after = installation["start"] if observed is None else observed["last_ms"]
         address = (observed or installation)["pci_bus_id"] or installation["pci_bus_id"]
         others = at_address.get((installation["node"], address), []) if address is not None else []
         others = [place for place in others if place["gpu"] != installation["gpu"]]
         ends = [place["first_ms"] for place in others if place["first_ms"] > after]
         ends += [place["last_ms"] for place in others if observed is not None and _outlasts(place, observed)]
-        # An operator may take an end back; the end of an installation that was only seen holds.
+        # An operator can revoke a removal; a derived removal of an observed installation is kept.
         if ends or key not in open_installations:
             ends += [ms for ms in ends_before.get(key, []) if ms >= after and ms > installation["start"]]
         end[number] = min(ends, default=OPEN)
@@ -294,10 +293,10 @@ def _ends(
 
 
 def _outlasts(place: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether a GPU was clearly seen at an address later than another one, and came there at another time.
+    """Whether a GPU was seen at an address clearly later than another one, and first seen there at another time.
 
-    GPUs that came together are next to each other, and come under one address where a node numbers its bus again: one
-    of them that falls silent then was not replaced.
+    GPUs first seen together are neighbors, which share an address if the node renumbered its bus: one of them that
+    falls silent was not replaced.
     """
     together = abs(place["first_ms"] - other["first_ms"]) <= _CLEARLY_MS
     return not together and place["last_ms"] - other["last_ms"] > _CLEARLY_MS

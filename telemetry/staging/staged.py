@@ -1,4 +1,4 @@
-"""Staged tables as a source of rows: their events on nodes and GPUs, and the installations that they show."""
+"""Staged tables as an import source: reading and checks of staged files, and assignment of their events."""
 
 import hashlib
 import logging
@@ -33,13 +33,13 @@ from telemetry.staging.inventory import collapse, from_samples, from_staged, no_
 _LOG = logging.getLogger(__name__)
 
 SETTLING_STEPS: Final = 2
-"""Rows of this many newest steps wait for the next compaction: a step is rolled up once, and sources lag."""
+"""Rows of this many latest steps wait for the next compaction: sources lag, and a step is rolled up only once."""
 
 AHEAD: Final = timedelta(hours=1)
-"""A row this far in the future has a wrong clock."""
+"""Tolerance for times in the future; beyond it the clock is wrong."""
 
 EARLIEST: Final = datetime(2016, 1, 1, tzinfo=UTC)
-"""A row before this has a clock that was never set: there was no DCGM yet."""
+"""A row before this has an unset clock: DCGM did not exist yet."""
 
 _KEYS: Final = frozenset({*SAMPLE_KEYS.names, "sample_count"})
 _INSTANTS: Final = frozenset({"timestamp", "known_at", "seen_at"})
@@ -56,13 +56,12 @@ _TABLES: Final[Mapping[Kind, str]] = {
 class Waiting:
     """The staged files of one compaction.
 
-    ``quarantine``: takes the rows that cannot be used.
-    ``files``: those that are compacted, by kind.
-    ``undeclared``: channels that no parameter declares; files that hold them keep waiting.
-    ``held_back``: rows that are too new.
-    ``refused``: files that cannot be used and were put aside.
-    ``seen``: observations of all rows that are compacted, see
-    :func:`telemetry.staging.inventory.merge_observations`.
+    ``quarantine``: receives unusable rows.
+    ``files``: files to compact, by kind.
+    ``undeclared``: undeclared channels; files with them keep waiting.
+    ``held_back``: number of rows that are too new.
+    ``refused``: number of invalid files, which were moved away.
+    ``seen``: observations in all rows to compact, see :func:`telemetry.staging.inventory.merge_observations`.
     ``events``: events, with the columns of :data:`STAGED_EVENTS`. ``jobs``: batches of jobs.
     """
 
@@ -83,20 +82,20 @@ class Waiting:
 
     @property
     def settled_until(self) -> datetime:
-        """End of the last step whose rows are all expected to have come."""
+        """End of the last step whose rows are assumed to be complete."""
         beyond = (self.now - SETTLING_STEPS * self.step) - datetime(1970, 1, 1, tzinfo=UTC)
         return datetime(1970, 1, 1, tzinfo=UTC) + (beyond // self.step) * self.step
 
     def unsettled(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return which instants are of a step that is not over; a clock in the future would never settle."""
+        """Return the mask of times in unsettled steps, without times of a wrong clock, which would never settle."""
         return (ms > to_ms(self.settled_until)) & (ms <= to_ms(self.now + AHEAD))
 
     def wrong_clock(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return which instants no clock that is right can give."""
+        """Return the mask of times that only a wrong clock can produce."""
         return (ms < to_ms(EARLIEST)) | (ms > to_ms(self.now + AHEAD))
 
     def look(self) -> None:
-        """Read every staged file once; put aside files that cannot be used, and set back what is too new."""
+        """Read all staged files; move invalid files away, and re-stage rows that are too new."""
         sampled: list[pd.DataFrame] = []
         frames: list[pd.DataFrame] = []
         for kind in KINDS:
@@ -130,7 +129,7 @@ class Waiting:
         self.seen = pd.concat(full, ignore_index=True) if full else no_runs()
 
     def read_events(self, path: Path, table: pa.Table) -> pd.DataFrame:
-        """Return the usable events of a staged table, by the reader of every other table of events."""
+        """Return the valid events of a staged table, parsed like any other table of events."""
         batch = self._batch("events", path, table)
         known = [*STAGED_EVENTS.names, "since_ms"]
         batch, rows = parse_events(batch, TableMapping(), known, self.delay, self.counts, _EVENT_TEXTS)
@@ -152,14 +151,14 @@ class Waiting:
         return table.filter(pa.array(batch.good))
 
     def _batch(self, kind: Kind, path: Path, table: pa.Table) -> Batch:
-        """Return a staged table as the batches of every other file are."""
+        """Return a staged table as a batch, like any other file."""
         self.quarantine.read_rows(_TABLES[kind], path, table.num_rows)
         batch = Batch(path, _TABLES[kind], np.arange(1, table.num_rows + 1), table, self.quarantine)
         batch.refuse_unstorable()
         return batch
 
     def _check(self, kind: Kind, table: pa.Table) -> None:
-        columns = table.slice(0, 0)  # rows are checked one by one, later
+        columns = table.slice(0, 0)  # rows are checked individually later
         for name, type_ in zip(columns.schema.names, columns.schema.types, strict=True):
             if name in _INSTANTS and type_ != INSTANT:
                 raise ValueError(f"column {name!r} is of type {type_}, not {INSTANT}")
@@ -176,11 +175,9 @@ class Waiting:
                 raise ValueError(f"column {name!r} holds no numbers")
 
     def _settled(self, path: Path, table: pa.Table) -> pa.Table | None:
-        """Return the rows to compact that can be observations, None where the whole file keeps waiting.
+        """Return the rows to compact that count as observations; None if the whole file keeps waiting.
 
-        Rows of a file that are too new are staged once more.
-
-        The rows are not accounted for here: whoever reads the file again to compact it does.
+        Rows that are too new are staged again. The rows are accounted for when the file is read again for ingestion.
         """
         unknown = set(table.column_names) - _KEYS - set(with_rollups(self.channels))
         self.undeclared |= unknown
@@ -217,10 +214,10 @@ class Waiting:
 
 
 STAGED_ROLE: Final = "staged"
-"""Role, in a dataset's sources, of the staged files that its last compaction took."""
+"""Role of the staged files of the last compaction in a dataset's sources."""
 
 PENDING_COLUMNS: Final = (*STAGED_EVENTS.names, "since_ms")
-"""Columns of events that wait: as they were staged, and since when they wait."""
+"""Columns of pending events: the staged columns, and since when they wait."""
 
 _NO_GPU: Final = "no gpu at its PCI address"
 
@@ -229,8 +226,8 @@ _NO_GPU: Final = "no gpu at its PCI address"
 class Staged:
     """Staged tables as a source; see :class:`telemetry.importing.ingest.Source`.
 
-    ``staged``: names that the dataset keeps in the same step, so that a compaction cut short is never done twice.
-    ``twins``: identity that GPUs of several nodes have, and node, to the GPU there.
+    ``staged``: file names stored in the dataset atomically, so that an interrupted compaction is never repeated.
+    ``twins``: maps an identity shared by GPUs of several nodes, and a node, to the GPU on that node.
     """
 
     samples: Sequence[Path]
@@ -245,12 +242,12 @@ class Staged:
     twins: Mapping[tuple[str, str], str]
 
     def installations(self, ingest: Ingest) -> InstallationIndex:
-        """Return the inventory, which is the whole one."""
+        """Return the complete inventory."""
         unit = "gpu" if self.inventory.empty else unit_of(self.inventory)
         return InstallationIndex(self.inventory, unit, shared=self.twins)
 
     def events(self, ingest: Ingest, installations: InstallationIndex) -> list[pd.DataFrame]:
-        """Return the events that were placed."""
+        """Return the assigned events."""
         ingest.quarantine.used("events", len(self.placed))
         return [self.placed]
 
@@ -264,22 +261,22 @@ class Staged:
         return [jobs]
 
     def state(self) -> Mapping[str, pa.Table] | None:
-        """Return what the next compaction must know."""
+        """Return the state for the next compaction."""
         return self.tables
 
     def entries(self, old: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Remember the staged files instead of those of the last compaction."""
+        """Return the sources with these staged files in place of those of the last compaction."""
         entries = [entry for entry in old if entry.get("role") != STAGED_ROLE]
         return entries + [{"role": STAGED_ROLE, "name": name} for name in self.staged]
 
     def observed(self) -> Sequence[datetime]:
-        """Return nothing beyond the rows."""
+        """Return no times in addition to the rows."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Events to compact, events that wait (with ``since_ms``), and XIDs to compact without the GPU of their address."""
+    """Events to compact, pending events (with ``since_ms``), and the number of XIDs compacted without a GPU."""
 
     events: pd.DataFrame
     waiting: pd.DataFrame
@@ -293,10 +290,10 @@ def place_staged(
     waited_ms: float,
     quarantine: Quarantine,
 ) -> Placed:
-    """Find the node and GPU of each event, and separate those that may still find it.
+    """Assign events to nodes and GPUs; events without a match stay pending for a while.
 
-    ``installations``: a missing ``installed_at`` is "always there". ``twins``: see :class:`Staged`.
-    ``waited_ms``: an event that waits since before has waited long enough.
+    ``installations``: a missing ``installed_at`` means "always there". ``twins``: see :class:`Staged`.
+    ``waited_ms``: events that have waited since before this time are no longer pending.
     """
     known = installations.assign(installed_at=installations["installed_at"].fillna(pd.Timestamp(0, tz="UTC")))
     where = InstallationIndex(known, unit_of(known), shared=twins)
@@ -306,7 +303,7 @@ def place_staged(
     reasons = place_events(text, ms_of(events["timestamp"]), where)
     placed = events.assign(node=text["node"], gpu=text["gpu"])
     without = by_address & pd.isna(text["gpu"])
-    # Where no GPU has an address, none will come by itself, and its node should get the event immediately.
+    # If no GPU has an address, waiting is useless: assign the event to its node immediately.
     may_come = where.unit == "gpu" and bool(known["pci_bus_id"].notna().any())
     unseen = np.isin(reasons.astype(str), NOT_SEEN_YET) | (without & may_come)
     waits = unseen & (events["since_ms"] > waited_ms).to_numpy()
@@ -326,14 +323,14 @@ def place_staged(
 
 
 def pending_table(frame: pd.DataFrame) -> pa.Table:
-    """Return events that waited as a table of staged events, with ``since_ms``."""
+    """Return pending events as a table of staged events with ``since_ms``."""
     since = frame["since_ms"] if "since_ms" in frame else pd.Series(np.nan, index=frame.index)
     table = conform(frame.reindex(columns=STAGED_EVENTS.names), STAGED_EVENTS)
     return table.append_column("since_ms", pa.array(since.to_numpy(np.float64)))
 
 
 def as_pending(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """Return events with the columns of those that wait, equal ones once."""
+    """Concatenate events with the columns of pending events, without duplicates."""
     stamps = dict.fromkeys(("timestamp", "known_at"), "datetime64[ms, UTC]")
     full = [frame.reindex(columns=PENDING_COLUMNS).astype({**stamps, "since_ms": float}) for frame in frames]
     return pd.concat(full, ignore_index=True).drop_duplicates(STAGED_EVENTS.names, ignore_index=True)

@@ -1,1 +1,1 @@
-"""What a telemetry source tells, what it leaves out, what that costs, and how to switch it on."""
+"""Diagnosis of a telemetry source: channels it has and lacks, their importance, and how to enable them."""

@@ -1,4 +1,4 @@
-"""Observe a dataset: which channels have values, for which GPUs."""
+"""Observation of a dataset: which channels have values, for which GPUs."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -23,21 +23,21 @@ from telemetry.importing.sampling import sampling_interval
 from telemetry.staging.folder import StagingFolder, staging_of
 
 LOOKED_AT: Final = timedelta(days=7)
-"""The newest part of a dataset, which shows what arrives now."""
+"""Length of the newest part of a dataset, which shows what arrives now."""
 
 MAX_FILES: Final = 128
-"""Files of samples that are read for a whole history, spread evenly over buckets and time."""
+"""Limit on sample files read for a whole history, spread evenly over buckets and time."""
 
 MAX_BUCKETS: Final = 16
-"""Buckets that are read, spread evenly: each is a random share of the nodes."""
+"""Limit on buckets to read; each is a random sample of the nodes."""
 
 SPARSE_STEPS: Final = 2
-"""Steps between two samples; from more of them a unit has less than half of the samples that scoring expects."""
+"""Limit on steps between two samples; above it a unit has less than half of the samples that scoring expects."""
 
 _OLD: Final = timedelta(days=1)
 _TALKS: Final = 10
 _SILENCE: Final = 2
-# From so many events on, and so many times the longest silence before, a source is reported as silent.
+# A source with at least _TALKS events is reported as silent after _SILENCE times its longest earlier gap.
 
 
 def observe_dataset(
@@ -45,10 +45,9 @@ def observe_dataset(
 ) -> Observation:
     """Observe the newest :data:`LOOKED_AT` of a dataset, or its whole history.
 
-    A GPU that failed may stop reporting some fields: the newest days tell what arrives now, not what a model can learn
-    from.
+    The newest days show what arrives now, not what a model can learn from: a failed GPU may stop reporting some fields.
 
-    Raises ``InputError`` if there is no dataset, or it is damaged.
+    Raises ``InputError`` if there is no dataset, or it is corrupt.
     """
     dataset = Dataset.open(place)
     meta = dataset.meta
@@ -72,19 +71,19 @@ def observe_dataset(
         keys = dataset.read_bucket(bucket, [meta.unit], since=since, until=until)[meta.unit].cast(pa.string())
         sending |= set(pc.unique(keys).to_pylist())
         measured = np.zeros(len(keys), dtype=bool)
-        for name in columns:  # a channel at a time, so that a wide dataset fits
+        for name in columns:  # one channel at a time, so that wide datasets fit into memory
             valid = pc.is_valid(dataset.read_bucket(bucket, [name], since=since, until=until)[name])
             if name != XID_GAUGE:
                 measured |= valid.to_numpy()
             values[name] += int(pc.sum(valid).as_py() or 0)
             units[name] |= set(pc.unique(keys.filter(valid)).to_pylist())
-        # A frozen instrument's rows keep nothing but the XID: they say nothing of what the exporter exports.
+        # Rows of a frozen sensor keep only the XID, and do not show what the exporter exports.
         rows += int(measured.sum())
     seen = {name: ChannelSeen(name, len(units[name]), None, 1.0 - values[name] / rows) for name in columns if rows}
     events, inventory = dataset.events(), dataset.inventory()
     in_service = inventory[inventory["removed_at"].isna()]
     looked_at = in_service[in_service["node"].map(dataset.bucket_of).isin(set(buckets))]
-    # What a board can report is asked of those that send: a silent GPU is another matter than a missing channel.
+    # Missing channels are evaluated on units that send: silent GPUs are a separate finding.
     is_sending = looked_at[meta.unit].isin(sending)
     return Observation(
         kind="dataset",
@@ -105,7 +104,7 @@ def observe_dataset(
 
 
 def _account(dataset: Dataset, place: Place) -> Accounting:
-    """Return what the dataset is made of: its rows, what was set aside, and what waits in its staging folder."""
+    """Return the accounting of the dataset: its rows, quarantined rows, and files waiting in its staging folder."""
     accounting, meta = Accounting(), dataset.meta
     for table in ("samples", "events", "inventory", "jobs"):
         accounting.take(table, int(meta.counts.get(table, 0)), {})
@@ -133,7 +132,7 @@ def _facts(dataset: Dataset, events: pd.DataFrame, buckets: list[int]) -> dict[s
 
 
 def sparse_samples(dataset: Dataset) -> list[TelemetryFinding]:
-    """Check, by one bucket, whether the samples of most units lie further apart than scoring expects."""
+    """Check in one bucket whether the samples of most units are further apart than scoring expects."""
     meta = dataset.meta
     keys = [meta.unit, "timestamp"]
     for bucket in dataset.buckets()[:1]:
@@ -154,10 +153,10 @@ def sparse_samples(dataset: Dataset) -> list[TelemetryFinding]:
 
 
 def silent_sources(events: pd.DataFrame, until: datetime) -> list[TelemetryFinding]:
-    """Check which sources of events are silent for longer than ever.
+    """Find event sources that have been silent for longer than ever before.
 
     ``events``: with ``source`` and ``timestamp``.
-    ``until``: how far telemetry reaches.
+    ``until``: end of the telemetry.
     """
     findings = []
     for source, times in events.groupby("source")["timestamp"]:
@@ -170,7 +169,7 @@ def silent_sources(events: pd.DataFrame, until: datetime) -> list[TelemetryFindi
 
 
 def _findings(dataset: Dataset, events: pd.DataFrame, silent: pd.DataFrame, now: datetime) -> list[TelemetryFinding]:
-    """Check a dataset; ``silent``: installations in service that sent nothing."""
+    """Check a dataset; ``silent``: installations in service without samples."""
     meta = dataset.meta
     kinds = set(events["type"])
     what = "GPU" if meta.unit == "gpu" else "node"

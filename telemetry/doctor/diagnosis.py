@@ -1,4 +1,4 @@
-"""Channels that a source lacks, weighted by what a model uses, and the steps that enable them; as text or JSON."""
+"""Diagnosis of the channels that a source lacks, weighted by their use in a model, with steps to enable them."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ SourceKind = Literal["exporter page", "Prometheus", "dataset"]
 
 @dataclass(frozen=True, slots=True)
 class ChannelSeen:
-    """What a source has of one channel.
+    """One channel as observed in a source.
 
-    ``gpus``: GPUs (nodes, where a fleet has none) that had a value.
-    ``name``: the name under which the source has it, where that differs.
-    ``null_share``: share of the rows without a value; None where there are no rows, only the newest values.
-    ``sentinels``: values that mean "not supported".
+    ``gpus``: number of GPUs (nodes in a fleet without GPUs) with a value.
+    ``name``: its name in the source, if different.
+    ``null_share``: share of rows without a value; None if only the newest values were read.
+    ``sentinels``: number of values that mean "not supported".
     """
 
     channel: str
@@ -36,7 +36,7 @@ class ChannelSeen:
 
 @dataclass(frozen=True, slots=True)
 class TelemetryFinding:
-    """An observation besides the channels; ``problem``: it spoils the telemetry, rather than being good to know."""
+    """A finding other than channels; ``problem``: it degrades the telemetry, rather than being informational."""
 
     what: str
     do: str = ""
@@ -44,20 +44,20 @@ class TelemetryFinding:
 
 
 def findings_of(*checks: tuple[object, str, str] | tuple[object, str, str, bool]) -> list[TelemetryFinding]:
-    """Return a finding for each check that holds: (whether it holds, what, do, problem)."""
+    """Return a finding for each true check; checks are (condition, what, do[, problem])."""
     return [TelemetryFinding(*finding) for holds, *finding in checks if holds]
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One look at one source.
+    """One observation of a source.
 
     ``where``: its URL or path, without credentials.
-    ``units``: GPUs seen (nodes, where a fleet has none).
-    ``models``: GPUs seen of each board model; empty if unknown.
-    ``xid_events``: whether it reports single XIDs, not only the latched gauge.
-    ``unknown``: names in the source that are neither a channel nor known to be of no use.
-    ``accounting``: what was read and what became of it.
+    ``units``: number of GPUs seen (nodes in a fleet without GPUs).
+    ``models``: number of GPUs seen by board model; empty if unknown.
+    ``xid_events``: whether it reports individual XIDs, not only the latched gauge.
+    ``unknown``: names in the source that are neither a channel nor known to be unused.
+    ``accounting``: what was read, and how it was used.
     """
 
     kind: SourceKind
@@ -78,9 +78,9 @@ _AMD: Final = re.compile(r"Instinct|\bMI\d{2,3}[AX]?\b|Radeon|\bAMD\b", re.IGNOR
 
 
 def absent_on(model: str, channel: str) -> str | None:
-    """Return why a board cannot report a channel; None if it can, or it is not known (AMD's boards among them).
+    """Return why a board cannot report a channel; None if it can, or if unknown (including all AMD boards).
 
-    ``model``: as exporters and the inventory name it, such as ``NVIDIA H100 80GB HBM3``.
+    ``model``: as in exporters and the inventory, e.g. ``NVIDIA H100 80GB HBM3``.
     """
     if _AMD.search(model):
         return None
@@ -92,7 +92,7 @@ def absent_on(model: str, channel: str) -> str | None:
 
 
 def absent_on_all(models: Iterable[str], channel: str) -> str | None:
-    """Return why no board of a fleet can report a channel; None if one can, or it is not known, or there are none."""
+    """Return why no board of a fleet can report a channel; None if one can, if unknown, or without boards."""
     reasons = {model: absent_on(model, channel) for model in models}
     if None in reasons.values():
         return None
@@ -102,17 +102,17 @@ def absent_on_all(models: Iterable[str], channel: str) -> str | None:
 
 
 Status = Literal["ok", "partial", "empty", "missing", "unsure", "not on this board", "not from here"]
-"""State of a channel: ``partial`` lacks GPUs or values, ``empty`` exists without a value, ``unsure`` is undecided."""
+"""Status of a channel: ``partial``: missing for some GPUs or rows; ``empty``: no values; ``unsure``: undecidable."""
 
 BAD: Final[Mapping[Status, str]] = {
     "missing": "missing",
     "empty": "without a value",
     "partial": "incomplete",
 }
-"""The statuses that something can be done about, as texts show them."""
+"""Statuses that can be fixed, and their texts."""
 
 PARTLY_FROM: Final = 0.02
-"""A channel that this share of the GPUs or of the rows lacks is partly available."""
+"""Share of GPUs or rows without a channel from which its status is ``partial``."""
 
 
 _ADD: Final = "Add to the exporter's counter file (deploy/dcgm-exporter/predrain-counters.csv is the full list):"
@@ -123,8 +123,8 @@ _ADD_LATER: Final = "With an exporter built on DCGM 4.6 or later, also add:"
 class ChannelState:
     """State of one channel.
 
-    ``used``: whether the model uses it; None if no model is known.
-    ``importance``: its share of what the model goes by; None if unknown.
+    ``used``: whether the model uses it; None without a model.
+    ``importance``: its share of the model's attributions; None if unknown.
     """
 
     channel: Channel
@@ -137,13 +137,13 @@ class ChannelState:
 
     @property
     def expected(self) -> bool:
-        """Whether the model, or without one the list of groups with precursors, goes by it."""
+        """Whether the model uses it, or, without a model, whether its group has known precursors."""
         return self.group.precursor if self.used is None else self.used
 
 
 @dataclass(frozen=True, slots=True)
 class ToDo:
-    """One thing to do; ``used``: the model (or, without one, the list of precursors) goes by one of the channels."""
+    """A recommendation; ``used``: the model uses one of the channels, or, without a model, they have precursors."""
 
     title: str
     channels: tuple[str, ...]
@@ -154,7 +154,7 @@ class ToDo:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Result of the doctor; ``importance_source``: a sentence on where the importance of channels is from."""
+    """Result of the doctor; ``importance_source``: a sentence on the source of the channels' importance."""
 
     observation: Observation
     importance: Importance | None
@@ -164,32 +164,32 @@ class Diagnosis:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Channels that the model uses (without a model: of groups with precursors) and the source does not have."""
+        """Channels that the model uses (without a model: with known precursors) and that the source lacks."""
         return tuple(state.channel.name for state in self.states if state.status in BAD and state.expected)
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is missing that the model uses, and nothing else spoils the telemetry."""
+        """Whether the source has all channels that the model uses, and there are no other problems."""
         return not self.lacking and not any(finding.problem for finding in self.observation.findings)
 
 
 def diagnose(
     observation: Observation, importance: Importance | None, importance_source: str, channels: Mapping[str, Channel]
 ) -> Diagnosis:
-    """Evaluate what a look at a source showed."""
+    """Evaluate an observation of a source."""
     states: list[ChannelState] = []
     todos: list[ToDo] = []
     for group, members in grouped(channels):
         channel_states = [_state(channel, group, observation, importance) for channel in members]
         states += channel_states
         bad = [state for state in channel_states if state.status in BAD or state.status == "unsure"]
-        # Single XIDs say more than their gauge.
+        # Individual XIDs are more informative than the gauge.
         if bad and not (group.name == "XIDs" and observation.xid_events):
             todos.append(_todo(group, bad, observation.kind, importance))
     todos += [
         ToDo(finding.what, (), None, finding.problem, (finding.do,)) for finding in observation.findings if finding.do
     ]
-    todos.sort(key=lambda todo: (not todo.used, -(todo.importance or 0.0)))  # stable: else the groups' own order
+    todos.sort(key=lambda todo: (not todo.used, -(todo.importance or 0.0)))  # stable: ties keep the order of groups
     return Diagnosis(observation, importance, importance_source, tuple(states), tuple(todos))
 
 
@@ -218,7 +218,7 @@ def _state(channel: Channel, group: Group, observation: Observation, importance:
 
 
 def _gap(seen: ChannelSeen, observation: Observation) -> str:
-    """Return which GPUs or rows lack a channel, of boards that can report it; an empty text if hardly any do."""
+    """Describe the GPUs or rows without a channel, among boards that can report it; empty if there are hardly any."""
     unable = sum(count for model, count in observation.models.items() if absent_on(model, seen.channel))
     able = 1.0 - unable / (sum(observation.models.values()) or 1)
     expected = round(observation.units * able)
@@ -247,7 +247,7 @@ def _todo(group: Group, bad: list[ChannelState], kind: SourceKind, importance: I
 
 
 def group_importance(group: Group, names: Iterable[str], importance: Importance | None) -> float | None:
-    """Return the importance of channels of a group together with that of its events; None if it is not known."""
+    """Return the total importance of a group's channels and events; None if unknown."""
     if importance is None:
         return None
     share = importance.of(names)
@@ -257,7 +257,7 @@ def group_importance(group: Group, names: Iterable[str], importance: Importance 
 
 
 def _steps(group: Group, bad: Sequence[ChannelState], kind: SourceKind) -> Iterator[str]:
-    """Yield the steps that bring channels of a group, one line each."""
+    """Yield the steps to enable channels of a group, one line each."""
     if group.name == "scraping":
         yield "Scrape the exporters with `predrain collect exporters`, which measures it."
         return
@@ -291,10 +291,10 @@ _SHOWN_UNKNOWN = 12
 
 
 def as_text(diagnosis: Diagnosis) -> str:
-    """Return a diagnosis as text, lines ending with a newline.
+    """Return a diagnosis as text, each line with a newline.
 
-    ``importance`` is the channel's share of what the model goes by, ``-`` where the model never saw it, ``?`` where it
-    is not known. A star marks channels that the model uses.
+    ``importance`` is the channel's share of the model's attributions, ``-`` if the model does not use it, ``?`` if
+    unknown. A star marks channels that the model uses.
     """
     look = diagnosis.observation
     boards = ", ".join(f"{count:,} {model}" for model, count in look.models.items())

@@ -1,6 +1,6 @@
-"""The catalogue's channels in groups that are switched on together, with what each group is for and what it needs.
+"""Groups of channels that are enabled together, with their purpose and requirements.
 
-Also the fields of dcgm-exporter's default counter file, and the line that enables a channel.
+Also the fields of dcgm-exporter's default counter file, and the counter file line of a channel.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from foundation.yaml import read_yaml
 from telemetry.dataset.channels import Channel
 
 LATER_FIELDS: Final = frozenset({"DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION", "DCGM_FI_DEV_FABRIC_HEALTH_SUMMARY"})
-"""Names that exporter 4.4.1-4.5.2 did not know and would not start with; those built on DCGM 4.6 know them."""
+"""Fields with which dcgm-exporter 4.4.1 to 4.5.2 fails to start; exporters built on DCGM 4.6 support them."""
 
 
 def counter_name(channel: Channel) -> str | None:
-    """Return the DCGM name that exporters of every age accept, or None for a channel that DCGM does not have.
+    """Return the DCGM name that all versions of the exporter accept; None if DCGM does not have the channel.
 
-    DCGM 4.6 renamed its fields and keeps the old names as aliases, so it is the old one; only the clocks' event reasons
-    had their new name since DCGM 4.0 and before.
+    DCGM 4.6 renamed its fields and keeps the old names as aliases, so this is the old name, except for the clock event
+    reasons, which got their new name by DCGM 4.0.
     """
     if not channel.dcgm_names:
         return None
@@ -29,7 +29,7 @@ def counter_name(channel: Channel) -> str | None:
 
 
 def counter_line(channel: Channel) -> str | None:
-    """Return the line of the counter file that switches a channel on, or None where DCGM does not have it."""
+    """Return the counter file line that enables a channel; None if DCGM does not have it."""
     kind = "counter" if channel.kind == "counter" else "gauge"
     name = counter_name(channel)
     return name and f"{name}, {kind}, {channel.help.replace(',', ';')}"
@@ -39,11 +39,10 @@ def counter_line(channel: Channel) -> str | None:
 class Group:
     """Channels that belong together.
 
-    ``condition``: what must hold of board, driver or permissions for a source to have it, a sentence; empty if nothing.
-    ``channels``: in the order of presentation.
-    ``precursor``: whether failures are known to announce themselves here: what is evaluated where no model says what it
-    uses.
-    ``classes``: failure classes that announce themselves here.
+    ``condition``: requirements on board, driver or permissions, as a sentence; may be empty.
+    ``channels``: in display order.
+    ``precursor``: whether failures have known precursors in these channels; used in place of a model's channels.
+    ``classes``: failure classes with precursors in these channels.
     """
 
     name: str
@@ -60,17 +59,17 @@ ABSENT: Final[tuple[dict[str, Any], ...]] = tuple(_TABLE["absent"])
 """Channels that some boards cannot report: ``channels`` (patterns), ``boards`` (a regular expression), ``reason``."""
 
 STOCK_FIELDS: Final[frozenset[str]] = frozenset(_TABLE["stock_fields"])
-"""What dcgm-exporter's default-counters.csv (4.x, 2026) switches on of the catalogue."""
+"""Fields of the catalogue that are enabled in dcgm-exporter's default-counters.csv (4.x, 2026)."""
 
 GROUPS: Final[tuple[Group, ...]] = TypeAdapter(tuple[Group, ...]).validate_python(_TABLE["groups"])
-"""Every channel of the catalogue, in the order in which it is worth switching on where nothing else is known."""
+"""All channels of the catalogue, in default order of importance."""
 
 OTHER: Final = Group("your own", "channels declared in params", ())
-"""Group of channels that the catalogue does not have."""
+"""Group of channels that are not in the catalogue."""
 
 
 def grouped(channels: Mapping[str, Channel]) -> list[tuple[Group, list[Channel]]]:
-    """Return the groups with those of their channels that are given; groups without any are left out."""
+    """Return the given channels by group, without empty groups."""
     groups = [(group, [channels[name] for name in group.channels if name in channels]) for group in GROUPS]
     grouped_names = {name for group in GROUPS for name in group.channels}
     groups.append((OTHER, [channel for name, channel in channels.items() if name not in grouped_names]))

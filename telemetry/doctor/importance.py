@@ -1,4 +1,4 @@
-"""Which channels a model uses and how much, from the files that a backtest or a training run left."""
+"""Channels that a model uses and their importance, from the files of a backtest or a training run."""
 
 import json
 import math
@@ -14,15 +14,15 @@ from foundation.errors import InputError
 from telemetry.dataset.channels import ROLLUP_SUFFIXES
 
 ATTRIBUTIONS: Final = "attributions.parquet"
-"""File in a backtest's ``evaluation/``: what each feature moved the models' scores by, fold by fold.
+"""File in a backtest's ``evaluation/`` with the attributions of each feature, by fold.
 
-Columns: ``fold`` (int), ``model`` (string), ``feature`` (string, the column's name), ``group`` (string), ``channel``
-(string, null where the feature has none), ``share`` (float: mean absolute attribution of the feature as a share of the
-sum over all features, so that the shares of one fold and model add up to 1), ``rows`` (int: rows explained).
+Columns: ``fold`` (int), ``model`` (string), ``feature`` (string, column name), ``group`` (string), ``channel`` (string,
+null if the feature has none), ``share`` (float, mean absolute attribution of the feature as a share of the sum over all
+features; adds up to 1 per fold and model), ``rows`` (int, number of explained rows).
 """
 
-# Keys of :attr:`Importance.shares` for features of no channel: made of the history of XIDs; of incidents, repairs,
-# diagnostics and driver changes; of no source of telemetry at all (the inventory, gaps, counts of samples).
+# Keys of :attr:`Importance.shares` for features without a channel: from the history of XIDs; from incidents, repairs,
+# diagnostics and driver changes; from sources other than telemetry (the inventory, gaps, sample counts).
 XIDS: Final = "XIDs"
 EVENTS: Final = "other events"
 NO_TELEMETRY: Final = "no telemetry"
@@ -34,10 +34,10 @@ _COLUMNS: Final = ["fold", "model", "group", "channel", "share", "rows"]
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """What a model made of the channels.
+    """Importance of the channels in a model.
 
-    ``shares``: share of each channel, of :data:`XIDS`, :data:`EVENTS` and :data:`NO_TELEMETRY`, adding up to 1; empty
-    if unknown.
+    ``shares``: share of each channel and of :data:`XIDS`, :data:`EVENTS` and :data:`NO_TELEMETRY`, adding up to 1;
+    empty if unknown.
     """
 
     model: str
@@ -46,13 +46,13 @@ class Importance:
     shares: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, channels: Iterable[str]) -> float | None:
-        """Return the channels' shares together; None where none of them is among the model's, or none is known."""
+        """Return the total share of channels; None if the model uses none of them, or shares are unknown."""
         used = [name for name in channels if name in self.used]
         return math.fsum(self.shares.get(name, 0.0) for name in used) if self.shares and used else None
 
 
 def channel_of(name: str, channels: Iterable[str]) -> str | None:
-    """Return the channel of which ``name`` is a roll-up (``power_w_max``) or a flag, or which it is."""
+    """Return the channel with this name, roll-up (``power_w_max``) or flag; None if there is none."""
     known = set(channels)
     for suffix in ("", *_SUFFIXES):
         if name.endswith(suffix) and name.removesuffix(suffix) in known:
@@ -64,10 +64,10 @@ def channel_of(name: str, channels: Iterable[str]) -> str | None:
 def read_importance(
     backtest: Path | None, bundle: Path | None, channels: Iterable[str]
 ) -> tuple[Importance | None, str]:
-    """Read the channels' importance from a backtest, else which of them a bundle uses.
+    """Read the channels' importance from a backtest, or else the channels that a bundle uses.
 
-    Returns it, or None, with one sentence that names its source or what to run.
-    Raises ``InputError`` if a file is damaged.
+    Returns it, or None, with a sentence that names its source or the command to run.
+    Raises ``InputError`` if a file is corrupt.
     """
     known = list(channels)
     tried = []

@@ -1,4 +1,4 @@
-"""Looking at series: of an exporter's page, saved or served, or the newest of a Prometheus (or what has its API)."""
+"""Observation of series: of an exporter's metrics page (file or URL), or the newest values in a Prometheus server."""
 
 import re
 from collections import Counter
@@ -26,15 +26,15 @@ from telemetry.doctor.diagnosis import ChannelSeen, Observation, SourceKind, Tel
 from telemetry.values.numbers import is_sentinel
 
 MAX_BYTES: Final = 64 << 20
-"""Size of a page, and of each answer of a Prometheus: four metrics of 50,000 GPUs."""
+"""Limit on the size of a page or a Prometheus response: four metrics of 50,000 GPUs."""
 
 LOOK_BACK: Final = timedelta(days=1)
-"""A metric that had a sample within this time and has none now has stopped."""
+"""A metric with a sample within this time but none now has stopped."""
 
 _RETRY_FOR_S: Final = 30.0
-_SKEW_S: Final = 5.0  # a Date header is whole seconds, and NTP keeps clocks far closer
+_SKEW_S: Final = 5.0  # Date headers have whole seconds, and NTP keeps clocks much closer
 _SLOW_S: Final = 5.0  # half of the usual scrape timeout of 10 s
-_OLD: Final = timedelta(minutes=5)  # the look-back of Prometheus
+_OLD: Final = timedelta(minutes=5)  # Prometheus' lookback delta
 _GPU_METRIC: Final = re.compile(r"DCGM_|dcgm_|gpu_|amd_|nvidia_", re.IGNORECASE)
 _COLUMNS: Final = ("metric", "channel", "gpu", "node", "mig", "model", "driver", "value")
 
@@ -42,7 +42,7 @@ _COLUMNS: Final = ("metric", "channel", "gpu", "node", "mig", "model", "driver",
 def observe_file(
     path: Path, *, channels: Mapping[str, Channel], mapping: SourceMapping | None = None, now: datetime
 ) -> Observation:
-    """Look at a saved page; ``InputError`` if the file cannot be read, is too large, or holds no series of a device."""
+    """Observe a saved page; raises ``InputError`` if it is unreadable, too large, or has no series of a device."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"the file is larger than {MAX_BYTES:,} bytes", str(path), "Give one page of an exporter.")
@@ -61,7 +61,7 @@ def observe_page(
     timeout_s: float = 10.0,
     now: datetime,
 ) -> Observation:
-    """Look at a served page; ``InputError`` if it cannot be had, or holds no series of a device."""
+    """Observe a served page; raises ``InputError`` if it cannot be fetched, or has no series of a device."""
     host = connection.url.split("//", 1)[-1].split("/", 1)[0].rsplit(":", 1)[0].strip("[]")
     try:
         answer = ask(connection, "GET", timeout_s=timeout_s, max_bytes=MAX_BYTES)
@@ -76,7 +76,7 @@ def observe_page(
 def observe_body(
     body: bytes, catalogue: SeriesCatalogue, where: str, now: datetime, answer: HttpResponse | None = None
 ) -> Observation:
-    """Look at the text of a page, and at the ``answer`` that brought it; faulty lines do not hide the others."""
+    """Observe the text of a page, and its HTTP response, if any; malformed lines are skipped and reported."""
     text = body.decode("utf-8", "replace").replace("\r\n", "\n")
     openmetrics = is_openmetrics(text)
     lines: LineReader[tuple[str, dict[str, str]]] = LineReader(lambda name, labels: (name, labels))
@@ -151,10 +151,10 @@ def observe_prometheus(
     timeout_s: float = 60.0,
     now: datetime,
 ) -> Observation:
-    """Look at the newest value of each series of the channels that a server has, as `assess` does before it fetches.
+    """Observe the newest value of each series of a channel on a server, like ``assess`` before it fetches.
 
-    ``match``: matchers in braces that every series must meet.
-    Raises ``InputError`` if the server cannot be asked, refuses, or has no metric of a channel.
+    ``match``: label matchers in braces that every series must satisfy.
+    Raises ``InputError`` if the server is unreachable, rejects the query, or has no metric of a channel.
     """
     plan = BackfillPlan(start=now - LOOK_BACK, end=now, match=match, allow_partial=True)
     bounds = Bounds(request_s=timeout_s, body_bytes=MAX_BYTES, retry_for_s=_RETRY_FOR_S)
@@ -225,7 +225,7 @@ def _observation(
     findings: list[TelemetryFinding],
     accounting: Accounting,
 ) -> Observation:
-    """Count what newest values have of each channel; ``names``: of the metrics, those without a value included."""
+    """Summarize the newest values by channel; ``names``: all metrics, including those without a value."""
     known, nameless = catalogue.metric_names(), _nameless(catalogue, left_out)
     seen = {known[name]: ChannelSeen(known[name], 0, name) for name in names if name in known}
     rows = [

@@ -1,5 +1,5 @@
-"""Identities of nodes and GPUs: the one place that decides whether two names mean the same thing.
+"""Identities of nodes and GPUs: the only place that decides whether two names refer to the same node or GPU.
 
-``nodes``: names of nodes; ``devices``: UUIDs, serial numbers and PCI addresses of GPUs; ``placeholders.csv``: values
-that identify nothing. Every join and look-up by name uses these; no other module compares names of nodes or GPUs.
+``nodes``: node names; ``devices``: UUIDs, serial numbers and PCI addresses of GPUs; ``node_labels``: the label that has
+the node's name; ``placeholders.csv``: values that identify nothing. All joins and lookups by name use these modules.
 """

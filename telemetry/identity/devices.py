@@ -1,7 +1,7 @@
-"""Identities of GPUs: UUIDs, serial numbers, placeholders that identify nothing, PCI addresses.
+"""Identities of GPUs: UUIDs, serial numbers and PCI addresses, and placeholders that identify nothing.
 
-An index or slot is not an identity: devices are renumbered after one is lost. It identifies a GPU at an instant at
-which both were observed together.
+An index or slot is not an identity, because devices are renumbered when one is lost. It identifies a GPU only at a time
+at which both were observed together.
 """
 
 import csv
@@ -19,17 +19,17 @@ _ADDRESS: Final = re.compile(
 _IN_NAMES: Final = re.compile(
     r"(?:pci[-_])?([0-9a-f]{4,8})([-_])([0-9a-f]{2})\2([0-9a-f]{2})[._-]([0-7])", re.IGNORECASE
 )
-# Labels and file names hold no colon: ``0000_3b_00.0``, ``pci-0000-3b-00-0``.
+# Labels and file names have no colons: ``0000_3b_00.0``, ``pci-0000-3b-00-0``.
 
 
 @lru_cache(maxsize=4096)
 def normalise_pci_bus_id(text: str) -> str | None:
-    """Return ``domain:bus:device`` in lower case with 8, 2 and 2 digits; None if ``text`` is no PCI address.
+    """Return ``domain:bus:device`` in lower case with 8, 2 and 2 digits; None if ``text`` is not a PCI address.
 
     ``text``: ``00000000:3B:00.0`` (NVML), ``0000:3b:00.0`` (Linux), ``PCI:0000:3b:00`` (kernel messages),
-    ``pci-0000:3b:00.0`` (udev), ``0x0000:0x3b:0x00.0x0``, ``3b:00.0`` (domain 0), a path in sysfs.
+    ``pci-0000:3b:00.0`` (udev), ``0x0000:0x3b:0x00.0x0``, ``3b:00.0`` (domain 0), or a sysfs path.
 
-    The function is dropped: kernel messages omit it, and every GPU is function 0 of its device.
+    The PCI function is dropped: kernel messages omit it, and a GPU is always function 0 of its device.
 
     >>> normalise_pci_bus_id("PCI:0000:3B:00"), normalise_pci_bus_id("00000000:3b:00.0")
     ('00000000:3b:00', '00000000:3b:00')
@@ -45,7 +45,7 @@ def normalise_pci_bus_id(text: str) -> str | None:
 _UUID: Final = re.compile(
     r"(?:[\w.-]+/[\w.-]+=)?(?P<kind>gpu-|mig-)?(?P<hex>[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12})"
 )
-# ``nvidia.com/gpu=`` is how the Container Device Interface names devices.
+# The prefix ``nvidia.com/gpu=`` is from device names of the Container Device Interface.
 _MIG_OF_GPU: Final = re.compile(r"mig-(?P<gpu>gpu-[0-9a-f-]+)/(?P<gi>\d+)/(?P<ci>\d+)")
 _REPEATS: Final = 6
 _PREFIX: Final = re.compile(r"(?:gpu|mig|nic|device)[-_:]|0x")
@@ -53,9 +53,9 @@ _PREFIX: Final = re.compile(r"(?:gpu|mig|nic|device)[-_:]|0x")
 
 @lru_cache(maxsize=1 << 16)
 def device_key(text: str) -> str:
-    """Return the form in which UUIDs and serial numbers are compared.
+    """Return the comparison key of a UUID or serial number.
 
-    Letter case, the prefix ``GPU-`` and dashes of a UUID do not count; the prefix ``MIG-`` does.
+    It ignores letter case, and the prefix ``GPU-`` and dashes of a UUID; it keeps the prefix ``MIG-``.
     """
     text = text.strip().casefold()
     match = _UUID.fullmatch(text)
@@ -66,22 +66,22 @@ def device_key(text: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def is_placeholder(text: str | None) -> bool:
-    """Return whether a UUID or serial number identifies nothing.
+    """Whether a UUID or serial number identifies nothing.
 
-    Such are the texts of ``placeholders.csv`` and values of one repeated digit or letter, such as a UUID of zeros.
+    True for the values in ``placeholders.csv``, and for one repeated digit or letter, e.g. an all-zero UUID.
     """
     if text is None:
         return True
     text = text.strip().casefold()
     value = _PREFIX.sub("", text, count=1)
     letters = "".join(letter for letter in value if letter.isalnum())
-    # ``0`` is no serial number, but ``gpu-0`` and ``a`` may be how an operator names a device.
+    # ``0`` is not a serial number, but operators may name a device ``gpu-0`` or ``a``.
     repeats = len(set(letters)) <= 1 and (len(letters) >= _REPEATS or (value == text and not letters.strip("0")))
     return repeats or any(_placeholder().fullmatch(form) for form in (text, value))
 
 
 def parent_of_mig(text: str) -> str | None:
-    """Return the GPU that the older form of a MIG instance's name contains (``MIG-GPU-…/1/0``)."""
+    """Return the GPU in the old form of a MIG instance's name (``MIG-GPU-…/1/0``); None for other names."""
     match = _MIG_OF_GPU.fullmatch(text.strip().casefold())
     return None if match is None else "GPU-" + match["gpu"].removeprefix("gpu-")
 
@@ -89,7 +89,7 @@ def parent_of_mig(text: str) -> str | None:
 def place_identity(node: str, *, pci_bus_id: str | None = None, slot: str | None = None) -> str | None:
     """Return the identity of a GPU without UUID and serial number: its node and PCI address, or else its slot.
 
-    It identifies the place: the next GPU in this place has the same identity.
+    It identifies the location: a replacement GPU has the same identity.
     """
     if pci_bus_id is not None:
         return f"{node}@{pci_bus_id}"
@@ -99,8 +99,8 @@ def place_identity(node: str, *, pci_bus_id: str | None = None, slot: str | None
 class GpuNames:
     """Resolves names of GPUs.
 
-    ``gpus``: known identities, spelled as results spell them.
-    ``other_names``: further identities of them, such as serial numbers.
+    ``gpus``: known identities, in the spelling of results.
+    ``other_names``: further names of these GPUs, e.g. serial numbers.
     """
 
     def __init__(self, gpus: Iterable[str], other_names: Mapping[str, str] | None = None) -> None:
@@ -111,15 +111,15 @@ class GpuNames:
         for name, gpu in (other_names or {}).items():
             if not is_placeholder(name):
                 by_key.setdefault(device_key(name), set()).add(gpu)
-        # What two GPUs share identifies neither.
+        # A name shared by two GPUs identifies neither.
         self._by_key = {key: gpus.pop() for key, gpus in by_key.items() if len(gpus) == 1}
 
     def find(self, name: str) -> str | None:
-        """Return the GPU that a name means; None if it is unknown or ambiguous."""
+        """Return the GPU with this name; None if it is unknown or ambiguous."""
         return name if name in self.gpus else self._by_key.get(device_key(name))
 
     def written(self, name: str) -> str:
-        """Return the known spelling of a name; the name itself if it is unknown or ambiguous."""
+        """Return the known spelling of a name, or the name itself if it is unknown or ambiguous."""
         return self.find(name) or name
 
 

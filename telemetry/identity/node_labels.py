@@ -1,11 +1,11 @@
-"""Which label of a series names the node, decided by evidence.
+"""Choice of the label that has the node's name in a source's series, based on evidence.
 
-Exporters and scrape configurations disagree: the exporter's ``Hostname`` is the node on a host network and its pod
-otherwise, ``instance`` is an address, and ``node`` exists where relabelling added it. A label is rejected if its values
-are pods, containers, services or the local host, if GPUs at the same PCI address share a value of it, or if its values
-change while the GPUs stay. Of the others the first in the order of preference names the node, addresses last.
+Exporters and scrape configurations differ: the exporter's ``Hostname`` is the node with host networking and the pod
+otherwise, ``instance`` is an address, and ``node`` exists only if relabeling adds it. A label is rejected if its values
+are pods, containers, services or localhost, if several GPUs at the same PCI address share a value, or if its values
+change while the GPUs stay. The first remaining label in order of preference is used, addresses last.
 
-A decision holds until evidence rejects its label, so that a restart or a rollout does not rename nodes.
+A choice holds until evidence rejects the label, so that a restart or a rollout does not rename nodes.
 """
 
 import re
@@ -22,14 +22,14 @@ _OF_NODES: Final = (
     *("kubernetes_io_hostname", "label_kubernetes_io_hostname"),
     *("nodename", "nodeName", "NodeName"),
 )
-"""Labels that the scheduler's name of the node is written to, which is the name that drains need."""
+"""Labels with the scheduler's node name, which drains need."""
 
 NODE_LABELS: Final = (
     *_OF_NODES,
     *("hostname", "Hostname", "HostName", "host_name", "agent_hostname", "fqdn", "vm_name", "host", "machine"),
     *("server", "server_name", "instance_name", "oci_name", "instance"),
 )
-"""Labels that may name the node, in the order of preference."""
+"""Labels that may have the node's name, in order of preference."""
 
 ValueKind = Literal["name", "pod", "like a pod", "container", "service", "address"]
 
@@ -41,7 +41,7 @@ _REASONS: Final[Mapping[ValueKind, str]] = {
 NO_VALUE: Final = frozenset(
     {"", "-", "0x", "n/a", "[n/a]", "na", "none", "null", "unknown", "<unknown>", "not supported"}
 )
-"""Texts of a label that represent no value."""
+"""Label values that mean "no value"."""
 
 _POD_LABELS: Final = ("pod", "pod_name", "kubernetes_pod_name", "k8s_pod_name", "exported_pod", "exporter_pod")
 _SERVICE_LABELS: Final = ("service", "container", "endpoint", "namespace", "kubernetes_namespace", "app")
@@ -50,22 +50,22 @@ _EXPORTER: Final = re.compile(
 )
 _POD: Final = re.compile(r".+-(?:[a-z0-9]{5}|\d{1,4})")
 _RANDOM_SUFFIX: Final = re.compile(r".+-(?=[^-]*[a-z])(?=[^-]*[0-9])[bcdfghjklmnpqrstvwxz2456789]{5}")
-# Kubernetes draws the suffixes of pods from these characters. Machines of the Cluster API and OpenShift have them, too.
+# Kubernetes generates pod name suffixes from these characters; so do Cluster API and OpenShift for machines.
 _CONTAINER: Final = re.compile(r"(?=.*[a-f])(?=.*[0-9])(?:[0-9a-f]{12}|[0-9a-f]{64})")
 _LOCAL: Final = re.compile(r"localhost.*|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0|::|host\.docker\.internal|.*\.svc(?:\..*)?")
 _PORT: Final = re.compile(r"(?:https?://)?(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:/]+)):\d{1,5}(?:/.*)?")
 _MAX_DEVICES: Final = 200_000
 _COVERAGE, _COLLIDING = 0.9, 0.25
-_CROWD: Final = 4  # GPUs that one address does not get by swaps
+_CROWD: Final = 4  # more GPUs at one address than replacements explain
 _EXAMPLES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLabelChoice:
-    """Which label names the node and why.
+    """The label with the node's name, and why it was chosen.
 
-    ``label``: None if no label is usable. ``values``: distinct values of it. ``rejected``: reason by label.
-    ``doubt``: why the decision is uncertain; empty if it is not.
+    ``label``: None if no label is usable. ``values``: number of its distinct values. ``rejected``: reason by label.
+    ``doubt``: why the choice is uncertain, or empty.
     """
 
     label: str | None
@@ -85,10 +85,10 @@ class NodeLabelChoice:
 
 @dataclass(slots=True)
 class _Evidence:
-    """What is known of one label.
+    """Evidence about one label.
 
-    ``collisions``: GPUs at an address at which another GPU has the same value. ``crowd``: the most GPUs at one address.
-    ``changes``: values of a GPU after its first.
+    ``collisions``: GPUs at an address where another GPU has the same value. ``crowd``: highest number of GPUs at one
+    address. ``changes``: values of a GPU after its first.
     """
 
     kinds: dict[str, ValueKind] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class _Evidence:
     crowd: int = 0
 
     def is_open(self, value: str) -> bool:
-        """Return whether another series may yet show what a value is."""
+        """Whether another series may still determine the kind of a value."""
         return self.kinds.get(value) in (None, "like a pod")
 
     def settle(self, value: str, kind: ValueKind) -> None:
@@ -127,11 +127,11 @@ class _Evidence:
 
 
 class NodeLabels:
-    """Decides which label names the node of a source's series; call :meth:`observe` for a batch, then :meth:`node_of`.
+    """Chooses the label with the node's name; call :meth:`observe` for a batch of series, then :meth:`node_of`.
 
-    ``given``: label names that an operator chose; they are taken as they are, in this order.
-    ``trusted``, ``fallback``: label names that precede and follow the labels of the series.
-    ``default``: node of series that name none.
+    ``given``: label names from the operator, used in this order without evidence.
+    ``trusted``, ``fallback``: label names tried before and after the others.
+    ``default``: node of series without a node label.
     """
 
     def __init__(
@@ -159,28 +159,28 @@ class NodeLabels:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the labels that are read."""
+        """Names of all labels that are read."""
         return (*self._trusted, *self.names, *self._fallback, *_POD_LABELS, *_SERVICE_LABELS)
 
     @property
     def has_other(self) -> bool:
-        """Whether the node of a series is known without its labels."""
+        """Whether the node may be known without the candidate labels."""
         return bool(self._trusted or self._fallback or self._default)
 
     @property
     def revision(self) -> int:
-        """Rises whenever the decision changes: nodes that were taken from series before may differ."""
+        """Incremented when the choice changes: nodes returned earlier may be outdated."""
         self._decide()
         return self._revision
 
     def prefer(self, label: str) -> None:
-        """Put the label of an earlier decision before the others, unless evidence rejects it."""
+        """Prefer the label of an earlier choice, unless evidence rejects it."""
         self._preferred, self._is_decided = label, False
 
     def observe(self, labels: Mapping[str, str], device: str | None, place: str | None = None) -> None:
-        """Take the labels of a series as evidence.
+        """Add the labels of a series to the evidence.
 
-        ``device``: identity of its GPU; None if it has none. ``place``: its PCI address or slot.
+        ``device``: identity of its GPU, or None. ``place``: its PCI address or slot.
         """
         given = (name for name in self.names if name in labels)
         values = {name: value for name in given if (value := self._value(labels, name)) is not None}
@@ -197,12 +197,12 @@ class NodeLabels:
         self._is_decided = False
 
     def node_of(self, labels: Mapping[str, str], device: str | None = None) -> str | None:
-        """Return the node that a series is of; None if no usable label names one."""
+        """Return the node of a series; None if no usable label has one."""
         order = self._decide()
         for name in (*self._trusted, *order[:1]):
             if (node := self._usable(labels, name)) is not None:
                 return node
-        # Another exporter or scrape of the same GPU may have the label that this series lacks.
+        # A series of the same GPU from another exporter or scrape may have the missing label.
         if device is not None and not self.is_given and order:
             chosen = self._evidence[order[0]]
             values = [value for value in chosen.of_device.get(device, ()) if chosen.kinds[value] not in _REASONS]
@@ -214,7 +214,7 @@ class NodeLabels:
         return self._default
 
     def decision(self) -> NodeLabelChoice:
-        """Return the decision on what was observed."""
+        """Return the current choice."""
         order = self._decide()
         label = order[0] if order else None
         evidence = _Evidence() if label is None else self._evidence.get(label, _Evidence())
@@ -229,7 +229,7 @@ class NodeLabels:
         return NodeLabelChoice(label, len(evidence.kinds), examples, dict(self._rejected), doubt)
 
     def _decide(self) -> tuple[str, ...]:
-        """Return the usable labels, the first of which names the node."""
+        """Return the usable labels, best first."""
         if not self._is_decided:
             order = self._usable_labels()
             self._revision += order != self._order
@@ -271,7 +271,7 @@ class NodeLabels:
         devices = len(evidence.of_device)
         rivals = [self._evidence[other] for other in others]
         rivals = [rival for rival in rivals if len(rival.of_device) >= _COVERAGE * devices]
-        # A board that is swapped has the address of the one before: a few collisions are no evidence.
+        # A replaced board has the address of its predecessor: a few collisions are not evidence.
         if evidence.collisions >= max(_COLLIDING * devices, 1):
             better = any(rival.collisions < evidence.collisions for rival in rivals)
             if better or evidence.crowd >= _CROWD:
@@ -310,7 +310,7 @@ def _without_port(value: str) -> str:
 
 
 def _kind_of(name: str, value: str, values: Mapping[str, str], labels: Mapping[str, str]) -> ValueKind:
-    """Return what a value of a label is; ``values``: those of all labels of the series that may name its node."""
+    """Return the kind of a label's value; ``values``: values of all candidate labels of the series."""
     bare = _without_port(value)
     if is_address(bare):
         return "service" if _LOCAL.fullmatch(bare) else "address"

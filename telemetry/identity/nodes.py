@@ -1,8 +1,7 @@
-"""Names of nodes: letter case, short and fully qualified forms, and aliases.
+"""Node names: letter case, short and fully qualified forms, and aliases.
 
-A name is resolved against a set of known nodes. An exact match wins. Otherwise a name matches a node that differs in
-letter case only, else a node with more or less of the same domain. A name that several nodes match is ambiguous and
-matches none of them.
+A name is resolved against a set of known nodes. An exact match wins, then a match that differs only in letter case,
+then a match with more or less of the same domain. A name with several matches is ambiguous and matches no node.
 """
 
 import ipaddress
@@ -11,18 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 _DEFAULT_DOMAIN: Final = re.compile(r"\.(?:localdomain|local|\(none\))\Z")
-# Hosts without a configured domain append one of these to their name.
+# Hosts without a configured domain append one of these to their names.
 _URL: Final = re.compile(r"(?:[a-z]+://)?(?P<host>\[[0-9a-f:.]+\]|[^/:\s]+)(?::\d{2,5})?(?:/metrics)?/?")
-# A table may name a node by the address that its exporter is scraped at.
+# A table may identify a node by the scrape address of its exporter.
 
 
 class NodeNames:
-    """Resolves names of nodes.
+    """Resolves node names.
 
-    ``nodes``: known nodes, spelled as results spell them.
-    ``aliases``: further names, in any letter case, to nodes. An alias wins over every other match.
+    ``nodes``: known nodes, in the spelling of results.
+    ``aliases``: maps further names, in any letter case, to nodes; takes precedence over any other match.
 
-    ``used_aliases``: keys of the aliases that a name was resolved by.
+    ``used_aliases``: keys of the aliases that have resolved a name.
     """
 
     def __init__(self, nodes: Iterable[str], aliases: Mapping[str, str] | None = None) -> None:
@@ -38,7 +37,7 @@ class NodeNames:
         self._resolved: dict[str, str | None] = {}
 
     def candidates(self, name: str) -> Sequence[str]:
-        """Return the nodes that a name may mean: none if it is unknown, several if it is ambiguous."""
+        """Return the nodes that match a name: none if it is unknown, several if it is ambiguous."""
         name = self._without_alias(name)
         if name in self.nodes:
             return (name,)
@@ -50,22 +49,22 @@ class NodeNames:
         return list(dict.fromkeys([*self._by_short.get(key, ()), *shorter]))
 
     def longer(self, key: str) -> Sequence[str]:
-        """Return the nodes whose names have more of the domain than a name."""
+        """Return the nodes whose names extend a key by more of the domain."""
         return self._by_short.get(key, ())
 
     def find(self, name: str) -> str | None:
-        """Return the node that a name means; None if it is unknown or ambiguous."""
+        """Return the node with this name; None if it is unknown or ambiguous."""
         if name not in self._resolved:
             candidates = self.candidates(name)
             self._resolved[name] = candidates[0] if len(candidates) == 1 else None
         return self._resolved[name]
 
     def is_ambiguous(self, name: str) -> bool:
-        """Return whether several nodes match a name equally well."""
+        """Whether several nodes match a name."""
         return len(self.candidates(name)) > 1
 
     def written(self, name: str) -> str:
-        """Return the known spelling of a name; the name itself, without its alias, if it is unknown or ambiguous."""
+        """Return the known spelling of a name, or the name with aliases resolved if it is unknown or ambiguous."""
         return self.find(name) or self._without_alias(name)
 
     def _without_alias(self, name: str) -> str:
@@ -82,10 +81,11 @@ class NodeNames:
 
 
 def one_spelling(names: Iterable[str], known: Iterable[str] = (), apart: Iterable[str] = ()) -> dict[str, str]:
-    """Return one spelling a node for each of ``names``.
+    """Map each of ``names`` to one spelling per node.
 
-    It is that of a known node, or else the first of those that differ in letter case, or the shorter of two that differ
-    in their domain. ``apart``: keys (:func:`node_key`) under which names that differ in letter case are two nodes.
+    It is the spelling of a known node, or else the first of names that differ in letter case, or the shorter of two
+    that differ in domain. ``apart``: keys (:func:`node_key`) whose names that differ in letter case are different
+    nodes.
     """
     names, apart, of_known = list(dict.fromkeys(names)), set(apart), NodeNames(known)
     spelled, first = {name: of_known.written(name) for name in names}, dict[str, str]()
@@ -102,17 +102,17 @@ def one_spelling(names: Iterable[str], known: Iterable[str] = (), apart: Iterabl
 
 
 def are_one_node(one: str, other: str) -> bool:
-    """Return whether two names may mean one node: apart from letter case, one is the other with more of its domain.
+    """Whether two names may refer to one node: equal up to letter case, or one extends the other by its domain.
 
-    The part up to the first dot is not enough: ``10.0.0.1`` and ``10.0.0.2`` are two nodes, and so are ``rack1.n0`` and
-    ``rack1.n1``.
+    The part up to the first dot is not enough: ``10.0.0.1`` and ``10.0.0.2``, and ``rack1.n0`` and ``rack1.n1``, are
+    different nodes.
     """
     one, other = node_key(one), node_key(other)
     return one == other or one in _shorter(other) or other in _shorter(one)
 
 
 def is_address(name: str) -> bool:
-    """Return whether a name is an IP address, which has no short form."""
+    """Whether a name is an IP address, which has no short form."""
     try:
         ipaddress.ip_address(name.strip("[]").partition("%")[0])
     except ValueError:
@@ -121,14 +121,14 @@ def is_address(name: str) -> bool:
 
 
 def node_key(name: str) -> str:
-    """Return the form in which names are compared."""
+    """Return the comparison key of a name."""
     key = name.strip().casefold()
     address = _URL.fullmatch(key)
     return _DEFAULT_DOMAIN.sub("", (key if address is None else address["host"]).rstrip("."))
 
 
 def _shorter(key: str) -> list[str]:
-    """Return the forms of a name with less of its domain: ``n0`` and ``n0.example`` of ``n0.example.com``."""
+    """Return the shorter forms of a key: ``n0`` and ``n0.example`` of ``n0.example.com``."""
     if "." not in key or is_address(key):
         return []
     forms = [key[:place] for place, letter in enumerate(key) if letter == "." and place]

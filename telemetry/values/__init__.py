@@ -1,4 +1,4 @@
-"""What a single value means, whichever way it came in: sentinels, units, words, dates, names of metrics.
+"""Parsing of single values from any source: sentinels, units, words, dates, names of metrics.
 
-The catalogues are the CSV files next to the modules. Nothing here knows files, channels or datasets.
+The catalogues are the CSV files beside the modules. Independent of files, channels and datasets.
 """

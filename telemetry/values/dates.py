@@ -1,6 +1,6 @@
-"""Dates and times as text: forms of many tools and locales, names of months and zones (``months.csv``, ``zones.csv``).
+"""Parsing of dates and times in the formats of many tools and locales, with names of months and zones.
 
-``months.csv`` has a row a locale. An empty offset in ``zones.csv`` marks a name that several zones share.
+``months.csv`` has one row per locale. An empty offset in ``zones.csv`` marks a name shared by several zones.
 """
 
 import re
@@ -20,7 +20,7 @@ DateOrder = Literal["dmy", "mdy", "ymd"]
 
 @lru_cache(maxsize=256)
 def zone_of_offset(text: str) -> tzinfo | None:
-    """Return the zone of an offset such as ``+05:30`` or ``-08``, or of a name of the zone database; None for none."""
+    """Return the zone of an offset like ``+05:30`` or ``-08``, or of a name in the tz database; None if empty."""
     if "/" in text or not text:
         return ZoneInfo(text) if text else None
     hours, minutes = int(text[1:3]), int(text[3:].lstrip(":") or 0)
@@ -38,10 +38,10 @@ def _month_numbers() -> dict[str, int]:
 
 
 MONTHS: Final = _month_numbers()
-"""Number of a month by its name in small letters, in any locale."""
+"""Number of a month by its lower-case name in any locale."""
 
 ZONES: Final = {row["name"]: zone_of_offset(row["offset"]) for row in read_table("zones.csv")}
-"""Zone by its name in capitals; None where several zones share the name."""
+"""Zone by upper-case name; None if several zones share the name."""
 
 _WORD = r"[^\W\d_]{3,12}\.?"
 _WEEKDAY = r"(?:(?:(?:mon|tue|wed|thu|fri|sat|sun|mo|di|mi|do|fr|sa|so)[a-z]*|[^\W\d_]{2,4})\.?,?\s+)?"
@@ -50,7 +50,7 @@ _TIME = (
     r"(?:\s*(?P<half>[ap])\.?\s?m\b\.?|\s*uhr\b)?"
 )
 _ZONE = r"(?P<zone>[+-]\d\d(?::?\d\d)?|[A-Za-z]{1,5}(?:[+-]\d{1,2}(?::?\d\d)?)?|[A-Za-z]+/[A-Za-z_/+-]+\d*)"
-# Go and Java write the zone's name behind its offset, and Apache a colon before the time.
+# Go and Java write the zone's name after its offset, and Apache a colon before the time.
 _AFTER = (
     rf"(?:(?:\s*[T,:_-]\s*|\s+(?:(?:at|à|um|klo?\.?|às|@)\s+)?){_TIME}"
     rf"(?:\s*\(?{_ZONE}\)?(?:\s[A-Z]{{1,5}}|\[[\w/+-]+\]|\s\([\w ]+\))?)?)?"
@@ -75,7 +75,7 @@ _DASHES: Final = dict.fromkeys(map(ord, "\u2010\u2011\u2212"), "-")
 _EAST_ASIAN_DATE: Final = re.compile(r"(\d{4})[.年년]\s*(\d{1,2})[.月월]\s*(\d{1,2})[.日일]?\s*")
 _EAST_ASIAN_HALF: Final = re.compile(r"(上午|下午|오전|오후|午前|午後)\s*([\d:.]+)")
 _ISO_DAY: Final = re.compile(r"\d{4}-(?:(?P<week>W\d\d-[1-7])|\d{3})(?=\s|T|\Z)|\d{4}W\d{3}(?=\s|T|\Z)")
-"""``2026-W48-5``, ``2026W485`` and ``2026-332``, ISO 8601's other forms of a day."""
+"""ISO 8601 week and ordinal dates: ``2026-W48-5``, ``2026W485`` and ``2026-332``."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PIVOT: Final = 70
@@ -83,27 +83,27 @@ _MAX_LENGTH: Final = 80
 
 
 def clock_time(parts: Mapping[str, str | None], year: int, month: int, day: int) -> datetime:
-    """Return the naive time of a day by ``hour``, ``minute``, ``second``, ``fraction`` and ``half`` (a.m. or p.m.).
+    """Return a naive datetime from ``hour``, ``minute``, ``second``, ``fraction`` and ``half`` (a.m. or p.m.).
 
-    Raises ``ValueError`` if there is no such day or time.
+    Raises ``ValueError`` if the day or time does not exist.
     """
     hour, minute, second = (int(parts.get(name) or 0) for name in ("hour", "minute", "second"))
     if half := parts.get("half"):
         if not 1 <= hour <= 12:
             raise ValueError(f"{hour} {half}m")
         hour = hour % 12 + 12 * (half in "pP")
-    second -= second == 60  # of a leap second there is no datetime
+    second -= second == 60  # datetime has no leap seconds
     microsecond = int((parts.get("fraction") or "0").ljust(6, "0")[:6])
     return datetime(year, month, day, hour, minute, second, microsecond)  # noqa: DTZ001 - the text has no zone
 
 
 class Dates(NamedTuple):
-    """Parsed texts.
+    """Parsed dates.
 
-    ``ms``: milliseconds since 1970 of the local time, or in UTC where ``is_aware``; shape (n,).
-    ``is_read``, ``is_aware``, ``is_date``: whether a text is a date, names an offset, has no time; shape (n,).
-    ``order``: of day and month, as the texts showed it; None if none of them does.
-    ``undecided``: a text that can be two dates; None if there is none.
+    ``ms``: milliseconds since 1970 in UTC if ``is_aware``, otherwise of the local time; shape (n,).
+    ``is_read``, ``is_aware``, ``is_date``: whether a text was parsed, has an offset, has no time of day; shape (n,).
+    ``order``: order of day and month, given or inferred from the texts; None if unknown.
+    ``undecided``: an ambiguous text, or None.
     """
 
     ms: npt.NDArray[np.int64]
@@ -115,9 +115,9 @@ class Dates(NamedTuple):
 
 
 def read_dates(texts: Sequence[str], order: DateOrder | None = None) -> Dates:
-    """Read texts of one column.
+    """Parse the texts of one column.
 
-    ``order``: of day and month in dates such as 03/04/2026; None lets the other texts decide.
+    ``order``: order of day and month in dates like 03/04/2026; None: inferred from the other texts.
     """
     matches = [_match(text) for text in texts]
     shown = order or _order_of(matches)
@@ -149,7 +149,7 @@ def _match(text: str) -> dict[str, str] | None:
             date = datetime.strptime(day[0], form)  # noqa: DTZ007
         except ValueError:
             return None
-        if date.strftime(form) != day[0]:  # day 366 and week 53 of a year without them
+        if date.strftime(form) != day[0]:  # day 366 or week 53 of a year that lacks it
             return None
         text = date.strftime("%Y-%m-%d" if "-" in day[0] else "%Y%m%d") + text[day.end() :]
     for shape in _SHAPES:
@@ -160,7 +160,7 @@ def _match(text: str) -> dict[str, str] | None:
 
 
 def _order_of(matches: Sequence[dict[str, str] | None]) -> DateOrder | None:
-    """Return the order that numbers above 12 show; None where none does, or where they contradict each other."""
+    """Infer the order from numbers above 12; None if there are none, or they contradict each other."""
     orders: set[DateOrder] = set()
     for parts in matches:
         if parts and parts.get("first") and parts["mark"] != ".":
@@ -175,7 +175,7 @@ def _is_undecided(parts: dict[str, str]) -> bool:
 
 
 def _moment(parts: dict[str, str], order: DateOrder | None) -> tuple[int, bool] | None:
-    """Return milliseconds, and whether they are in UTC; None if there is no such day or time."""
+    """Return milliseconds, and whether they are in UTC; None if the day or time does not exist."""
     year, month, day = parts.get("year") or "", parts.get("month"), parts.get("day")
     if parts.get("name"):
         month = str(MONTHS.get(parts["name"].lower().rstrip("."), 0))
@@ -198,7 +198,7 @@ def _moment(parts: dict[str, str], order: DateOrder | None) -> tuple[int, bool] 
 
 
 def _offset(zone: str | None, moment: datetime) -> timedelta | None:
-    """Return an offset from UTC; None where no zone is written. ``ValueError`` if the zone is unknown or ambiguous."""
+    """Return the offset from UTC; None without a zone. Raises ``ValueError`` if the zone is unknown or ambiguous."""
     if not zone:
         return None
     if "/" in zone:

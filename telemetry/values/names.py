@@ -1,4 +1,4 @@
-"""What a column or metric of a source is called: a channel, a key of the row, a fact of the inventory, or not used."""
+"""Meaning of column and metric names in sources: a channel, a key, an inventory attribute, or unused."""
 
 import re
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from typing import Final
 from telemetry.values.tables import read_table
 
 INVENTORY: Final = "inventory"
-"""Target of names that only repeat the inventory."""
+"""Target of names that only duplicate the inventory."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceName:
-    """A row of the catalogue; ``target`` is empty where the name is known, and not used."""
+    """A row of the catalogue; ``target`` is empty for known but unused names."""
 
     name: str
     target: str
@@ -36,16 +36,16 @@ _REPEATS: Final = frozenset(row.name for row in _ROWS if row.target == INVENTORY
 
 
 def matches_unused(name: str) -> bool:
-    """Whether a name is in the catalogue as known, and not used; a channel's own name may match such a pattern too."""
+    """Whether the catalogue lists a name as unused; names of channels may match its patterns too."""
     return bool(name in _DCGM or _UNUSED.match(name) or _UNUSED.match(name.lower()))
 
 
 def repeats_inventory(name: str) -> bool:
-    """Whether a column of samples only repeats the inventory, or names what ran."""
+    """Whether a column of samples only duplicates the inventory, or names the workload."""
     return name in _REPEATS
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """Return the names under which the catalogue may know a header: as written, and nvidia-smi's with underscores."""
+    """Return spellings of a header to look up: as written, lower case, with dots, and with underscores."""
     lowered = name.lower()
     return tuple(dict.fromkeys((name, lowered, lowered.replace("_", "."), lowered.replace(" ", "_"))))

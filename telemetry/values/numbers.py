@@ -1,4 +1,4 @@
-"""Columns of numbers as people and tools write them: units, separators, hexadecimal digits, words for no value."""
+"""Parsing of number columns from people and tools: units, separators, hexadecimal numbers, words for "no value"."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from telemetry.values.tables import read_table
 
 
 class Conversion(NamedTuple):
-    """From one unit to another: ``number * scale + offset``."""
+    """Unit conversion: ``number * scale + offset``."""
 
     scale: float
     offset: float
@@ -29,7 +29,7 @@ _IN_HEADER: Final = re.compile(r"(?P<name>.*\S)\s*[\[(](?P<unit>[^\[\]()]{1,20})
 
 @cache
 def conversion(word: str, unit: str) -> Conversion | None:
-    """Return how to convert from a source's unit into ``unit``; None if the word is no unit of that quantity."""
+    """Return the conversion from a source's unit to ``unit``; None if ``word`` is not a unit of that quantity."""
     if word == unit:
         return Conversion(1.0, 0.0)
     source, target = _lookup(word), _lookup(unit)
@@ -40,13 +40,13 @@ def conversion(word: str, unit: str) -> Conversion | None:
 
 @cache
 def words_for(unit: str) -> dict[str, Conversion]:
-    """Return every lower-case word that names a unit of the quantity of ``unit``."""
+    """Return the conversions of all lower-case unit names of the same quantity as ``unit``."""
     found = {word: conversion(word, unit) for word in _UNITS if word == word.lower()}
     return {word: conversion for word, conversion in found.items() if conversion is not None}
 
 
 def split_header(name: str) -> tuple[str, str | None]:
-    """Split ``power.draw [W]`` into the name and the unit; None if the header names no unit."""
+    """Split ``power.draw [W]`` into name and unit; the unit is None if the header has none."""
     match = _IN_HEADER.match(name)
     return (name.strip(), None) if match is None else (match["name"].strip(), match["unit"].strip())
 
@@ -63,20 +63,20 @@ _LOWEST: Final = min(low for low, _ in _ALWAYS)
 _OF_64_BITS: Final = [(low, high) for low, high in _ALWAYS if low > 2.0**32]
 
 WIDE_UNITS: Final = frozenset({"B/s", "mJ", "ns"})
-"""Units whose ordinary values pass through the blanks of 32 bits: 2,147,483,648 B/s is a busy PCIe link."""
+"""Units whose normal values include the 32-bit sentinels: 2,147,483,648 B/s is a busy PCIe link."""
 
 
 def is_sentinel(values: npt.ArrayLike, *, unit: str = "") -> npt.NDArray[np.bool_]:
-    """Mark numbers that mean "not supported"; NaN and infinity are none. ``unit``: of the channel."""
+    """Return the mask of sentinels for "not supported", without NaN and infinity. ``unit``: of the channel."""
     numbers = np.asarray(values).astype(np.float64, copy=False)
-    # Nearly every column of real telemetry ends here.
+    # Fast path for nearly all columns of real telemetry.
     if not numbers.size or bool(np.nanmax(numbers, initial=-np.inf) < _LOWEST):
         return np.zeros(numbers.shape, np.bool_)
     return _within(numbers, _OF_64_BITS if unit in WIDE_UNITS else _ALWAYS)
 
 
 def is_sentinel_outside(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Mark numbers that mean "no value" where the channel cannot have them, such as -1 of a counter."""
+    """Return the mask of sentinels that count only outside a channel's valid range, e.g. -1 for a counter."""
     return _within(numbers, _OUTSIDE)
 
 
@@ -90,7 +90,7 @@ def _within(numbers: npt.NDArray[np.float64], ranges: list[tuple[float, float]])
 Decimal = Literal[".", ","]
 
 ANY_UNIT: Final = ""
-"""Unit of a column that may be of any quantity: units are recognised, and nothing is converted."""
+"""Unit of a column of any quantity: units are recognized, but not converted."""
 
 _VALUE, _UNREADABLE, _ABSENT, _LOST = range(4)
 _MEANINGS: Final[Mapping[str, str]] = {row["text"]: row["meaning"] for row in read_table("words.csv")}
@@ -113,17 +113,17 @@ _CLOCK_REASONS: Final = {row["name"].replace(" ", ""): int(row["bit"]) for row i
 
 
 def clock_reason(name: str) -> int | None:
-    """Return the bit of a reason for reduced clocks (``SW Power Cap``, ``clocks_event_reasons.sw_power_cap``)."""
+    """Return the bit of a clock event reason (``SW Power Cap``, ``clocks_event_reasons.sw_power_cap``)."""
     return _CLOCK_REASONS.get(_OF_REASONS.sub("", re.sub(r"[^a-z0-9]", "", name.lower())))
 
 
 class Numbers(NamedTuple):
-    """A column as numbers.
+    """A parsed column; all arrays have shape (n,).
 
-    ``values``: float64 with NaN where there is none; shape (n,).
-    ``unreadable``: texts that are neither a number nor a word for no value; shape (n,).
-    ``absent``: words and sentinels that mean no value; shape (n,). Nulls are not among them.
-    ``lost``: words that say that the driver has lost the GPU; shape (n,).
+    ``values``: float64, NaN without a value.
+    ``unreadable``: texts that are neither a number nor a word for "no value".
+    ``absent``: words and sentinels for "no value", without nulls.
+    ``lost``: words that mean that the driver has lost the GPU.
     """
 
     values: npt.NDArray[np.float64]
@@ -142,12 +142,12 @@ class _Read(NamedTuple):
 def read_numbers(
     column: pa.ChunkedArray, unit: str, *, header_unit: str | None = None, convert: bool = True, decimal: Decimal = "."
 ) -> Numbers:
-    """Read a column of a channel.
+    """Parse a column of a channel.
 
-    ``unit``: the channel's; numbers with another unit of its quantity are converted.
-    ``header_unit``: unit of numbers without one; None: they are in ``unit``.
-    ``convert``: whether to convert at all; the mapping's own factors leave numbers as they are.
-    ``decimal``: what a single comma means where the column has no evidence of its own.
+    ``unit``: unit of the channel; numbers in other units of its quantity are converted.
+    ``header_unit``: unit of numbers without one; None: ``unit``.
+    ``convert``: False leaves numbers unconverted, for mappings with their own factors.
+    ``decimal``: decimal separator, unless the column itself shows another.
     """
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -172,9 +172,9 @@ def read_numbers(
 def _sentinels(
     numbers: npt.NDArray[np.float64], scale: npt.NDArray[np.float64] | np.float64, unit: str
 ) -> npt.NDArray[np.bool_]:
-    """Mark sentinels, before conversion; bytes of memory reach 2 and 4 GiB, so that 32-bit blanks are none there."""
+    """Mark sentinels before conversion; 32-bit sentinels are valid values of memory in bytes (2 and 4 GiB)."""
     mask = is_sentinel(numbers, unit=unit)
-    if not mask.any():  # as in nearly every column
+    if not mask.any():  # nearly all columns
         return mask
     with np.errstate(invalid="ignore"):
         return mask & ((scale > _LARGEST_BYTE_FACTOR) | (numbers >= 2.0**47))
@@ -205,7 +205,7 @@ def _from_texts(
 
 
 def _factors(unit: str, header_unit: str | None, convert: bool) -> Callable[[str | None], tuple[float, float] | None]:
-    """Return a function from a value's unit to its factor and offset; None for a unit of another quantity."""
+    """Return a function from a value's unit to scale and offset; None for a unit of another quantity."""
 
     def factor(word: str | None) -> tuple[float, float] | None:
         if unit == ANY_UNIT:
@@ -222,7 +222,7 @@ def _factors(unit: str, header_unit: str | None, convert: bool) -> Callable[[str
 def _number(
     text: str, unit: str, factors: Callable[[str | None], tuple[float, float] | None], decimal: Decimal
 ) -> _Read:
-    """Return what a text is."""
+    """Parse one text."""
     match = _NUMBER.match(text.replace("\u2212", "-"))
     if match is not None:
         number, word = _plain(match["number"], decimal), (match["unit"] or "").strip() or None
@@ -236,7 +236,7 @@ def _number(
         reasons = [clock_reason(part) for part in re.split(r"[,;|+&]|\band\b", text)]
         if None not in reasons:
             return _Read(float(np.bitwise_or.reduce(np.array(reasons, np.int64))), _VALUE)
-        read = _word(text)  # of "Active" it is not known which reason is
+        read = _word(text)  # "Active" does not say which reason
         return _Read(np.nan, _UNREADABLE) if read.number == 1 and not text.lower().startswith("0x") else read
     return _word(text)
 
@@ -260,7 +260,7 @@ def _word(text: str) -> _Read:
 
 
 def _plain(digits: str, decimal: Decimal) -> float | None:
-    """Return the number that digits with separators represent."""
+    """Parse digits with separators."""
     digits = _BLANKS.sub("", digits)
     if "," in digits:
         digits = digits.replace(".", "").replace(",", ".", 1) if decimal == "," else digits

@@ -32,7 +32,7 @@ class PolicyConfig:
     ``probe`` and ``checkpoint`` are opt-in.
     ``horizon``: prediction horizon of a risk, gap included.
     ``renew``: a published prediction is rewritten if its expiry is later by at least this, or less than this ahead.
-    ``maintenance``: maintenance windows; no new action on their nodes, and reports from within them are no evidence.
+    ``maintenance``: maintenance windows; they allow no new action except publish, and void evidence from within them.
     ``forget``: how long a node missing from the listing is remembered.
     """
 

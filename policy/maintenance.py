@@ -1,4 +1,4 @@
-"""Maintenance: blocks new actions on its nodes, and voids scores and facts from within it."""
+"""Maintenance: blocks new actions except publish on its nodes, and voids scores and facts from within it."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

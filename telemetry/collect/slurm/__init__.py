@@ -1,1 +1,1 @@
-"""Slurm's nodes and accounting into drains, repairs and jobs. Start at collector.py."""
+"""Slurm collector: drains and repairs from node states, jobs from accounting."""

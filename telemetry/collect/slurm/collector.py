@@ -1,4 +1,4 @@
-"""Asks Slurm on an interval what its nodes and jobs do, and stages what is new."""
+"""Poll loop over Slurm's nodes and jobs; new events and job rows are staged."""
 
 import logging
 from collections import Counter
@@ -22,25 +22,25 @@ from telemetry.staging.folder import StagingFolder
 
 _log = logging.getLogger(__name__)
 NODE_COMMANDS: Final = (("scontrol", "--json", "show", "nodes"), ("sinfo", "--Node", "--json"))
-"""Ways to ask for nodes, the best first: from 23.02 on scontrol lists every node, before that sinfo did."""
+"""Commands that list nodes, in order of preference: ``scontrol`` since Slurm 23.02, ``sinfo`` before."""
 
 ENVIRONMENT: Final = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
-"""For every command: times are printed as seconds since 1970, and read as UTC."""
+"""Environment of every command: times are printed as Unix seconds and parsed as UTC."""
 
 WINDOW: Final = timedelta(days=1)
-"""Accounting is asked for in pieces of this length."""
+"""Length of accounting per ``sacct`` query."""
 
 OVERLAP: Final = timedelta(hours=1)
-"""Accounting is asked for again for so long before the last time: slurmdbd learns of jobs late."""
+"""Each query starts this long before the end of the last one, because slurmdbd records jobs late."""
 
 FIRST_SINCE: Final = timedelta(days=1)
-"""How far back the first look at accounting goes by default."""
+"""Default lookback of the first accounting query."""
 
 _NODES: Final = TypeAdapter(dict[str, ObservedSlurmNode])
 
 
 class SlurmCollector:
-    """Looks at Slurm; ``since``: where jobs begin when nothing was collected before. Default: a day ago."""
+    """Collects events and jobs from Slurm; ``since`` is where the first accounting query starts, by default a day ago."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class SlurmCollector:
         self.review = PhraseReview()
 
     def once(self) -> None:
-        """Take one look; raises ``InputError`` if Slurm does not respond, or the disk is full."""
+        """Poll once; raises ``InputError`` if Slurm does not respond or the result cannot be written."""
         errors = self._round()
         if errors:
             raise InputError(
@@ -73,9 +73,9 @@ class SlurmCollector:
             )
 
     def follow(self, interval_s: float, stop: Wait) -> None:
-        """Look every ``interval_s`` seconds until ``stop`` is true; what fails is tried again the next time.
+        """Poll every ``interval_s`` seconds until ``stop`` is true; failures are retried in the next round.
 
-        Raises ``InputError`` if the first look cannot be written.
+        Raises ``InputError`` if the first round cannot be written.
         """
         for turn in every(interval_s, stop):
             try:
@@ -88,7 +88,7 @@ class SlurmCollector:
                 self._failing.recovered("writing")
 
     def _round(self) -> list[Exception]:
-        """Look once; return what failed. Nodes and jobs fail apart from each other."""
+        """Poll once and return the errors; nodes and jobs fail independently."""
         self.counts["rounds"] += 1
         position = dict(self._outbox.position)
         errors: list[Exception] = []
@@ -115,7 +115,7 @@ class SlurmCollector:
         known = _NODES.validate_python(position.get("nodes", {}))
         events: list[Event] = []
         for name, view in sorted(views.items()):
-            # A node that is not listed may be so for a moment (a restart of the controller): its drain stays open.
+            # A node may be missing for a moment, as when slurmctld restarts: its drain stays open.
             changed, known[name] = changes(known.get(name), view, self._rules, now=now, last_look=looked_at)
             events += changed
             drained = any(event.type == "drain" and event.source == SOURCE for event in changed)
@@ -155,7 +155,7 @@ class SlurmCollector:
                 break
             self._stage(read_sacct(report, self.accounting), known, floor=end - WINDOW - OVERLAP)
             start = min(end, now)
-            # What is staged is noted piece by piece: a kill during months of history costs one piece.
+            # The position is committed after each query, so a kill during a long backfill repeats one query.
             position["jobs"] = {"until": to_ms(start), "known": known}
             if start < now:
                 self._outbox.commit(self._outbox.position | {"jobs": position["jobs"]})
@@ -170,7 +170,7 @@ class SlurmCollector:
         _log.warning("%s: jobs are read from the controller's memory, starting now", reason)
 
     def _accounts_gpus(self) -> bool:
-        """Tell whether accounting records GPUs; true if sacctmgr does not say."""
+        """Return whether accounting tracks ``gres/gpu``; true if sacctmgr does not list TRES."""
         if self._gpus_accounted is None:
             try:
                 known = self._run(("sacctmgr", "--noheader", "--parsable2", "show", "tres", "format=type,name"))
@@ -180,7 +180,7 @@ class SlurmCollector:
         return self._gpus_accounted
 
     def _stage(self, jobs: Sequence[Job], known: dict[str, str], *, floor: datetime) -> None:
-        """Stage jobs that are new or changed; forget those that can bring no news."""
+        """Stage new and changed jobs; drop jobs from ``known`` that ended before ``floor``."""
         news = {job.key: job for job in jobs if known.get(job.key) != job.digest}
         if news:
             table = jobs_table(news.values())

@@ -1,4 +1,4 @@
-"""Jobs from Slurm: its accounting (``sacct``), or, where there is none, what the controller remembers (``squeue``)."""
+"""Jobs from Slurm accounting (``sacct``) or, without accounting, from slurmctld's memory (``squeue``)."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from telemetry.accounting import Accounting
 from telemetry.staging.folder import rows_table
 
 SACCT_COLUMNS: Final = ("JobID", "State", "Start", "End", "NodeList", "AllocTRES")
-"""Columns that we ask sacct for."""
+"""``sacct --format``."""
 
 _NUMBERS: Final = (
     "job_id", "start_time", "end_time", "array_job_id", "array_task_id", "het_job_id", "het_job_offset"
@@ -38,17 +38,17 @@ _RESOURCES: Final = ("tres_alloc_str", "tres_per_node", "tres_per_job")
 NOT_STARTED: Final = "has not started"
 UNREADABLE: Final = "unreadable"
 MAX_GPUS: Final = 4096
-"""More GPUs than any node can hold: a larger number is damaged."""
+"""A count of GPUs per node above this is treated as corrupt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run of one job: a requeued job has several.
+    """One run of a job; each requeue starts another.
 
-    ``job``: as Slurm writes it: ``123``, ``123_7`` in an array, ``123+1`` in a heterogeneous job.
-    ``ended_at``: Aware; None while it runs.
-    ``gpus``: on each node; None where Slurm gives a sum that does not divide evenly.
-    ``outcome``: Slurm's state in lower case, such as ``completed``, ``failed`` and ``node_fail``; None while it runs.
+    ``job``: Slurm's notation: ``123``, ``123_7`` for an array task, ``123+1`` for a component of a heterogeneous job.
+    ``ended_at``: None while it runs.
+    ``gpus``: GPUs on each node; None where Slurm reports only a total that is not a multiple of the node count.
+    ``outcome``: Slurm's state in lower case (``completed``, ``failed``, ``node_fail``); None while it runs.
     """
 
     job: str
@@ -60,17 +60,17 @@ class Job:
 
     @property
     def key(self) -> str:
-        """What stays the same while a run continues."""
+        """Identity of the run: job and start time (Unix ms)."""
         return f"{self.job}@{to_ms(self.started_at)}"
 
     @property
     def digest(self) -> str:
-        """What changes when there is news."""
+        """Fingerprint of the fields that change during a run: end, outcome and node count."""
         return f"{None if self.ended_at is None else to_ms(self.ended_at)} {self.outcome} {len(self.nodes)}"
 
 
 def jobs_table(jobs: Iterable[Job]) -> pa.Table:
-    """Return a row for each job and node, in the layout of :data:`telemetry.dataset.schema.JOBS`."""
+    """Return one row per job and node, in the schema :data:`telemetry.dataset.schema.JOBS`."""
     rows = [
         {
             "job": job.job,
@@ -87,12 +87,12 @@ def jobs_table(jobs: Iterable[Job]) -> pa.Table:
 
 
 def read_sacct(report: str, accounting: Accounting) -> list[Job]:
-    """Read ``sacct`` with :data:`SACCT_COLUMNS`; return started jobs, and count the other rows by reason."""
+    """Parse ``sacct`` output of :data:`SACCT_COLUMNS` into started jobs; other rows are counted by reason."""
     return _read_jobs(filter(str.strip, storable(report).splitlines()), _accounted, accounting)
 
 
 def read_squeue(report: str, accounting: Accounting) -> list[Job]:
-    """Read ``squeue --json``, as :func:`read_sacct`; raises ``SlurmFormatError``."""
+    """Parse ``squeue --json`` as :func:`read_sacct` does; raises ``SlurmFormatError``."""
     return _read_jobs(read_rows(report, "jobs"), _remembered, accounting)
 
 
@@ -130,7 +130,7 @@ def _accounted(line: str) -> Job | str:
 def _sacct_instant(written: str) -> datetime | None:
     if written.isdecimal():
         return instant(int(written))
-    # a sacct that knows no time format, under TZ=UTC
+    # this sacct ignores SLURM_TIME_FORMAT; TZ=UTC still applies
     return None if text(written) is None else datetime.fromisoformat(written).replace(tzinfo=UTC)
 
 
@@ -155,7 +155,7 @@ def _job(
 ) -> Job:
     if any(count is not None and count > MAX_GPUS for count in gpus):
         raise ValueError("more GPUs than a node can hold")
-    if ended_at is None or set(states) & UNFINISHED:  # squeue gives one that runs the end of its time limit
+    if ended_at is None or set(states) & UNFINISHED:  # for a running job, squeue's end is its time limit
         return Job(name, nodes, started_at, None, gpus, None)
     if ended_at < started_at:
         raise ValueError("ends before it starts")
@@ -163,8 +163,8 @@ def _job(
 
 
 def _remembered_gpus(row: Mapping[str, Any], nodes: int) -> tuple[int | None, ...]:
-    """Return the GPUs on each node: what is bound there, else an even share of the whole."""
-    detail = row.get("gres_detail")  # empty again when the job has ended
+    """Return the GPUs on each node: those bound there, else an even share of the total."""
+    detail = row.get("gres_detail")  # empty once the job has ended
     if isinstance(detail, list) and len(detail) == nodes:
         return tuple(1 if shares_a_gpu(str(gres)) else gpus_of(str(gres)) for gres in detail)
     resources = ",".join(str(row.get(key) or "") for key in _RESOURCES)
@@ -172,13 +172,13 @@ def _remembered_gpus(row: Mapping[str, Any], nodes: int) -> tuple[int | None, ..
 
 
 def whole_gpus(row: Mapping[str, Any], nodes: int) -> int:
-    """Return the GPUs of a whole job: the accounted sum, else what was asked for."""
+    """Return the total GPUs of a job: allocated if accounted, else requested."""
     accounted, per_node, per_job = (gpus_of(str(row.get(key) or "")) for key in _RESOURCES)
     return accounted or per_node * nodes or per_job
 
 
 def job_name(row: Mapping[str, Any]) -> str:
-    """Return a job's name as Slurm writes it; raises ``ValueError`` if it has no number."""
+    """Return a job's ID in Slurm's notation; raises ``ValueError`` if there is none."""
     job, array, task = (number(row.get(key)) for key in ("job_id", "array_job_id", "array_task_id"))
     het, offset = number(row.get("het_job_id")), number(row.get("het_job_offset"))
     if array and task is not None:

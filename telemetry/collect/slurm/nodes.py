@@ -1,4 +1,4 @@
-"""What Slurm reports of its nodes, and what changed since: drains, failures, resumes, repairs, boots."""
+"""Slurm node states, and the events that their changes imply: drains, failures, resumes, repairs, boots."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from telemetry.phrases import WORK, PhraseRules
 
 SOURCE: Final = "slurm"
 OWN_PREFIX: Final = "predrain:"
-"""Reasons of predrain's own controller begin so."""
+"""Prefix of the drain reasons that predrain's controller sets."""
 
 OWN_SOURCE: Final = "predrain"
 _OUT: Final[tuple[tuple[str, frozenset[str]], ...]] = (
@@ -23,7 +23,7 @@ _OUT: Final[tuple[tuple[str, frozenset[str]], ...]] = (
     ("fail", frozenset({"FAIL", "FAILING", "FAILED"})),
     ("drain", frozenset({"DRAIN", "DRAINED", "DRAINING"})),
 )
-# Codes of drains, worst first; see sinfo(1), NODE STATE CODES.
+# Codes of drain events, worst first; see sinfo(1), NODE STATE CODES.
 _PLANNED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP", "POWER_DRAIN", "FUTURE"),
@@ -32,7 +32,7 @@ _PLANNED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "REBOOT_CANCELED"), "reboot"),
     **dict.fromkeys(("MAINT", "MAINTENANCE"), "maintenance"),
 }
-# While one of these holds, DOWN and DRAIN are planned: they say nothing of the hardware.
+# Under one of these states, DOWN and DRAIN are planned and no evidence of a hardware fault.
 _PLANNED_REASON: Final = re.compile(
     r"\s*(?:\[?reboot (?:asap|requested|issued)|scontrol reboot|reboot by |power(?:ed|ing)?[ -]?(?:down|save|saving)"
     r"|suspend(?:ed|program)?\b|idle[ -]power)",
@@ -42,18 +42,18 @@ _SILENT: Final = "not responding"
 _MAINTAINED: Final = frozenset({"MAINT", "MAINTENANCE"})
 _UNKNOWN: Final = frozenset({"UNKNOWN", "NOT_RESPONDING", "NO_RESPOND", "INVALID"})
 _SAME_BOOT: Final = timedelta(seconds=120)
-# slurmd works the boot time out from the uptime when it registers; it differs by a second or two each time.
+# slurmd derives the boot time from the uptime at each registration; it varies by a second or two.
 _MAX_REASONS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedSlurmNode:
-    """A node as Slurm sees it, and what we remember of its drain.
+    """A node's state in Slurm, and the history of its open drain.
 
-    ``out``: ``drain``, ``fail`` or ``down``; None: it takes jobs.
-    ``reasons``: all that the drain had so far.
-    ``maintained``: in a reservation with the flag ``MAINT``.
-    ``planned``: why it is out of service as planned (``power saving``, ``reboot`` …); it begins no drain.
+    ``out``: ``drain``, ``fail`` or ``down``; None if it takes jobs.
+    ``reasons``: reasons of the open drain, oldest first.
+    ``maintained``: the node is in a reservation with the flag ``MAINT``.
+    ``planned``: why a planned outage is under way (``power saving``, ``reboot`` …); it starts no drain.
     """
 
     name: str
@@ -68,12 +68,12 @@ class ObservedSlurmNode:
 
 
 def read_nodes(report: str, accounting: Accounting) -> dict[str, ObservedSlurmNode]:
-    """Read ``scontrol --json show nodes``, or ``sinfo --json`` up to 22.05; raises ``SlurmFormatError``.
+    """Parse ``scontrol --json show nodes`` or ``sinfo --json``; raises ``SlurmFormatError``.
 
-    A node whose state Slurm does not know yet, just after a start, is left out; ``accounting`` has it by reason.
+    Nodes of unknown state, as just after slurmctld starts, are skipped and counted in ``accounting``.
     """
     rows = read_rows(report, "nodes")
-    if not rows:  # sinfo 22.05 writes so, and calls it a success, when the controller is down
+    if not rows:  # sinfo 22.05 prints an empty list and exits with 0 when slurmctld is down
         raise SlurmFormatError("Slurm lists no nodes: the controller does not respond")
     views: dict[str, ObservedSlurmNode] = {}
     for row in rows:
@@ -92,14 +92,14 @@ def read_nodes(report: str, accounting: Accounting) -> dict[str, ObservedSlurmNo
 
 
 def out_of_service(states: Iterable[str]) -> str | None:
-    """Return ``down``, ``fail`` or ``drain`` for a node's states in upper case; None where it takes jobs."""
+    """Return ``down``, ``fail`` or ``drain`` for a node's upper-case states; None if it takes jobs."""
     known_states = set(states)
     return next((code for code, known in _OUT if known_states & known), None)
 
 
 def _read_node(row: Mapping[str, Any]) -> ObservedSlurmNode | str:
     name = text(row.get("name"))
-    states = [*states_of(row.get("state")), *states_of(row.get("state_flags"))]  # one text up to 22.05, later a list
+    states = [*states_of(row.get("state")), *states_of(row.get("state_flags"))]  # a string up to 22.05, a list since
     if name is None:
         raise ValueError("a node without a name")
     if set(states) <= _UNKNOWN:
@@ -107,7 +107,7 @@ def _read_node(row: Mapping[str, Any]) -> ObservedSlurmNode | str:
     out, booted_at = out_of_service(states), instant(row.get("boot_time"))
     maintained = bool(_MAINTAINED & set(states))
     planned = next((_PLANNED[state] for state in states if state in _PLANNED), None)
-    if out is None:  # a reason that outlived its drain says nothing
+    if out is None:  # the reason of a drain that has ended is stale
         return ObservedSlurmNode(name, booted_at=booted_at, maintained=maintained, planned=planned)
     reason, user = (
         text(value[0] if isinstance(value, list) and value else value)
@@ -128,9 +128,9 @@ def changes(
     now: datetime,
     last_look: datetime | None,
 ) -> tuple[list[Event], ObservedSlurmNode]:
-    """Return what happened to a node between two looks, and the view to remember.
+    """Return a node's events between two polls, and the state to keep for the next one.
 
-    A drain that is on when a node is first seen is an event of the time when its reason was set.
+    A drain that is already active when a node is first seen is dated by the time when its reason was set.
     """
     events: list[Event] = []
     before = old or ObservedSlurmNode(new.name)
@@ -145,9 +145,9 @@ def changes(
         new = replace(new, booted_at=before.booted_at)
     silent = new.out == "down" and (new.reason or "").lower().startswith(_SILENT)
     if new.planned is None and silent and before.planned == "power saving" and not booted:
-        new = replace(new, planned=before.planned)  # it has not been up since it was powered down
+        new = replace(new, planned=before.planned)  # not up since the power-down
     if new.planned is not None and new.out is not None:
-        # A drain from before continues; what is planned begins none.
+        # An open drain continues; a planned outage starts none.
         drain = {name: getattr(before, name) for name in ("out", "reason", "user", "reason_at", "reasons")}
         return events, replace(new, **drain)
     if new.out is None:
@@ -155,8 +155,8 @@ def changes(
             events += _resumed(before, rules, now)
         return events, new
     if (new.out, new.reason, new.user) != (before.out, before.reason, before.user):
-        # A reason older than the last look was set before this change of state, and does not date it.
-        since = None if old is None or last_look is None else last_look.replace(microsecond=0)  # as Slurm has it
+        # A reason set before the last poll predates this change of state and cannot date it.
+        since = None if old is None or last_look is None else last_look.replace(microsecond=0)  # Slurm's resolution is 1 s
         when = new.reason_at
         dated = when is not None and when <= now and (since is None or when >= since)
         events.append(_drain(new, when if when is not None and dated else now, now))
@@ -173,7 +173,7 @@ def _drain(view: ObservedSlurmNode, when: datetime, now: datetime) -> Event:
 
 
 def _resumed(before: ObservedSlurmNode, rules: PhraseRules, now: datetime) -> list[Event]:
-    """Return the resume, and the repair or replacement that one of the drain's reasons reports, the latest first."""
+    """Return the resume, preceded by the repair or replacement that the latest such reason of the drain reports."""
     resume = Event(now, before.name, "drain", SOURCE, now, "resume", before.reason)
     for reason in reversed(before.reasons):
         work = rules.classify(reason, "reason")

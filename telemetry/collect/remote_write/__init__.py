@@ -1,5 +1,5 @@
-"""An HTTP endpoint to which Prometheus (remote write) and other collectors push telemetry; what arrives is staged.
+"""HTTP receiver for Prometheus remote write and for pushes of other collectors; received rows are staged.
 
-``receiver`` has the routes and the server, ``decoding`` reads remote-write bodies, ``arrow_body`` those of collectors,
-``group_commit`` writes the samples of requests, and answers these once they are on the disk. Start at ``receiver``.
+``receiver`` has the routes and the server, ``decoding`` parses remote-write bodies, ``arrow_body`` those of collectors,
+and ``group_commit`` writes samples to disk before their requests are answered. Start at ``receiver``.
 """

@@ -1,8 +1,8 @@
-"""Arrow IPC bodies from outside, read without taking more memory than their own bytes.
+"""Untrusted Arrow IPC bodies, read without memory amplification.
 
-A compressed buffer of a few bytes may announce terabytes, so compressed messages are refused by their headers (Arrow
-columnar format, "Serialization and IPC": Message.fbs, Schema.fbs). What is left lies in the body itself; only a
-dictionary may repeat a long text a million times once it is decoded.
+A compressed buffer of a few bytes may claim terabytes, so compressed messages are rejected by their headers (Arrow
+columnar format, "Serialization and IPC": Message.fbs, Schema.fbs). Uncompressed buffers lie within the body; only
+dictionary columns can grow when decoded, by repeating a long string.
 """
 
 import struct
@@ -16,7 +16,7 @@ _RECORD_BATCH, _DICTIONARY = "record batch", "dictionary"
 _HEADER_FIELD = 2
 _DICTIONARY_DATA = 1
 _BATCH_COMPRESSION = 3
-_OLD_COMPRESSION = b"ARROW:experimental_compression"  # of Arrow 0.17, which its library still reads
+_OLD_COMPRESSION = b"ARROW:experimental_compression"  # of Arrow 0.17, which pyarrow still reads
 _PLAIN = (
     *(pa.types.is_integer, pa.types.is_floating, pa.types.is_timestamp),
     *(pa.types.is_string, pa.types.is_large_string, pa.types.is_null),
@@ -26,15 +26,16 @@ _PLAIN = (
 def read_stream(body: bytes, *, row_limit: int, byte_limit: int) -> pa.Table:
     """Read an Arrow IPC stream.
 
-    ``row_limit``, ``byte_limit``: most rows, and most bytes of the texts of decoded dictionaries.
-    Raises ``RequestRefused``: 413 if it holds more, 400 if it is damaged or compressed, or has columns of nested types.
+    ``row_limit``: maximum rows. ``byte_limit``: maximum bytes of strings in decoded dictionary columns.
+    Raises ``RequestRefused``: 413 above a limit, 400 if the stream is corrupt or compressed, or a column has a type
+    other than number, string or timestamp.
     """
     try:
         if any(map(_is_compressed, pa.ipc.MessageReader.open_stream(pa.py_buffer(body)))):
             raise RequestRefused.unreadable("the Arrow stream has compressed buffers: send it without compression")
         table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
         table.validate(full=True)
-        names = table.column_names  # decodes them, which validation does not
+        names = table.column_names  # decodes the names, which validation does not
     except (pa.ArrowException, struct.error, EOFError, OSError, UnicodeDecodeError) as error:
         raise RequestRefused.unreadable(f"the body is not an Arrow IPC stream: {error}") from error
     if table.num_rows > row_limit:

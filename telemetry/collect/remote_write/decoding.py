@@ -1,7 +1,7 @@
-"""Prometheus remote write 1.0: from a protobuf body to samples of the series that are channels.
+"""Decoder of Prometheus remote write 1.0: from a protobuf body to samples of known series.
 
-The protobuf descriptor is built here, with the labels of a series as plain bytes. A series is recognized by the digest
-of these bytes, so that its labels are decoded once in its life rather than with each sample.
+The protobuf descriptor is built here, with labels declared as bytes. A series is recognized by the digest of these
+bytes, so its labels are decoded once rather than in each request.
 """
 
 import hashlib
@@ -25,35 +25,35 @@ from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS
 from telemetry.collect.series.batch import OTHER_SERIES
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 
-# A copy of three bytes makes 64 at most, so that no honest block grows more.
+# A snappy copy of 3 bytes expands to 64 at most, which bounds the ratio of a valid block.
 _MOST_GROWTH = 22
 
 _LOG = logging.getLogger(__name__)
 
 STALE_BITS: Final = 0x7FF0000000000002
-"""The NaN with which Prometheus ends a series (model/value, StaleNaN)."""
+"""Bits of the NaN that marks a series as stale (Prometheus' ``StaleNaN``)."""
 
 STALE: Final = "stale marker"
 LINK: Final = "of a single NVLink"
-"""Why a sample is dropped: the reasons that :class:`RemoteWriteDecoder` counts."""
+"""Reasons why :class:`RemoteWriteDecoder` drops samples."""
 
 _BETWEEN_LABELS: Final = b"\xff\xff\xff"
-# No label decodes with these bytes after its end (a tag of an unknown wire type) or in its text (no UTF-8): another
-# division of the bytes of a good series has another digest, or cannot be decoded.
+# These bytes can neither follow a label (their tag has an unknown wire type) nor occur in its text (invalid UTF-8), so
+# the same bytes split into other labels have another digest or cannot be decoded.
 _SERIES_KEPT: Final = 600_000
-_CLAIM_MS: Final = 600_000  # a metric that was not seen for this long (the exporter was changed) gives way to the next
+_CLAIM_MS: Final = 600_000  # a metric absent for this long (a changed exporter) yields to a lower-priority one
 _LABEL_LIMIT: Final = 256
 _LABEL_BYTES: Final = 65_536
 
 MAX_MESSAGES: Final = 1_000_000
-"""Series, labels and samples of one request. Two bytes announce a message that takes 50 in memory."""
+"""Maximum series, labels and samples of a request: a 2-byte message takes 50 bytes in memory."""
 
 _LENGTH_DELIMITED: Final = 2
 _FIXED_BYTES: Final = {1: 8, 5: 4}
 
 
 def decompress(block: bytes, limit: int) -> bytes:
-    """Decompress a snappy block; raises ``RequestRefused``: 413 if it announces over ``limit``, 400 if damaged."""
+    """Decompress a snappy block; raises ``RequestRefused``: 413 if its size exceeds ``limit``, 400 if corrupt."""
     try:
         size = cramjam.snappy.decompress_raw_len(block)
         if size > limit:
@@ -67,7 +67,7 @@ def decompress(block: bytes, limit: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples of one request, and how many are not among them, by reason; ``series`` is what ``index`` counts in."""
+    """Samples of a request, with the numbers of dropped ones by reason; ``index`` refers to ``series``."""
 
     series: list[Series | XidCount]
     index: npt.NDArray[np.int32]
@@ -81,21 +81,21 @@ class Samples:
 
 @dataclass(slots=True)
 class _Claim:
-    """Which of the metrics that may be one channel of a GPU is taken for it, and until when it was (ms).
+    """Rank of the metric in use for a channel of a GPU, and the time of its last sample (Unix ms).
 
-    Two of them (AMD's junction and edge temperatures) come in different requests, and would contradict each other.
+    Two metrics of a channel (AMD's junction and edge temperatures) may come in different requests and would conflict.
     """
 
     rank: int
     ms: int = 0
 
     def refuse(self, rank: int, last_ms: int, now_ms: int) -> str | None:
-        """Claim the channel for samples of a rank up to ``last_ms``; return why they are dropped, if they are."""
+        """Claim the channel for samples of ``rank`` up to ``last_ms``; return the reason to drop them, or None."""
         if not EARLIEST_MS <= last_ms < LATEST_MS:
             return BAD_TIME if rank > self.rank else None
         if rank > self.rank and last_ms - self.ms <= _CLAIM_MS:
             return OTHER_SERIES
-        # A clock that is ahead must not claim the channel until it is right.
+        # A sender's clock that is ahead must not extend the claim into the future.
         self.rank, self.ms = rank, max(self.ms, min(last_ms, now_ms))
         return None
 
@@ -107,7 +107,7 @@ class _Known(NamedTuple):
 
 
 class RemoteWriteDecoder:
-    """Decodes requests; caches the identity of up to ``series_kept`` series (100 bytes each), then starts again."""
+    """Decodes requests; the cache of series identities (100 bytes each) is cleared above ``series_kept``."""
 
     def __init__(
         self,
@@ -125,18 +125,18 @@ class RemoteWriteDecoder:
         self._forget()
 
     def _forget(self) -> None:
-        # New objects: samples that wait to be written refer to the list that they were decoded with.
+        # New objects: pending samples refer to the list that they were decoded with.
         self._series: list[Series | XidCount] = []
-        self._digests: dict[bytes, _Known | str] = {}  # or why it is left out
+        self._digests: dict[bytes, _Known | str] = {}  # or the reason to leave it out
         self._own: dict[Series | XidCount, _Known] = {}
         self._claims: dict[tuple[str, str, str | None], _Claim] = {}
 
     def decode(self, body: bytes, *, limit: int) -> Samples:
         """Decode a ``prometheus.WriteRequest``.
 
-        Raises ``RequestRefused`` if it is none, or has over ``limit`` samples or :data:`MAX_MESSAGES` messages.
+        Raises ``RequestRefused`` if the body is malformed, or exceeds ``limit`` samples or :data:`MAX_MESSAGES`.
         """
-        if len(body) > 2 * MAX_MESSAGES:  # a smaller body cannot hold more
+        if len(body) > 2 * MAX_MESSAGES:  # a message takes 2 bytes or more
             check_messages(body, MAX_MESSAGES)
         request = _WRITE_REQUEST()
         try:
@@ -158,7 +158,7 @@ class RemoteWriteDecoder:
                 samples = series.samples
                 known = self._digests.get(digest)
                 if known is None:
-                    # A new node label empties the cache: then series are unknown that are not new.
+                    # A changed node label clears the cache, so series outside of ``new`` may be unknown too.
                     known, may_keep = self._learn(new.get(digest) or _labels(list(series.labels), _LabelCache()))
                     if may_keep:
                         self._digests[digest] = known
@@ -172,7 +172,7 @@ class RemoteWriteDecoder:
                 reason = claim.refuse(rank, last.timestamp, now_ms)
                 if reason is not None:
                     dropped[reason] += len(samples)
-                elif len(samples) == 1:  # a scrape of one target, as nearly always
+                elif len(samples) == 1:  # the usual case: one scrape
                     index.append(number)
                     ms.append(last.timestamp)
                     values.append(last.value)
@@ -189,9 +189,9 @@ class RemoteWriteDecoder:
         return Samples(book, np.array(index, np.int32)[keep], times[keep], numbers[keep], +dropped)
 
     def _observe(self, request: Any) -> tuple[list[bytes], dict[bytes, dict[str, str]]]:
-        """Return the digest of each series of a request, and the labels of those that are new, by digest.
+        """Return the digest of each series of a request, and the labels of new series by digest.
 
-        The new ones together decide which label names the node.
+        The labels of all new series are evidence for the choice of node label, before any is identified.
         """
         digests: list[bytes] = []
         new: dict[bytes, dict[str, str]] = {}
@@ -211,7 +211,7 @@ class RemoteWriteDecoder:
         return digests, new
 
     def _learn(self, labels: dict[str, str]) -> tuple[_Known | str, bool]:
-        """Return what a series is, or why it is left out, and whether that stays: another may yet show a GPU's node."""
+        """Return a series or the reason to leave it out, and whether to cache that: its node may become known later."""
         name = labels.get("__name__", "")
         if not name:
             raise RequestRefused.unreadable("a series has no __name__")
@@ -224,7 +224,7 @@ class RemoteWriteDecoder:
         if isinstance(series, Series) and series.part is not None:
             self._warn_of_links(name)
             return LINK
-        # Series that differ in their pod only are one: remembering each of a job's pods would never end.
+        # Series that differ only in workload labels are one; an entry for every pod would grow without bound.
         known = self._own.get(series)
         if known is None:
             rank, claim = 0, _Claim(0)
@@ -236,8 +236,8 @@ class RemoteWriteDecoder:
         return known
 
     def _warn_of_links(self, name: str) -> None:
-        # Prometheus spreads the links of one GPU over requests that come at different times: their sum is not known
-        # when the first of them must be answered, and a part of a counter's sum would look like a reset.
+        # Prometheus may split the links of one GPU over several requests: the sum is unknown when the first one must be
+        # answered, and a partial sum of counters would look like a reset.
         if not self._warned:
             self._warned = True
             _LOG.warning(
@@ -249,9 +249,9 @@ class RemoteWriteDecoder:
 
 
 def check_messages(body: bytes, limit: int) -> None:
-    """Raise ``RequestRefused`` if a request holds more than ``limit`` series, labels and samples; nothing is decoded.
+    """Raise ``RequestRefused`` if a request has more than ``limit`` series, labels and samples, without decoding it.
 
-    A body that is damaged passes: the decoder names the fault.
+    Most corrupt bodies pass; the decoder reports the error.
     """
     count = 0
     ends = [len(body)]
@@ -281,7 +281,7 @@ def check_messages(body: bytes, limit: int) -> None:
 
 
 def _varint(body: bytes, position: int, size: int) -> tuple[int, int]:
-    """Return a number and the position after it; at the end of the body the number is cut."""
+    """Return a varint and the position after it; truncated at the end of the body."""
     number = shift = 0
     while position < size and shift < 70:
         byte = body[position]
@@ -294,7 +294,7 @@ def _varint(body: bytes, position: int, size: int) -> tuple[int, int]:
 
 
 class _LabelCache(dict[bytes, tuple[str, str]]):
-    """Name and value by encoded label, for the time of one request: its series have most of their labels in common."""
+    """Decoded labels of one request, by encoded label; its series share most of their labels."""
 
     def __missing__(self, encoded: bytes) -> tuple[str, str]:
         label = _LABEL()
@@ -328,7 +328,7 @@ def _messages() -> tuple[Any, Any]:
     message("Sample", ("value", one, kind.TYPE_DOUBLE, None), ("timestamp", one, kind.TYPE_INT64, None))
     message(
         "TimeSeries",
-        ("labels", many, kind.TYPE_BYTES, None),  # decoded only for a series that is new
+        ("labels", many, kind.TYPE_BYTES, None),  # decoded only for new series
         ("samples", many, kind.TYPE_MESSAGE, ".predrain.Sample"),
     )
     message("WriteRequest", ("timeseries", many, kind.TYPE_MESSAGE, ".predrain.TimeSeries"))

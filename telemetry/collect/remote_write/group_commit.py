@@ -1,7 +1,7 @@
-"""Group commit: requests wait together until one file holds what all of them brought.
+"""Group commit: the samples of concurrent requests are written together.
 
-A request is answered only when its samples are on the disk, and yet not every request makes a file. The first request
-of a group starts a timer; the file is written when it ends, or when enough has gathered.
+A request is answered only once its samples are on disk, without a file per request. The first request of a group
+starts a timer; the group is written when the timer expires or enough samples are pending.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ _LOG = logging.getLogger(__name__)
 _WRITING = "writing samples"
 _STATE = "receive-xid-counts.json"
 _SAVE_EVERY = timedelta(minutes=1)
-# Far less than the time in which a count is remembered: a restart then neither repeats nor misses an XID.
+# Well below FORGOTTEN_AFTER_MS, so that a restart neither repeats nor misses an XID.
 
 
 class SampleWriter:
-    """Stages batches of samples, by one thread at a time."""
+    """Stages batches of samples; for one thread at a time."""
 
     def __init__(self, staging: StagingFolder, clock: Callable[[], datetime]) -> None:
         self._staging = staging
@@ -48,10 +48,10 @@ class SampleWriter:
         self._saved = clock()
 
     def write(self, batches: Sequence[Samples]) -> tuple[int, Counter[str]]:
-        """Write the samples of ``batches``; return rows, and problems by reason. Then all are on the disk.
+        """Write the samples of ``batches`` to disk; return the number of rows, and problems by reason.
 
-        Raises ``InputError`` if the disk is full or may not be written to. Nothing is half written; what is staged
-        is staged once more when the clients send it again, and counts once.
+        Raises ``InputError`` if the disk is full or not writable. Files are complete or absent; rows staged again after
+        a client's retry are deduplicated later.
         """
         problems: Counter[str] = Counter()
         rows = 0
@@ -64,7 +64,7 @@ class SampleWriter:
             index, ms, values = map(np.concatenate, columns)
             tables = read_batch(given[0].series, index, ms, values, xids=self._xids, problems=problems)
             self._hold_events(tables.events)
-            # The inventory first: samples of a GPU that no inventory knows would be set aside.
+            # The inventory first: samples of GPUs missing from it would be quarantined.
             self._staging.stage("inventory", self._news.select(tables.inventory))
             self._stage_events()
             self._staging.stage("samples", tables.samples)
@@ -73,14 +73,14 @@ class SampleWriter:
         return rows, problems
 
     def close(self) -> None:
-        """Keep what the next run must know; a disk that does not take it costs a repeated XID at most."""
+        """Save the XID counts for the next run; if that fails, an XID may be repeated."""
         try:
             self._save()
         except (InputError, OSError) as error:
             _LOG.warning("cannot save the XID counts for the next start: %s", error)
 
     def _hold_events(self, events: pa.Table) -> None:
-        """Keep the rises until they are staged: each is reported once, and known when it is read here."""
+        """Buffer events until they are staged, known as of now: :class:`XidCounts` returns each only once."""
         if events.num_rows:
             now, at = pa.scalar(self._clock(), INSTANT), events.column("timestamp")
             known = pc.if_else(pc.greater(at, now), at, now)
@@ -113,11 +113,11 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class ReceiverSettings:
-    """Limits of the receiver; requests beyond one that will pass are answered 503.
+    """Limits of the receiver; requests beyond a temporary one (memory, concurrency) are answered with 503.
 
-    ``tokens``: file of bearer tokens; None takes requests of any client that reaches the port. ``body_bytes``: of one
-    body, ``held_bytes`` of all that are being read, ``decoded_bytes`` of one that is decompressed.
-    ``flush_interval_s``: requests wait this long at most to become one file, or until ``flush_samples`` wait.
+    ``tokens``: file of bearer tokens; None disables authentication. ``body_bytes``: maximum size of a body,
+    ``held_bytes`` of all bodies being read, ``decoded_bytes`` of a decompressed body.
+    ``flush_interval_s``: maximum wait before a group is written; ``flush_samples`` pending samples end it early.
     """
 
     tokens: Path | None = None
@@ -134,10 +134,10 @@ class ReceiverSettings:
 
 
 class GroupCommit:
-    """Gathers batches and writes them together. Lives in one event loop.
+    """Collects batches and writes them in groups, on one event loop.
 
     ``write``: writes a group, as :meth:`SampleWriter.write` does; called in a thread, one call at a time.
-    ``written``: called with samples, rows and problems of each group that was written.
+    ``written``: called with the samples, rows and problems of each written group.
     """
 
     def __init__(
@@ -151,15 +151,15 @@ class GroupCommit:
         self._gathering: list[Samples] = []
         self._groups: list[
             asyncio.Task[list[RequestRefused | None]]
-        ] = []  # the last one is that which gathers, if any does
+        ] = []  # the last one collects, if any does
         self._hurry = asyncio.Event()
         self.held = 0
-        """Samples in memory: gathered, and being written."""
+        """Samples in memory, pending or being written."""
         self.failing = Failing(_LOG)
         """True while the last group could not be written."""
 
     async def add(self, batch: Samples) -> None:
-        """Wait until a batch is on the disk; raises ``RequestRefused`` (503) without memory or disk for it."""
+        """Wait until a batch is on disk; raises ``RequestRefused`` (503) if memory is exhausted or the write fails."""
         self.check_room(len(batch))
         self.held += len(batch)
         if not self._gathering:
@@ -168,25 +168,25 @@ class GroupCommit:
         self._gathering.append(batch)
         if sum(map(len, self._gathering)) >= self._settings.flush_samples:
             self._hurry.set()
-        # A client that goes away must not cancel what the others of its group wait for.
+        # A client that disconnects must not cancel the write of its group.
         failure = (await asyncio.shield(group))[position]
         if failure is not None:
             raise failure
 
     def check_room(self, samples: int = 1) -> None:
-        """Refuse a request when memory is used up; raises ``RequestRefused``: 503."""
-        # A request above the bound is taken when nothing else is held: else it could never be.
+        """Raise ``RequestRefused`` (503) if ``samples`` more would exceed the memory limit."""
+        # A request above the limit is accepted if nothing else is pending; otherwise it never would be.
         if self.held and self.held + samples > self._settings.held_samples:
             raise RequestRefused.busy("too many samples wait to be written", "memory")
 
     async def close(self) -> None:
-        """Write what waits, immediately."""
+        """Write pending batches without waiting for the timer."""
         while self._groups:
             self._hurry.set()
             await asyncio.wait(self._groups)
 
     async def _write_group(self) -> list[RequestRefused | None]:
-        """Write what gathers until the timer ends; return why each batch failed, None where it is on the disk."""
+        """Write the batches added until the timer expires; return each one's error, None if it is on disk."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.flush_interval_s):
                 await self._hurry.wait()
@@ -206,9 +206,9 @@ class GroupCommit:
         except (InputError, OSError) as error:
             self.failing.failed(_WRITING, error, level=logging.ERROR)
             failure = RequestRefused.busy(f"samples cannot be stored now: {error}", "disk")
-        except Exception:  # the requests of the group must be answered whatever happened
+        except Exception:  # every request of the group must be answered
             if len(batches) > 1:
-                # One request that cannot be written must not hold up the others of its group for ever.
+                # Write one by one, so that a request that cannot be written does not fail the others.
                 return [failure for batch in batches for failure in await self._commit([batch])]
             _LOG.exception("samples cannot be written")
             self.failing.failed(_WRITING, "see above", level=logging.ERROR)

@@ -1,4 +1,4 @@
-"""The routes of the receiver, and what is counted of them."""
+"""Routes and metrics of the receiver."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ def _plain_token(line: str, _number: int, where: str) -> tuple[bytes, bool]:
 
 
 class Metrics:
-    """What a receiver has done since it started, and what became of what it received."""
+    """Metrics of a receiver since its start, with the accounting of received rows."""
 
     def __init__(self, accounting: Accounting) -> None:
         self.registry = CollectorRegistry()
@@ -68,11 +68,11 @@ class Metrics:
         self.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the account."""
+        """Yield the metrics of the accounting."""
         yield from metrics(self._accounting)
 
     def write(self, samples: int, rows: int, problems: Mapping[str, int]) -> None:
-        """Count a group that was written."""
+        """Count a written group."""
         self.samples.inc(samples)
         self.writes.inc()
         self.last_write.set_to_current_time()
@@ -88,13 +88,12 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Receiver:
-    """Takes telemetry over HTTP and stages it.
+    """Receives telemetry over HTTP and stages it.
 
-    ``catalogue``: what Prometheus' series are, with the channels of ``staging``; default: by the exporters' own names.
+    ``catalogue``: identifies remote-write series; default: the built-in channels and the exporters' own names.
     Raises ``InputError`` if the token file cannot be used.
 
-    Delivery is at least once: a client without an answer sends again, and compaction counts equal rows of one (gpu,
-    time) once.
+    Delivery is at least once: a client retries without a response, and compaction removes duplicate rows.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class Receiver:
         self._held_bytes = 0
 
     def routes(self) -> list[Route]:
-        """Return the routes, for an application of one's own."""
+        """Return the routes, to mount in another application."""
         return [
             Route("/api/v1/write", self._guarded("write", self._write), methods=["POST"]),
             Route("/v1/telemetry", self._guarded("telemetry", self._telemetry), methods=["POST"]),
@@ -131,12 +130,12 @@ class Receiver:
         ]
 
     async def close(self) -> None:
-        """Write what waits."""
+        """Write pending samples and save the state."""
         await self._commit.close()
         await asyncio.to_thread(self._writer.close)
 
     def _guarded(self, route: str, handler: Handler) -> Handler:
-        """Wrap a handler: tokens, the number of requests at a time, problem bodies, counts."""
+        """Wrap a handler with the concurrency limit, authentication, problem responses and metrics."""
 
         async def guarded(request: Request) -> Response:
             if self._active >= self.settings.concurrency:
@@ -177,7 +176,7 @@ class Receiver:
             samples = await asyncio.to_thread(self._decode, body)
         if len(samples):
             await self._commit.add(samples)
-        # Not before: a request that is not written is sent again.
+        # Counted only now: a request that was not written is retried.
         self.accounting.take("sample values", samples.dropped.total(), samples.dropped)
         return Response(status_code=204)
 
@@ -200,19 +199,19 @@ class Receiver:
         )
 
     def _push(self, kind: str | None, name: str | None, body: bytes) -> tuple[dict[str, int], str | None]:
-        """Stage one table as another collector staged it; return why rows were left out, and one of them.
+        """Stage a table pushed by another collector; return counts of rows left out, by reason, and an example.
 
-        Rows that the dataset cannot use are left to compaction. An impossible instant would stop compaction.
+        Only rows with implausible times, which would stop compaction, are left out; compaction validates the rest.
         """
         known: Kind | None = next((name for name in get_args(Kind) if name == kind), None)
         if known is None:
             raise RequestRefused(422, f"kind is {kind!r}: use one of {', '.join(get_args(Kind))}", "invalid")
         try:
             table = read_stream(body, row_limit=self.settings.request_rows, byte_limit=self.settings.decoded_bytes)
-            for field in table.schema:  # the layout would take them for UTC
+            for field in table.schema:  # the layout would take naive timestamps for UTC
                 if pa.types.is_timestamp(field.type) and field.type.tz is None:
                     raise ValueError(f"{known}: {field.name} has no time zone")
-            # Before the layout, which converts other units than milliseconds, and after it, which converts integers.
+            # Before the layout, which converts other time units to ms, and after it, which converts integers to times.
             table, left_out, example = plausible_rows(table)
             table, also_left_out, another = plausible_rows(lay_out(known, table, self._catalogue.channels))
             left_out, example = left_out | also_left_out, example or another
@@ -231,7 +230,7 @@ class Receiver:
 
     @contextlib.asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
-        """Read the body; its bytes count as held until the block ends."""
+        """Read the body; its bytes count towards ``held_bytes`` until the block ends."""
         limit = self.settings.body_bytes
         too_large = RequestRefused.too_large(f"the body is larger than {limit} bytes: send smaller ones")
         length = request.headers.get("content-length", "0")
@@ -276,7 +275,7 @@ def _media_type(header: str) -> tuple[str, dict[str, str]]:
 
 
 def application(receiver: Receiver) -> Starlette:
-    """Return the ASGI application; what waits is written when it is shut down."""
+    """Return the ASGI application; pending samples are written on shutdown."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -287,7 +286,7 @@ def application(receiver: Receiver) -> Starlette:
 
 
 def serve(receiver: Receiver, host: str, port: int, *, started: Callable[[int], None] | None = None) -> None:
-    """Run until SIGTERM or SIGINT, and answer what is under way; ``started`` is called with the port."""
+    """Serve until SIGTERM or SIGINT, then finish requests in flight; ``started`` is called with the port."""
 
     async def run() -> None:
         stop = stop_loop_on_signals()

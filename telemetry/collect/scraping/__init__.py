@@ -1,5 +1,5 @@
-"""Scraping: one page or answer of each target, once an interval.
+"""Scraping of HTTP targets at an interval, bounded in time and memory.
 
-``targets`` lists what to scrape, ``collector`` scrapes it, within bounds of time and memory, as a process.
-:mod:`telemetry.collect.exporters` and :mod:`telemetry.collect.gpud` parse the answers.
+``targets`` resolves the targets, ``collector`` is the scrape loop.
+:mod:`telemetry.collect.exporters` and :mod:`telemetry.collect.gpud` parse the responses.
 """

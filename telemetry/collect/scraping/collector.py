@@ -1,4 +1,4 @@
-"""Scrape loop: every target once an interval, spread evenly; the rows are staged once an interval."""
+"""Scrape loop: scrapes are spread evenly over the interval, and rows are staged once an interval."""
 
 import asyncio
 import contextlib
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 FailureKind = Literal["unreachable", "timeout", "tls", "status", "truncated", "too_large", "protocol", "parse", "empty"]
-"""Kinds of failed scrapes.
+"""Kinds of scrape failures.
 
-``unreachable``: no server, no such name, connection lost. ``status``: other than 200, redirects among them.
-``truncated``: the page ends early. ``too_large``: over a bound of bytes or rows. ``protocol``: no plain or whole HTTP.
-``parse``: not an answer of this source. ``empty``: no series of any device.
+``unreachable``: connection or name resolution failed. ``status``: not 200, redirects included. ``truncated``: the page
+ends early. ``too_large``: over a limit of bytes or rows. ``protocol``: malformed or incomplete HTTP. ``parse``: not the
+source's format. ``empty``: no series of any device.
 """
 
 PAGE_BYTES: Final = 8 << 20
-"""Maximum size of one answer."""
+"""Maximum size of one response."""
 
 PAGES_BYTES: Final = 256 << 20
-"""Maximum size of all answers that are being read: the bound on memory."""
+"""Maximum total size of the responses being read, which bounds memory."""
 
 _ACCEPT: Final = (
     "text/plain;version=0.0.4, application/json;q=0.9, application/openmetrics-text;version=1.0.0;q=0.5, */*;q=0.1"
@@ -54,7 +54,7 @@ _ACCEPT: Final = (
 
 
 class ScrapeError(Exception):
-    """A scrape without a usable answer; ``detail`` is one line without secrets and without parts of the answer."""
+    """A failed scrape; ``detail`` is one line without secrets or content of the response."""
 
     def __init__(self, kind: FailureKind, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -62,9 +62,9 @@ class ScrapeError(Exception):
 
 
 class Scraper:
-    """Fetches answers; ``connection`` gives credentials and trust for every target.
+    """HTTP client of a collector; ``connection`` has the credentials and CA for every target.
 
-    Each scrape has a connection of its own: one pool over a thousand targets is searched as a whole for each request.
+    Each scrape opens its own connection: a pool is searched linearly for each request, which is slow for 1,000 targets.
     """
 
     def __init__(self, connection: Connection, *, timeout_s: float) -> None:
@@ -75,8 +75,8 @@ class Scraper:
         self._held_bytes = 0
 
     async def fetch(self, url: str) -> HttpResponse:
-        """Return the answer at ``url``; raises ScrapeError."""
-        with suppress(InputError):  # during a rotation the old credentials are used
+        """Return the response of ``url``; raises ScrapeError."""
+        with suppress(InputError):  # during a rotation, keep the old credentials
             self._headers = self._connection.request_headers()
         timeout_s, held_bytes = self._timeout_s, 0
 
@@ -112,21 +112,21 @@ _Batch = TypeVar("_Batch")
 _Batch_contra = TypeVar("_Batch_contra", contravariant=True)
 
 LATE_S: Final = 1.0
-"""A scrape that starts this long after it was due is late."""
+"""A scrape is late if it starts more than this after it was due."""
 
 SCRAPES: Final = "scrapes"
-"""Table of the accounting; the reasons are kinds of failures."""
+"""Accounting table of scrapes; its reasons are the failure kinds."""
 
 Fetch = Callable[[str], Awaitable[HttpResponse]]
 
 
 @dataclass(frozen=True, slots=True)
 class ScrapeSettings:
-    """Interval and bounds of a collector.
+    """Interval and limits of a collector.
 
-    ``timeout_s`` is for one scrape, from connecting to the last byte; ``concurrency`` bounds the scrapes under way, and
-    a quarter of it those of targets that failed the last time, so that dead ones never delay the others. Rows are held
-    up to ``max_buffered_rows`` while nothing can be written, then the oldest are dropped.
+    ``timeout_s``: for one scrape, from connecting to the last byte. ``concurrency``: maximum concurrent scrapes;
+    targets whose last scrape failed have slots of their own, a quarter as many, so they never delay the others.
+    ``max_buffered_rows``: rows kept while writes fail; beyond it, the oldest are dropped.
     """
 
     interval_s: float = 30.0
@@ -148,9 +148,9 @@ class ScrapeSettings:
 
 
 class Watch(Generic[_Batch]):
-    """One target: how a source reads its answers, and how often its scrapes failed.
+    """State of one target: its source's parser, and its failures.
 
-    ``advice``: what to do where no target can be scraped.
+    ``advice``: remedy to print if no target can be scraped.
     """
 
     advice = "Check the addresses, and that the exporters run."
@@ -162,28 +162,27 @@ class Watch(Generic[_Batch]):
         self.is_failing = False
 
     def share_memory(self, targets: int) -> None:
-        """Bound what is remembered, as one of so many targets."""
+        """Limit this target's caches to its share among ``targets``."""
 
     @abstractmethod
     async def scrape(self, fetch: Fetch, now: datetime, started_s: float) -> _Batch:
-        """Fetch and read an answer at ``now`` (monotonic ``started_s``); raises ScrapeError."""
+        """Fetch and parse a response at ``now`` (monotonic ``started_s``); raises ScrapeError."""
 
 
 class Sink(Protocol[_Batch_contra]):
-    """Where batches go, such as :class:`telemetry.collect.outbox.RowBuffer`."""
+    """Destination of batches, for example :class:`telemetry.collect.outbox.RowBuffer`."""
 
     def add(self, batch: _Batch_contra) -> None:
-        """Hold a batch, within bounds."""
+        """Buffer a batch, within the limits."""
 
     def write(self) -> None:
-        """Write the buffered batches; keeps them and raises ``InputError`` or ``OSError`` if that fails."""
+        """Write the buffered batches; on failure keep them and raise ``InputError`` or ``OSError``."""
 
 
 class ScrapeCollector(Generic[_Batch]):
     """Scrapes targets until it is stopped.
 
-    ``read_targets`` is called at the start and once an interval; ``run_blocking`` runs what waits for a disk or a
-    server in another thread.
+    ``read_targets`` is called at the start and once an interval; ``run_blocking`` runs blocking I/O in a thread.
     """
 
     def __init__(
@@ -210,7 +209,7 @@ class ScrapeCollector(Generic[_Batch]):
         self._slots_of_failing = asyncio.Semaphore(max(1, settings.concurrency // 4))
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Scrape until ``stop`` is set, then write what is held.
+        """Scrape until ``stop`` is set, then write the buffered rows.
 
         Raises InputError if the targets cannot be read at the start, or the last rows cannot be written.
         """
@@ -227,7 +226,7 @@ class ScrapeCollector(Generic[_Batch]):
                 try:
                     await self.refresh_targets()
                 except Exception as error:
-                    # A broken list, or a client library's surprise, must not stop the scraping of the known targets.
+                    # A broken target list or an unexpected client error must not stop scraping of the known targets.
                     self._failing.failed("targets", error, kind=str(error))
                     if not isinstance(error, InputError):
                         _log.exception("targets")
@@ -241,7 +240,7 @@ class ScrapeCollector(Generic[_Batch]):
         self._check_written()
 
     async def once(self) -> None:
-        """Scrape every target once; raises InputError if none can be scraped, or the rows cannot be written."""
+        """Scrape every target once; raises InputError if all scrapes fail or the rows cannot be written."""
         await self.refresh_targets()
         try:
             now_s = asyncio.get_running_loop().time()
@@ -259,7 +258,7 @@ class ScrapeCollector(Generic[_Batch]):
             )
 
     async def refresh_targets(self) -> None:
-        """Read the targets again; raises InputError if they cannot be read."""
+        """Reload the targets; raises InputError if they cannot be read."""
         wanted = {target.url: target for target in await self._run_blocking(self._read_targets)}
         for url, watch in list(self.watches.items()):
             if wanted.get(url) != watch.target:
@@ -273,7 +272,7 @@ class ScrapeCollector(Generic[_Batch]):
             watch.share_memory(len(self.watches))
 
     async def _follow(self, watch: Watch[_Batch]) -> None:
-        """Scrape one target at each interval; intervals that pass during a slow scrape are skipped."""
+        """Scrape one target once an interval; intervals that pass during a slow scrape are skipped."""
         interval_s = self.settings.interval_s
         phase_s = zlib.crc32(watch.target.url.encode()) / 2**32 * interval_s
         while True:
@@ -288,10 +287,10 @@ class ScrapeCollector(Generic[_Batch]):
             started_s = asyncio.get_running_loop().time()
             self.late += not watch.is_failing and started_s - due_s > LATE_S
             try:
-                # The batch is held before anything else runs: a source's position never goes ahead of its rows.
+                # Buffer the batch before other tasks run: a source's position must never be ahead of its rows.
                 self._sink.add(await watch.scrape(self._fetch, self._clock(), started_s))
             except Exception as error:
-                # An answer that breaks the collector's code must not stop the other thousand targets.
+                # A response that triggers a bug must not stop the other targets.
                 if not isinstance(error, ScrapeError):
                     _log.exception("%s: cannot read the response", address)
                     error = ScrapeError("parse", f"internal error: {type(error).__name__}")
@@ -327,10 +326,10 @@ class ScrapeCollector(Generic[_Batch]):
 def run_collector(
     collector: ScrapeCollector[Any], name: str, *, listen: str | None = None, once: bool = False
 ) -> dict[str, Any]:
-    """Collect until SIGTERM or SIGINT, or one round; return what was done, in JSON types.
+    """Collect until SIGTERM or SIGINT, or for one round; return a summary in JSON types.
 
-    ``name``: of the source, in the names of metrics.
-    Raises InputError as :meth:`Collector.run` and :meth:`Collector.once` do, or if ``listen`` cannot be used.
+    ``name``: the source's name in metric names.
+    Raises InputError as :meth:`ScrapeCollector.run` and :meth:`ScrapeCollector.once` do, or if ``listen`` is unusable.
     """
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""What is scraped, one exporter page a target: addresses, files that may change, Kubernetes services."""
+"""Scrape targets from addresses, target files (reloaded) and Kubernetes services."""
 
 import ipaddress
 import json
@@ -16,7 +16,7 @@ from foundation.yaml import read_yaml
 
 
 class Page(NamedTuple):
-    """What an address does not say of the page behind it."""
+    """Defaults for the parts of a URL that an address leaves out."""
 
     scheme: str
     port: int
@@ -27,7 +27,7 @@ EXPORTER: Final = Page("http", 9400, "/metrics")
 """dcgm-exporter's page (its ``--address`` defaults to ``:9400``)."""
 
 PLACE_LABELS: Final = ("cluster", "group", "rack", "nvlink_domain")
-"""What a list of targets may name of a node's place."""
+"""Target labels that describe a node's location."""
 
 _KUBERNETES: Final = "kubernetes:"
 _YAML_SUFFIXES: Final = (".json", ".yaml", ".yml")
@@ -36,10 +36,10 @@ _NODE_LABELS: Final = ("node", "nodename", "hostname", "Hostname", "__meta_kuber
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One page that is scraped.
+    """A page to scrape.
 
-    ``node``: of the page, where the target's source names it; None: the page's own labels name it, and where they do
-    not, the host of the URL. ``labels``: of :data:`PLACE_LABELS`, with their values.
+    ``node``: node named by the target list or by Kubernetes; None: named by the page's labels, else the URL's host.
+    ``labels``: pairs of :data:`PLACE_LABELS` and values.
     """
 
     url: str
@@ -48,12 +48,12 @@ class Target:
 
     @property
     def host(self) -> str:
-        """Host of the URL, without port and brackets."""
+        """Host of the URL, without port or brackets."""
         return urlsplit(self.url).hostname or ""
 
     @property
     def address(self) -> str:
-        """What logs show: host, port, and the path if it is not ``/metrics``; never the query, which may be secret."""
+        """Host, port, and path unless ``/metrics``, for logs; the query may be secret and is omitted."""
         parts = urlsplit(self.url)
         return parts.netloc + ("" if parts.path == EXPORTER.path else parts.path)
 
@@ -67,10 +67,10 @@ _GROUPS: Final = TypeAdapter(list[_Group])
 
 
 def read_targets(values: Sequence[str], page: Page = EXPORTER) -> list[Target]:
-    """Return the current targets of all ``--targets`` values, each address once; ``page``: what they are pages of.
+    """Resolve ``--targets`` values to targets with distinct URLs; ``page`` has the default scheme, port and path.
 
-    A value is a file, a Kubernetes service, or addresses with commas between. Raises ``InputError`` if nothing is
-    given, or a value cannot be read.
+    A value is a file, a Kubernetes service, or a comma-separated list of addresses. Raises ``InputError`` if there is
+    no value, or one cannot be read.
     """
     if not any(value.strip(", ") for value in values):
         raise InputError("no target is given", "--targets", "Give a file, kubernetes:NAMESPACE/SERVICE, or host:port.")
@@ -104,7 +104,7 @@ def _of_service(value: str, page: Page) -> list[Target]:
 
 
 def _of_file(path: Path, page: Page) -> Iterator[Target]:
-    """Read text (a target a line, then its node if it is known), or Prometheus' file_sd as JSON or YAML."""
+    """Read a text file (per line a target and optionally its node) or Prometheus' file_sd in JSON or YAML."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -158,10 +158,10 @@ def parse_target(
     labels: tuple[tuple[str, str], ...] = (),
     page: Page = EXPORTER,
 ) -> Target:
-    """Read a target as a user writes it: ``host``, ``host:port``, ``host:port/path`` or a URL.
+    """Parse a target in the form ``host``, ``host:port``, ``host:port/path`` or a URL.
 
-    Without a scheme the port is that of ``page`` where none is given. Raises ``InputError`` if it is no address, or
-    holds a password.
+    Without a scheme, scheme and port default to those of ``page``. Raises ``InputError`` if it is malformed or holds a
+    password.
 
     >>> parse_target("node07", "targets.txt, line 1").url
     'http://node07:9400/metrics'

@@ -1,1 +1,1 @@
-"""What a Prometheus series is to us: which channel, of which GPU on which node, and how its samples become rows."""
+"""Prometheus series: mapping to a channel, GPU and node, and conversion of samples to rows."""

@@ -1,4 +1,4 @@
-"""From label sets and samples to the tables that are staged: channel rows, observations of GPUs, XID events."""
+"""Conversion of label sets and samples to staged tables: channel rows, inventory observations and XID events."""
 
 import re
 from collections import Counter
@@ -26,7 +26,7 @@ OUTSIDE: Final = "outside the range of its type"
 NO_NUMBER: Final = "not a number"
 OTHER_SERIES: Final = "another series has the value"
 SENTINEL: Final = "a value that means 'not supported'"
-"""What can be wrong with a value: the keys of the problems that :func:`assemble` counts."""
+"""Reasons why :func:`assemble` discards a value; keys of ``problems``."""
 
 _EXACT: Final = 2.0**53
 _INT32: Final = 2.0**31
@@ -41,16 +41,16 @@ def assemble(
     *,
     problems: Counter[str],
 ) -> pa.Table:
-    """Turn samples of series into rows of channels; NaN (as stale markers are) and sentinels are no values.
+    """Pivot samples of series into one row per GPU and time; NaN (stale markers among them) and sentinels are dropped.
 
-    ``index`` and ``ms`` are the series and the time (since 1970, UTC) of each of ``values``; shape (n,). Values that
-    could not be used are counted into ``problems``, by reason.
-    Returns: the layout of staged samples, with the channels that have a value in the order of ``series``: one row for
-    each (gpu, node, mig_instance, timestamp) that has a value, sorted by (gpu, timestamp).
+    ``index`` and ``ms`` are the position in ``series`` and the time (Unix ms) of each of ``values``; shape (n,).
+    Discarded values are counted into ``problems``, by reason.
+    Returns: staged samples with a column per channel that has a value, in the order of ``series``: one row for each
+    (gpu, node, mig_instance, timestamp) that has a value, sorted by (gpu, timestamp).
 
-    Where a channel of a GPU has several samples at one time: of several metrics the lowest rank counts; the whole
-    counts rather than its parts; parts are summed; equal values of the same thing count once, and of different ones
-    the first given counts and the others are problems.
+    If a channel of a GPU has several samples at one time, the metric of the lowest rank is used; a total is preferred
+    to its parts, and parts are summed. Duplicates of one series count once; if they differ, the first value is used
+    and the others are problems.
     """
     reasons: Counter[str] = Counter()
     index, ms, values = np.asarray(index), np.asarray(ms, np.int64), np.asarray(values, np.float64)
@@ -60,7 +60,7 @@ def assemble(
     def by_sample(fact: Callable[[Series], float], kind: type = np.int32) -> npt.NDArray[Any]:
         return np.array([fact(entry) for entry in series], kind)[index]
 
-    # What one GPU may have at one time is usually one row; with MIG, one more for each instance.
+    # A GPU has one row at a time; with MIG, one more for each instance.
     places = sorted({(entry.gpu, entry.mig_instance or "", entry.node) for entry in series})
     place_numbers = {place: number for number, place in enumerate(places)}
     gpu_numbers = {gpu: number for number, (gpu, _, _) in enumerate(places)}
@@ -72,14 +72,14 @@ def assemble(
     part = by_sample(lambda entry: part_numbers[entry.part] if entry.part else _WHOLE)
     rank = by_sample(lambda entry: entry.rank)
     values = values * by_sample(lambda entry: entry.scale, np.float64)
-    # Stable: samples of the same thing stay in the order given.
+    # A stable sort: duplicate samples keep their order.
     order = np.lexsort((part, rank, channel, place, ms, by_sample(lambda entry: gpu_numbers[entry.gpu])))
     part, rank, channel, place, ms, values = _at(order, part, rank, channel, place, ms, values)
 
     is_row_start = _changes(place, ms)
     row_place, row_ms = place[is_row_start], ms[is_row_start]
     row = np.cumsum(is_row_start) - 1
-    # A cell begins with its lowest rank, and there with the whole if it is given.
+    # A cell (row, channel) starts with its lowest rank, and within it with the total if there is one.
     is_cell_start = is_row_start | _changes(channel)
     cell = np.cumsum(is_cell_start) - 1
     wanted = (rank == rank[is_cell_start][cell]) & ((part == _WHOLE) | (part[is_cell_start][cell] != _WHOLE))
@@ -109,7 +109,7 @@ def assemble(
             column, is_missing = np.zeros(len(used)), np.ones(len(used), np.bool_)
             column[row[of_channel]], is_missing[row[of_channel]] = values[of_channel], False
             target = CHANNEL_TYPES[kind]
-            with np.errstate(over="ignore"):  # a gauge beyond float32 becomes infinite, which is quarantined
+            with np.errstate(over="ignore"):  # a gauge beyond float32 becomes infinite and is quarantined
                 arrays[name] = pa.array(column.astype(target.to_pandas_dtype()), type=target, mask=is_missing)
     problems.update(+reasons)
     return pa.table(arrays)
@@ -118,7 +118,7 @@ def assemble(
 def _usable(
     series: Sequence[Series], index: npt.NDArray[np.int32], values: npt.NDArray[np.float64], reasons: Counter[str]
 ) -> npt.NDArray[np.bool_]:
-    """Mark finite values; the others are counted."""
+    """Return the mask of finite, supported values; the others are counted into ``reasons``."""
     wide = np.array([_is_wide(entry.channel) for entry in series], np.bool_)[index]
     unsupported = np.where(wide, is_sentinel(values, unit="B/s"), is_sentinel(values))
     usable = ~unsupported & np.isfinite(values)
@@ -138,12 +138,12 @@ def _is_wide(channel: str) -> bool:
 
 
 def _at(where: npt.NDArray[Any], *columns: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-    """Take the same entries of each column."""
+    """Index every column with ``where``."""
     return [column[where] for column in columns]
 
 
 def _changes(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Mark where one of sorted columns differs from the entry before."""
+    """Return the mask of entries that differ from their predecessor in any of the sorted columns."""
     changed = np.ones(len(columns[0]), np.bool_)
     changed[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return changed
@@ -152,7 +152,7 @@ def _changes(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 def _exact(
     kinds: list[str], channel: npt.NDArray[Any], values: npt.NDArray[np.float64], reasons: Counter[str]
 ) -> npt.NDArray[np.bool_]:
-    """Return which values their columns hold exactly; flags and enums are integers."""
+    """Return the mask of values that their column type can hold exactly; flags and enums are integers."""
     is_flags = np.array([kind == "flags" for kind in kinds], np.bool_)[channel]
     is_enum = np.array([kind == "enum" for kind in kinds], np.bool_)[channel]
     is_integer = is_flags | is_enum
@@ -164,7 +164,7 @@ def _exact(
     return ~is_integer | (whole & inside & exact)
 
 
-_IDENTITIES: Final = 100_000  # of some 2 kB
+_IDENTITIES: Final = 100_000  # about 2 kB each
 _GPUS_KEPT = 200_000
 _OBSERVED_EVERY_MS = 3_600_000
 _Labels = tuple[tuple[str, str], ...]
@@ -173,16 +173,16 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Tables(NamedTuple):
-    """Samples, events and observations of one span, in the staging schemas."""
+    """Inventory, events and samples of one time span, in the staging schemas."""
 
     inventory: pa.Table
     events: pa.Table
     samples: pa.Table
 
     def stage(self, staging: StagingFolder, name: str) -> Counter[Kind]:
-        """Stage each table under a name that it takes once; return the rows that had not been staged before."""
+        """Stage each table under an idempotent name; return the number of newly staged rows per kind."""
         staged: Counter[Kind] = Counter()
-        # The inventory first: samples of a GPU that no inventory knows would be set aside.
+        # The inventory first: samples of GPUs missing from it would be quarantined.
         kinds: tuple[Kind, ...] = ("inventory", "events", "samples")
         for kind, table in zip(kinds, self, strict=True):
             if staging.stage(kind, table, name=name) is not None:
@@ -191,7 +191,7 @@ class Tables(NamedTuple):
 
 
 class SeriesValue(NamedTuple):
-    """A value of a series, and the metric's name at the source."""
+    """A value, its series, and the metric name at the source."""
 
     metric: str
     series: Series | XidCount
@@ -199,10 +199,10 @@ class SeriesValue(NamedTuple):
 
 
 class SeriesBook:
-    """Label sets of a batch, numbered as they arrive, and identified when complete.
+    """Label sets of a batch: numbered as they arrive, identified when the batch is complete.
 
-    Which label names the node is decided on the whole batch. ``series``: what the label sets were found to be.
-    ``nameless``: metrics of which a series names no GPU or no node, and the labels of one such series.
+    The label that names the node is chosen from the whole batch. ``series``: distinct identities of the label sets.
+    ``nameless``: metrics with a series that was left out, and the labels of the first such series.
     """
 
     def __init__(self, catalogue: SeriesCatalogue) -> None:
@@ -214,17 +214,17 @@ class SeriesBook:
         self._places: npt.NDArray[np.int32] = np.empty(0, np.int32)
 
     def clear(self) -> None:
-        """Begin the next batch; what label sets were found to be is remembered."""
+        """Start the next batch; identities of label sets stay cached."""
         self._numbers = {}
 
     def number(self, labels: _Labels) -> int:
-        """Return the number of a label set, ``__name__`` among its labels."""
+        """Return the number of a label set, which includes ``__name__``."""
         if labels not in self._numbers and labels not in self._identities:
             self._catalogue.observe((dict(labels),))
         return self._numbers.setdefault(labels, len(self._numbers))
 
     def identify(self) -> None:
-        """Find out what the numbered label sets are."""
+        """Identify the numbered label sets."""
         if len(self._identities) > _IDENTITIES or self._catalogue.nodes.revision != self._revision:
             self._identities.clear()
             self._revision = self._catalogue.nodes.revision
@@ -240,7 +240,7 @@ class SeriesBook:
         self.series = list(found)
 
     def places(self, index: npt.NDArray[np.int32], left_out: Counter[str]) -> npt.NDArray[np.int32]:
-        """Return the place in ``series`` of each sample, -1 for those left out, which are counted.
+        """Return each sample's position in ``series``, or -1 if it is left out and counted.
 
         ``index``: numbers of label sets; shape (n,).
         """
@@ -257,7 +257,7 @@ class SeriesBook:
     def read(
         self, index: npt.NDArray[np.int32], values: npt.NDArray[np.float64], left_out: Counter[str]
     ) -> Iterator[SeriesValue]:
-        """Yield the values of devices; those left out are counted as in :meth:`places`."""
+        """Yield the values whose series is identified; the others are counted as in :meth:`places`."""
         names = [dict(labels).get("__name__", "") for labels in self._numbers]
         places = self.places(index, left_out)
         for number, place, value in zip(index.tolist(), places.tolist(), values.tolist(), strict=True):
@@ -274,9 +274,9 @@ def read_batch(
     xids: XidCounts,
     problems: Counter[str],
 ) -> Tables:
-    """Make tables of samples: ``index``, ``ms``, ``values`` are the entry, time and value of each; shape (n,).
+    """Convert samples to tables; ``index`` (into ``entries``), ``ms`` (Unix) and ``values`` have shape (n,).
 
-    ``xids`` follows the counts, so batches come in the order of time; ``problems`` counts values without a use.
+    ``xids`` keeps state between batches, so batches must come in time order; ``problems`` counts discarded values.
     """
     used, place = np.unique(index, return_inverse=True)
     chosen = [entries[number] for number in used.tolist()]
@@ -288,7 +288,7 @@ def read_batch(
     watched = first_and_last([entry.gpu for entry in series], number[of_series], ms[of_series])
     samples = assemble(series, number[of_series], ms[of_series], values[of_series], problems=problems)
     inventory = observed_spans(series, number[of_series], ms[of_series])
-    # Last: what is followed once is not returned again if something before it fails.
+    # Last: XidCounts advances its state, and would not return these events again if a later step failed.
     events = xids.follow(counts, number[~of_series], ms[~of_series], values[~of_series], watched=watched)
     return Tables(inventory, events, samples)
 
@@ -296,7 +296,7 @@ def read_batch(
 def first_and_last(
     keys: Sequence[_Key], index: npt.NDArray[np.int32], ms: npt.NDArray[np.int64]
 ) -> dict[_Key, tuple[int, int]]:
-    """Return the times of the first and the last sample of each key; ``index`` counts in ``keys``, which may repeat."""
+    """Return the times of each key's first and last sample; ``index`` refers to ``keys``, which may repeat."""
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     place = np.array([numbers[key] for key in keys], np.int64)[index]
     first = np.full(len(numbers), np.iinfo(np.int64).max)
@@ -307,9 +307,9 @@ def first_and_last(
 
 
 def observed_spans(series: Sequence[Series], index: npt.NDArray[np.int32], ms: npt.NDArray[np.int64]) -> pa.Table:
-    """Return the first and the last observation of each GPU in samples, and of each change of what its labels hold.
+    """Return the first and last observation of each distinct set of inventory labels of a GPU.
 
-    ``index`` and ``ms`` are the series and the time (since 1970, UTC) of each sample; shape (n,). Each series has one.
+    ``index`` and ``ms`` are the series and the time (Unix ms) of each sample; shape (n,). Each series has a sample.
     Returns: rows of ``STAGED_INVENTORY``, one or two for each distinct (gpu, node, inventory), sorted by time.
     """
     spans: dict[tuple[str, str], dict[_Labels, tuple[int, int]]] = {}
@@ -327,23 +327,23 @@ def observed_spans(series: Sequence[Series], index: npt.NDArray[np.int32], ms: n
 
 
 def _has_wider(labels: _Labels, span: tuple[int, int], of_place: dict[_Labels, tuple[int, int]]) -> bool:
-    """Whether other series hold the same and more at the same time: NVLink rows have few labels."""
+    """Return whether another series has a superset of the labels over the same time: NVLink series have few labels."""
     return any(
         set(labels) < set(other) and low <= span[0] and span[1] <= high for other, (low, high) in of_place.items()
     )
 
 
 class InventoryNews:
-    """Which observations of GPUs are staged: what is new, and each GPU every hour by the time of its samples."""
+    """Selects the inventory observations to stage: changes, and each GPU once an hour of sample time."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[_State, int]] = {}
         self._selected: dict[str, tuple[_State, int]] = {}
 
     def select(self, seen: pa.Table) -> pa.Table:
-        """Return the rows that hold something new, or come long after the last that did; then :meth:`staged`.
+        """Return rows with a change, or an hour after the GPU's last selected one; call :meth:`staged` once written.
 
-        A label that a series lacks is no news: recording rules keep few labels, and come in requests of their own.
+        A missing label is no change: recording rules keep few labels and arrive in separate requests.
         """
         names = ["node", *(name for name in seen.column_names if name not in ("gpu", "node", "seen_at"))]
         states = zip(*(seen.column(name).to_pylist() for name in names), strict=True)
@@ -361,7 +361,7 @@ class InventoryNews:
         return seen.filter(pa.array(keep, pa.bool_()))
 
     def staged(self) -> None:
-        """Remember that the rows of the last selection are on the disk."""
+        """Mark the last selection as written."""
         if len(self._known) > _GPUS_KEPT:
             self._known.clear()
         self._known.update(self._selected)

@@ -1,4 +1,4 @@
-"""Lines of Prometheus' text format 0.0.4 and of OpenMetrics, read by ``prometheus_client``, faulty ones one by one."""
+"""Line-by-line parser of the Prometheus text format 0.0.4 and OpenMetrics; a bad line does not affect the others."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS
 
 END_OF_PAGE: Final = "# EOF"
-"""The line that ends an OpenMetrics page."""
+"""Last line of an OpenMetrics page."""
 
 BAD_LINE: Final = "line that cannot be read"
 TOO_LONG: Final = "line over the length limit"
@@ -25,7 +25,7 @@ _Identity = TypeVar("_Identity")
 
 
 class Sample(NamedTuple):
-    """One line: ``timestamp_ms`` is since 1970 in UTC, None where the line has none."""
+    """A parsed line; ``timestamp_ms`` is Unix ms, None if the line has no timestamp."""
 
     name: str
     labels: dict[str, str]
@@ -34,12 +34,12 @@ class Sample(NamedTuple):
 
 
 def is_openmetrics(page: str) -> bool:
-    """Return whether a page of unknown type is OpenMetrics: whether it has a line ``# EOF``."""
+    """Return whether a page of unknown content type is OpenMetrics, by its line ``# EOF``."""
     return page.rstrip("\r\n ").rpartition("\n")[2].rstrip("\r") == END_OF_PAGE or f"\n{END_OF_PAGE}\n" in page
 
 
 def parse_line(line: str, *, openmetrics: bool = False) -> Sample | None:
-    """Read one line; None for a comment and a blank one. Raises ValueError if it is not of the format."""
+    """Parse a line; None for comments and blank lines. Raises ValueError if it is malformed."""
     line = line.strip()
     if not line or line.startswith("#"):
         return None
@@ -57,11 +57,11 @@ def parse_line(line: str, *, openmetrics: bool = False) -> Sample | None:
     sample = samples[0]
     try:
         value = float(sample.value)
-    except OverflowError:  # the library makes a whole number of hundreds of digits
+    except OverflowError:  # the library parses hundreds of digits as an int
         raise ValueError(f"value out of range: {line[:60]!r}") from None
     stamp = None
     if sample.timestamp is not None:
-        # The library takes every stamp for milliseconds; OpenMetrics writes seconds.
+        # The library divides every timestamp by 1000, but OpenMetrics has seconds.
         written = float(sample.timestamp) * 1000.0
         if not math.isfinite(written) or abs(written) > 1e18:
             raise ValueError(f"timestamp out of range: {line[:60]!r}")
@@ -70,15 +70,14 @@ def parse_line(line: str, *, openmetrics: bool = False) -> Sample | None:
 
 
 def _whole_ms(seconds: float) -> int:
-    """Cut a time finer than a millisecond towards the past."""
+    """Round down to whole milliseconds."""
     return math.floor(round(seconds * 1000.0, 3))
 
 
 class LineReader(Generic[_Identity]):
-    """Reads lines of which most repeat a series; what a series is, ``identify`` is asked once in its life.
+    """Parses lines and caches the identity of each series by its text, because the library takes 0.07 ms a line.
 
-    The text before the numbers is remembered with its identity, since the library takes 0.07 ms a line; up to
-    ``max_bytes`` of text: then all is forgotten.
+    ``identify`` is called once for each cached series. The cache is cleared when its text exceeds ``max_bytes``.
     """
 
     def __init__(self, identify: Callable[[str, dict[str, str]], _Identity], max_bytes: int = 32 << 20) -> None:
@@ -95,9 +94,9 @@ class LineReader(Generic[_Identity]):
         problems: Counter[str],
         examples: dict[str, str] | None = None,
     ) -> Iterator[tuple[_Identity, float, int | None]]:
-        """Yield identity, value and time stamp of each line; lines that cannot be used are counted.
+        """Yield identity, value and timestamp (Unix ms) of each line; unusable lines are counted into ``problems``.
 
-        A time stamp is a plausible instant, see :mod:`telemetry.bounds`. ``examples`` takes one line of each problem.
+        Timestamps outside :mod:`telemetry.bounds` are a problem. ``examples`` collects one line for each problem.
         """
 
         def leave_out(number: int, problem: str, example: object) -> None:
@@ -127,7 +126,7 @@ class LineReader(Generic[_Identity]):
         head, brace, rest = line.rpartition("} ")
         if brace and "_" not in rest and head in self._known:
             value, _, stamp = rest.partition(" ")
-            # The parser knows why a number cannot be read.
+            # Fall through to the parser, which reports why the number is invalid.
             with suppress(ValueError, OverflowError):
                 ms = None if not stamp else _whole_ms(float(stamp)) if openmetrics else int(stamp)
                 return self._known[head], float(value), ms
@@ -148,7 +147,7 @@ class LineReader(Generic[_Identity]):
 
 
 def _is_series(head: str, sample: Sample) -> bool:
-    """Whether a text before the last brace is the whole series: a label's value may hold one too."""
+    """Return whether ``head`` is the whole series: the last brace may be inside a label value."""
     try:
         series = parse_line(head + "} 0")
     except ValueError:

@@ -1,9 +1,9 @@
-"""Which channel of which GPU a Prometheus series is, by its metric name and its labels.
+"""Identity of a Prometheus series: its channel, GPU and node, from the metric name and the labels.
 
-Labels that change while the device stays (``pod``, ``namespace``, ``container``, ``job``) are not part of the identity:
-two Prometheus series that differ only in them are one series here. Where a label of the scrape target had the same name
-as one of the exporter's, Prometheus keeps the exporter's as ``exported_NAME`` (``honor_labels`` off), so that one is
-tried first. :class:`telemetry.identity.node_labels.NodeLabels` decides which label names the node.
+Workload labels (``pod``, ``namespace``, ``container``, ``job``) are not part of the identity: Prometheus series that
+differ only in them are one series here. With ``honor_labels: false``, Prometheus renames an exporter's label to
+``exported_NAME`` if it conflicts with a target label, so ``exported_NAME`` is tried first.
+:class:`telemetry.identity.node_labels.NodeLabels` chooses the label that names the node.
 """
 
 import json
@@ -24,10 +24,10 @@ from telemetry.values.names import EXACT_NAMES
 from telemetry.values.numbers import conversion
 
 XID_COUNT_METRIC: Final = "DCGM_EXP_XID_ERRORS_COUNT"
-"""The exporter's own count of XIDs in its last minutes, one series for each XID (label ``xid``)."""
+"""dcgm-exporter's count of XIDs within its sliding window, one series per XID (label ``xid``)."""
 
 NODE_LABEL_STATE: Final = "node-label.json"
-"""State file of a dataset's collectors: which label names the node."""
+"""State file with the label that names the node, shared by a dataset's collectors."""
 
 _INVENTORY: Final = (
     *("slot", "pci_bus_id", "serial", "model", "driver"),
@@ -35,20 +35,19 @@ _INVENTORY: Final = (
 )
 _log = logging.getLogger(__name__)
 _Device = tuple[str, str, str | None, tuple[tuple[str, str], ...]]
-_DEVICES_KEPT: Final = 20_000  # of some 1 kB
-_LINKS: Final = 18  # NVLink 4 and 5 have 18 links a GPU, the most so far
+_DEVICES_KEPT: Final = 20_000  # about 1 kB each
+_LINKS: Final = 18  # NVLink 4 and 5: 18 links per GPU, the most so far
 _RANK_STEP: Final = 1000
-_OTHER_EXPORTERS: Final = 20  # above the ranks of the names that DCGM and AMD have for a channel
+_OTHER_EXPORTERS: Final = 20  # above the ranks of a channel's DCGM and AMD names
 _OTHER_METRIC: Final = re.compile(r"(?:nvidia|gpu|GPU)_\w+")
 
 
 class Series(NamedTuple):
-    """One series as we understand it.
+    """Identity of a series.
 
-    ``mig_instance``: the MIG instance or partition that the value is of; None is the whole GPU. ``part``: NVLink link:
-    values of several parts are summed, unless the whole is given too. ``scale``: factor that brings values into the
-    channel's unit. ``inventory``: what the labels hold of the device: field of the staged inventory and value.
-    ``rank``: of several metrics that may be one channel, the lowest rank that has a value counts.
+    ``mig_instance``: MIG instance or AMD partition; None for the whole GPU. ``part``: NVLink link; parts are summed
+    unless there is a total. ``scale``: factor to the channel's unit. ``inventory``: pairs of staged inventory field and
+    label value. ``rank``: priority among the metrics of a channel; the lowest rank with a value is used.
     """
 
     channel: str
@@ -63,7 +62,7 @@ class Series(NamedTuple):
 
 
 class XidCount(NamedTuple):
-    """One series of :data:`XID_COUNT_METRIC`: how often a GPU had one XID within the exporter's window."""
+    """Identity of a series of :data:`XID_COUNT_METRIC`, which counts one XID of a GPU within the exporter's window."""
 
     gpu: str
     node: str
@@ -80,10 +79,11 @@ class _Metric(NamedTuple):
 
 
 class SeriesCatalogue:
-    """Tells what series are; safe to share between threads.
+    """Identifies series by metric name and labels; thread-safe.
 
-    ``default_node``: node of series whose labels name none, such as those of a page that was fetched from a known node.
-    ``first_node``, ``last_node``: labels of a collector that name the node before and after the labels of the series.
+    ``default_node``: node of series without a node label, for a page scraped from a known node.
+    ``first_node``, ``last_node``: a collector's node labels that take precedence over the series' own, or are the
+    fallback for them.
     Raises ``InputError`` if the mapping names a channel that does not exist.
     """
 
@@ -118,10 +118,10 @@ class SeriesCatalogue:
         self._state: Path | None = None
         self._reported = ""
         self.by_place: dict[str, str] = {}
-        """GPUs without UUID and serial number, identified by node and address, with the placeholder of each."""
+        """GPUs identified by node and PCI address or slot instead of UUID or serial number, and their placeholders."""
 
     def remember(self, path: Path) -> None:
-        """Keep the decision which label names the node in a file, so that later runs decide in the same way."""
+        """Load the saved choice of node label from ``path`` and save later choices there, so that runs agree."""
         self._state = path
         try:
             self.nodes.prefer(json.loads(path.read_bytes())["label"])
@@ -131,7 +131,7 @@ class SeriesCatalogue:
             _log.warning("%s: cannot read which label names the node, determining it again: %s", path, error)
 
     def report_nodes(self) -> NodeLabelChoice:
-        """Return the decision which label names the node, after a batch; a new one is logged and saved."""
+        """Return the choice of node label after a batch; a changed choice is logged and saved."""
         decision = self.nodes.decision()
         chosen = f"{decision.label} {decision.doubt} {dict(decision.rejected)}"
         if chosen != self._reported and (decision.label or decision.rejected):
@@ -143,18 +143,18 @@ class SeriesCatalogue:
         return decision
 
     def deciding(self, labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-        """Return the labels that decide what a series is, sorted."""
+        """Return the labels that are part of the identity, sorted."""
         return tuple(sorted(item for item in labels.items() if item[0] in self._deciding))
 
     def placed(self) -> str:
-        """Return how many GPUs are identified by node and address, because their UUID is a placeholder."""
+        """Return a summary of the GPUs that are identified by their place because their UUID is a placeholder."""
         if not self.by_place:
             return "none"
         gpu, placeholder = next(iter(self.by_place.items()))
         return f"{len(self.by_place):,}, such as {gpu} (its UUID is {placeholder!r})"
 
     def observe(self, series: Iterable[Mapping[str, str]]) -> None:
-        """Take the labels of a batch as evidence of which label names the node, before :meth:`identify`."""
+        """Use the labels of a batch as evidence for the choice of node label; call before :meth:`identify`."""
         for labels in series:
             key = self._device_key(labels)
             if key in self._devices:
@@ -169,7 +169,7 @@ class SeriesCatalogue:
                 self.nodes.observe(labels, gpu, place)
 
     def _gpu(self, labels: Mapping[str, str]) -> tuple[str | None, str | None]:
-        """Return the identity of a series' GPU, or else the placeholder in its place."""
+        """Return the GPU's identifier and None, or None and the placeholder found instead of a UUID."""
         placeholder = None
         for what in ("gpu", "serial"):
             for name in self._labels[what]:
@@ -184,19 +184,19 @@ class SeriesCatalogue:
         return None, placeholder
 
     def rules(self) -> bytes:
-        """Return all that decides what a series is, as text that is the same for the same rules."""
+        """Return the mapping and channels as canonical JSON, for fingerprints."""
         channels = [channel_as_dict(channel) for channel in self.channels.values()]
         rules = {"mapping": self._mapping.model_dump(mode="json"), "channels": channels}
         return json.dumps(rules, sort_keys=True).encode()
 
     def metric_names(self) -> dict[str, str]:
-        """Return every metric name that may hold a channel, and the channel; not :data:`XID_COUNT_METRIC`."""
+        """Return the channel of each known metric name, without :data:`XID_COUNT_METRIC`."""
         return {name: metric.channel for name, metric in self._metrics.items()}
 
     def identify(self, name: str, labels: Mapping[str, str]) -> Series | XidCount | None:
-        """Return what a series is; None if the metric is no channel, or the labels name no GPU or no node.
+        """Return the identity of a series; None if the metric is no channel or the labels lack a GPU or a node.
 
-        Its labels must have been given to :meth:`observe`, or the choice of the node's label does not count them.
+        Only labels given to :meth:`observe` before are evidence for the choice of node label.
         """
         if name == XID_COUNT_METRIC:
             return self._xid_count(labels)
@@ -216,7 +216,7 @@ class SeriesCatalogue:
         return Series(metric.channel, metric.kind, gpu, node, instance, part, metric.scale, inventory, metric.rank)
 
     def left_out_reason(self, name: str) -> str:
-        """Return why :meth:`identify` gave None for a series of this name."""
+        """Return why :meth:`identify` returned None for a series of this metric."""
         if name in self._metrics or name == XID_COUNT_METRIC:
             return f"{name}: its labels do not name a GPU and a node"
         return f"{name}: {'known, and not used' if is_unused(name) else 'no channel'}"
@@ -230,7 +230,7 @@ class SeriesCatalogue:
         return XidCount(gpu, node, int(text), instance)
 
     def _device(self, labels: Mapping[str, str]) -> _Device | None:
-        """Return what a GPU's labels say of it, which the series of all its metrics have in common."""
+        """Return GPU, node, MIG instance and inventory, which all series of a GPU share; cached."""
         if self._revision != self.nodes.revision:
             self._revision = self.nodes.revision
             self._devices.clear()
@@ -253,7 +253,7 @@ class SeriesCatalogue:
             return None
         instance = self._first("mig_instance", labels)
         if instance == "0" and labels.get("GPU_I_ID") is None and labels.get("exported_GPU_I_ID") is None:
-            # AMD numbers the partitions from 0 and gives 0 to whole GPUs as well.
+            # AMD numbers partitions from 0, and reports 0 for unpartitioned GPUs too.
             instance = None
         inventory = {}
         for field in _INVENTORY:
@@ -280,7 +280,7 @@ class SeriesCatalogue:
 
 
 def _metrics(channels: Mapping[str, Channel], mapping: SourceMapping) -> dict[str, _Metric]:
-    # Recording rules may give roll-ups (`power_w_max`) under the names of channels.
+    # Recording rules may export roll-ups (`power_w_max`) under channel names.
     every = with_rollups(channels)
     sources = by_source_name(every)
     scale = {_channel_of(name, sources, "scale"): factor for name, factor in mapping.scale.items()}
@@ -292,7 +292,7 @@ def _metrics(channels: Mapping[str, Channel], mapping: SourceMapping) -> dict[st
 
     for metric, target in mapping.metrics.items():
         add(metric, every[_channel_of(target, sources, f"metrics.{metric}")], 0)
-    # A name written in full by one channel goes before a name that is derived from another's.
+    # A channel's explicit names take precedence over names derived for another channel.
     for channel in every.values():
         add(channel.name, channel, 0)
         for rank, metric in enumerate((*channel.dcgm_names, *channel.amd), start=1):
@@ -301,7 +301,7 @@ def _metrics(channels: Mapping[str, Channel], mapping: SourceMapping) -> dict[st
         for rank, metric in enumerate(channel.amd, start=1 + len(channel.dcgm_names)):
             add(metric.lower(), channel, rank)
             add(f"amd_{metric.lower()}", channel, rank)
-        if channel.kind == "counter":  # OpenMetrics writers end the name of a counter so
+        if channel.kind == "counter":  # OpenMetrics counters end in _total
             for rank, metric in enumerate((channel.name, *channel.dcgm_names)):
                 if not metric.endswith("_total"):
                     add(f"{metric}_total", channel, rank)
@@ -329,9 +329,9 @@ def _channel_of(name: str, sources: Mapping[str, str], where: str) -> str:
 
 
 def _amd_clock(metric: _Metric, labels: Mapping[str, str], channels: Mapping[str, Channel]) -> _Metric | None:
-    """Tell the clocks of AMD's one metric apart: ``clock_type`` says which clock, ``clock_index`` which engine.
+    """Resolve AMD's single clock metric by ``clock_type`` (which clock) and ``clock_index`` (which engine).
 
-    Several engines have a clock each; the one with the lowest index represents the GPU.
+    Of the engines' clocks, the one with the lowest index represents the GPU.
     """
     kind = labels.get("clock_type", "").upper()
     index = labels.get("clock_index", "0")

@@ -1,19 +1,19 @@
-"""The mapping file of Prometheus-like sources: metric names, labels and units that differ from the exporters' own.
+"""Mapping file of Prometheus-like sources: metric names, labels and units that differ from the exporters' defaults.
 
-A YAML file; every key may be left out::
+YAML; every key is optional::
 
-    metrics:                          # metric name -> channel, or any name the catalogue knows for it
+    metrics:                          # metric name -> channel, or any of the channel's names in the catalogue
       job:gpu_temperature:avg: gpu_temp_c
       acme_board_power_mw: power_w
-    scale: {power_w: 0.001}           # channel -> factor on every value of it
-    labels:                           # what -> label names, tried in order; a given list replaces the default one
+    scale: {power_w: 0.001}           # channel -> factor for its values
+    labels:                           # field -> label names, tried in order; a list replaces the default
       node: [kubernetes_node, Hostname]
       gpu: [device_uuid]
-    node: {drop_port: true, drop_domain: false}   # how a node's name is made of the label's value
+    node: {drop_port: true, drop_domain: false}   # how to normalize the node label's value
 
-Without it, the labels of dcgm-exporter (old and new) and of AMD's device-metrics-exporter are known. ``labels.node``
-replaces the decision by evidence (:mod:`telemetry.identity.node_labels`): the first of its labels that a series has
-names the node, whatever the values look like.
+The defaults cover the labels of dcgm-exporter (old and new) and of AMD's device-metrics-exporter. ``labels.node``
+overrides the automatic choice of :mod:`telemetry.identity.node_labels`: the first of its labels that a series has
+names the node.
 """
 
 import math
@@ -29,7 +29,7 @@ from telemetry.identity.node_labels import NODE_LABELS
 
 DEFAULT_LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "node": NODE_LABELS,
-    # A board's serial number is the identity only where an exporter (AMD's older ones) gives no UUID.
+    # A board's serial number is the identity only if the exporter (older ones of AMD) reports no UUID.
     "gpu": ("UUID", "uuid", "gpu_uuid", "serial_number"),
     "slot": ("gpu", "gpu_id"),
     "pci_bus_id": ("pci_bus_id",),
@@ -42,33 +42,33 @@ DEFAULT_LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "rack": ("rack",),
     "nvlink_domain": ("nvlink_domain",),
 }
-"""What a label can hold, and the label names that hold it, in the order in which they are tried."""
+"""Default label names of each field, in order of precedence."""
 
 
 class NodeRules(Section):
-    """``node``: how a node's name is made of a label's value."""
+    """``node``: normalization of node label values."""
 
     drop_port: bool = True
-    """Cut ``:port`` off, as ``instance`` has it."""
+    """Strip ``:port``, as in ``instance``."""
 
     drop_domain: bool = False
-    """Cut everything from the first dot off; an address stays whole."""
+    """Strip the domain from the first dot on; IP addresses are kept."""
 
 
 class SourceMapping(Section):
-    """The whole mapping file of a Prometheus-like source."""
+    """Mapping file of a Prometheus-like source."""
 
     metrics: dict[str, str] = Field(default_factory=dict)
-    """Metric name to channel (or a DCGM name, a DCGM field id as text, an AMD name of it)."""
+    """Metric name to channel; a DCGM name, DCGM field ID (as a string) or AMD name stands for its channel too."""
 
     scale: dict[str, float] = Field(default_factory=dict)
-    """Channel to a factor."""
+    """Channel to the factor for its values."""
 
     labels: dict[str, list[str]] = Field(default_factory=dict)
-    """What a label holds to the label names tried in order; an empty list: no label holds it."""
+    """Field to label names, in order of precedence; an empty list disables the field."""
 
     node: NodeRules = NodeRules()
-    """How a node's name is made."""
+    """Normalization of node label values."""
 
     @field_validator("labels", mode="before")
     @classmethod
@@ -95,13 +95,13 @@ class SourceMapping(Section):
         return value
 
     def label_names(self, what: str) -> tuple[str, ...]:
-        """Return the label names that may hold ``what``, in the order in which they are tried."""
+        """Return the label names of a field, in order of precedence."""
         return tuple(self.labels[what]) if what in self.labels else DEFAULT_LABELS[what]
 
 
 def load_source_mapping(path: Path | None) -> SourceMapping:
-    """Read and check a mapping file of a Prometheus-like source; None leaves everything to the defaults.
+    """Load and validate a mapping file; None returns the defaults.
 
-    Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value.
+    Raises ``InputError`` if the file is missing, is not YAML, or has an unknown key or an invalid value.
     """
     return SourceMapping() if path is None else read_settings(path, SourceMapping)

@@ -1,8 +1,8 @@
-"""Events from ``DCGM_EXP_XID_ERRORS_COUNT``: how often a GPU had an XID in the exporter's last minutes.
+"""XID events from ``DCGM_EXP_XID_ERRORS_COUNT``, the count of an XID within the exporter's sliding window.
 
-A rise is an event. The series of an XID begins when the XID first happens, so its first value is a rise from zero where
-the GPU was watched just before, and nothing where it was not: the XID may be older than what we see. The same goes for
-a series that comes back after it was gone: the exporter forgets an XID that left its window (5 minutes by default).
+An increase is an event. The series of an XID appears with its first occurrence, so its first value is an increase from
+zero if the GPU was observed just before; otherwise the XID may be older, and is no event. The same holds for a series
+that reappears: the exporter drops an XID that leaves its window (5 minutes by default).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ SOURCE: Final = "exporter:DCGM_EXP_XID_ERRORS_COUNT"
 """``source`` of the events."""
 
 FORGOTTEN_AFTER_MS: Final = 600_000
-"""A count that was not seen for this long begins again: twice the exporter's default window."""
+"""Staleness limit: a count absent for longer starts again; twice the exporter's default window."""
 
 _SEEN_KEPT: Final = 10_000
 
@@ -29,10 +29,10 @@ Key = tuple[str, str, str, int]
 
 
 class XidCounts:
-    """Follows the counts from span to span, in the order of time.
+    """Tracks the counts across time spans, which must come in order.
 
-    ``delay``: from an event to when it could first have been known.
-    ``state``: what :meth:`as_state` gave.
+    ``delay``: between an event and the time when it is known (``known_at``).
+    ``state``: result of :meth:`as_state`.
     """
 
     def __init__(self, delay: timedelta, state: Mapping[str, Any] | None = None) -> None:
@@ -45,7 +45,7 @@ class XidCounts:
         self._seen: dict[str, int] = {str(gpu): int(ms) for gpu, ms in stored.get("seen", {}).items()}
 
     def as_state(self) -> dict[str, Any]:
-        """Return what the next span needs to know, as plain JSON types."""
+        """Return the state that the next span needs, in JSON types."""
         counts = [[*key, ms, count] for key, (ms, count) in sorted(self._last.items())]
         return {"counts": counts, "seen": dict(sorted(self._seen.items()))}
 
@@ -58,12 +58,12 @@ class XidCounts:
         *,
         watched: Mapping[str, tuple[int, int]],
     ) -> pa.Table:
-        """Take the next span's samples; return rows of ``STAGED_EVENTS``, sorted by (timestamp, gpu, code).
+        """Process the next span's samples; return rows of ``STAGED_EVENTS``, sorted by (timestamp, gpu, code).
 
-        ``watched``: when each GPU was first and last seen in this span, by any channel; ms.
+        ``watched``: times (Unix ms) of each GPU's first and last sample of any channel in this span.
         """
         rows: list[dict[str, Any]] = []
-        # Some exporters give each GPU a count of no XID at all with every scrape.
+        # Some exporters send a count for XID 0, meaning no XID, with every scrape.
         chosen = np.array([series.xid > 0 for series in counts], np.bool_)[index]
         index, ms, values = index[chosen], ms[chosen], values[chosen]
         order = np.lexsort((index, ms))
@@ -82,13 +82,13 @@ class XidCounts:
             self._last[key] = (when_ms, count)
         for gpu, (_, last) in watched.items():
             self._seen[gpu] = max(last, self._seen.get(gpu, last))
-        if len(self._seen) > _SEEN_KEPT:  # a page with ever new GPUs must not fill the memory
+        if len(self._seen) > _SEEN_KEPT:  # bounds memory if a page keeps naming new GPUs
             newest = max(self._seen.values())
             self._seen = {gpu: last for gpu, last in self._seen.items() if newest - last <= FORGOTTEN_AFTER_MS}
         return rows_table("events", sorted(rows, key=itemgetter("timestamp", "gpu", "code")))
 
     def _before(self, key: Key, when_ms: int, watched: Mapping[str, tuple[int, int]]) -> float | None:
-        """Return the count before ``when_ms``; None if it is not known."""
+        """Return the count before ``when_ms``; None if unknown."""
         last = self._last.get(key)
         if last is not None and when_ms - last[0] <= FORGOTTEN_AFTER_MS:
             return last[1]

@@ -40,7 +40,7 @@ _NODES: Final = TypeAdapter(dict[str, ObservedSlurmNode])
 
 
 class SlurmCollector:
-    """Collects events and jobs from Slurm; ``since`` is where the first accounting query starts, by default a day ago."""
+    """Collects events and jobs; ``since``: start of the first accounting query, by default a day ago."""
 
     def __init__(
         self,

@@ -149,9 +149,7 @@ class GroupCommit:
         self._write_batches, self._settings, self._written = write, settings, written
         self._writing = asyncio.Lock()
         self._gathering: list[Samples] = []
-        self._groups: list[
-            asyncio.Task[list[RequestRefused | None]]
-        ] = []  # the last one collects, if any does
+        self._groups: list[asyncio.Task[list[RequestRefused | None]]] = []  # the last one collects, if any does
         self._hurry = asyncio.Event()
         self.held = 0
         """Samples in memory, pending or being written."""

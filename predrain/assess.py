@@ -249,11 +249,11 @@ def _mappings(paths: Sequence[Path], *, metrics: bool) -> tuple[Path | None, Pat
     from foundation.settings import settings_content
     from telemetry.importing.mapping import ImportMapping
 
-    found: dict[bool, Path] = {}
+    by_kind: dict[bool, Path] = {}
     for path in paths:
         content = settings_content(path) if metrics else None
         of_files = not isinstance(content, dict) or not content.keys().isdisjoint(ImportMapping.model_fields)
-        if of_files in found:
+        if of_files in by_kind:
             raise typer.BadParameter("give at most one mapping of columns and one of metrics", param_hint="--mapping")
-        found[of_files] = path
-    return found.get(True), found.get(False)
+        by_kind[of_files] = path
+    return by_kind.get(True), by_kind.get(False)

@@ -303,15 +303,15 @@ class BucketStore:
         self._folder = folder
         self._held: dict[int, BucketValues] = {}
 
-    def keep(self, bucket: int, found: BucketValues) -> None:
+    def keep(self, bucket: int, values: BucketValues) -> None:
         """Store the values of a bucket; safe for concurrent processes, even for the same bucket."""
         if self._folder is None:
-            self._held[bucket] = found
+            self._held[bucket] = values
             return
         self._folder.mkdir(exist_ok=True)
-        for field in fields(found):
+        for field in fields(values):
             path = self._folder / f"{secrets.token_hex(8)}.partial"
-            np.ascontiguousarray(getattr(found, field.name)).tofile(path)
+            np.ascontiguousarray(getattr(values, field.name)).tofile(path)
             path.replace(self._folder / f"bucket-{bucket:05d}.{field.name}")
 
     def read(self, bucket: int, name: str, begin: int, end: int, shape: tuple[int, ...]) -> Float32Array:

@@ -195,8 +195,9 @@ class FeatureMatrix:
     def all_incidents(self, as_of: datetime | None = None) -> pd.DataFrame:
         """Find the incidents, including those that started in planned maintenance."""
         if as_of not in self._incidents:
-            found = find_incidents(self.events, self.inventory, self.config.labels, as_of=as_of, data_end=self.span[1])
-            self._incidents[as_of] = found
+            self._incidents[as_of] = find_incidents(
+                self.events, self.inventory, self.config.labels, as_of=as_of, data_end=self.span[1]
+            )
         return self._incidents[as_of].copy()
 
     def labels(

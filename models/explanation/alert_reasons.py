@@ -78,19 +78,19 @@ def explain_rows(
 def _fleets(matrix: Matrix, read: RowReader, rows: Ints, among: Ints) -> tuple[list[np.ndarray], bool]:
     """Read the units at each row's decision time, including itself; also return whether they are a sample."""
     times = milliseconds(matrix.rows["decision_time"].iloc[among])
-    own = milliseconds(matrix.rows["decision_time"].iloc[rows])
-    asked = np.unique(own)
-    here = np.flatnonzero(np.isin(times, asked))
-    order = here[np.argsort(times[here], kind="stable")]
-    at = np.searchsorted(asked, times[order])
-    most = max(2, min(_FLEET_UNITS, _FLEET_ROWS // len(asked)))
-    size = np.bincount(at, minlength=len(asked))
-    selected = (position_in_group(at) % (-(-size // most))[at] == 0) | np.isin(among[order], rows)
+    row_times = milliseconds(matrix.rows["decision_time"].iloc[rows])
+    wanted_times = np.unique(row_times)
+    candidates = np.flatnonzero(np.isin(times, wanted_times))
+    order = candidates[np.argsort(times[candidates], kind="stable")]
+    time_index = np.searchsorted(wanted_times, times[order])
+    most = max(2, min(_FLEET_UNITS, _FLEET_ROWS // len(wanted_times)))
+    size = np.bincount(time_index, minlength=len(wanted_times))
+    selected = (position_in_group(time_index) % (-(-size // most))[time_index] == 0) | np.isin(among[order], rows)
     fleet = read(among[order[selected]])
-    ends = np.cumsum(np.bincount(at[selected], minlength=len(asked)))
+    ends = np.cumsum(np.bincount(time_index[selected], minlength=len(wanted_times)))
     # views, shared by alerts of the same decision time
     parts = np.split(fleet, ends[:-1])
-    return [parts[position] for position in np.searchsorted(asked, own)], bool((size > most).any())
+    return [parts[position] for position in np.searchsorted(wanted_times, row_times)], bool((size > most).any())
 
 
 def alert_reasons(matrix: Matrix, explained: list[dict[str, Any]]) -> tuple[AlertReasons, ...]:

@@ -237,7 +237,7 @@ def _recall(
     horizons = np.array([horizon for _, horizon, _ in decisions])
     last, reached = first + horizons, first + np.maximum(horizons, drain_horizon.total_seconds())
     raised = [set(frame["node"]) for _, _, frame in decisions]
-    found = []
+    outcomes = []
     for _, incident in sure.groupby("node_incident", sort=True):
         node, start = str(incident["node"].iloc[0]), incident["start"].min().timestamp()
         after = first < start
@@ -245,18 +245,18 @@ def _recall(
             alerted = after & (start <= reached) & np.array([node in nodes for nodes in raised])
             lead_s = start - first[alerted].min() + gap.total_seconds() if alerted.any() else math.nan
             classes = set(map(str, incident["failure_class"]))
-            found.append((int(incident["common_cause"].iloc[0]), bool(alerted.any()), lead_s / 3600, classes))
+            outcomes.append((int(incident["common_cause"].iloc[0]), bool(alerted.any()), lead_s / 3600, classes))
     by_class = {}
-    for name in sorted(set[str]().union(*(classes for *_, classes in found))):
-        rows = [row for row in found if name in row[3]]
+    for name in sorted(set[str]().union(*(classes for *_, classes in outcomes))):
+        rows = [row for row in outcomes if name in row[3]]
         leads = [row[2] for row in rows if row[1]]
         by_class[name] = _of_causes(rows) | {"lead_hours": round(median(leads), 2) if leads else None}
-    return _of_causes(found) | {"by_class": by_class}
+    return _of_causes(outcomes) | {"by_class": by_class}
 
 
-def _of_causes(found: Sequence[tuple[int, bool, float, set[str]]]) -> dict[str, Any]:
-    cause = np.array([row[0] for row in found], dtype=np.int64)
-    _, right = caught_causes(cause, np.array([row[1] for row in found], dtype=np.bool_))
+def _of_causes(outcomes: Sequence[tuple[int, bool, float, set[str]]]) -> dict[str, Any]:
+    cause = np.array([row[0] for row in outcomes], dtype=np.int64)
+    _, right = caught_causes(cause, np.array([row[1] for row in outcomes], dtype=np.bool_))
     return {"incidents": len(right), "caught": int(right.sum())}
 
 

@@ -41,6 +41,9 @@ _COUNTED: Final = re.compile(
 )
 """``8 GPUs``, ``2x A100``, ``4xH100-SXM``, ``A100 x 2``, ``gpus=8``."""
 
+_LIST: Final = re.compile(r"\s*[1-9]\d*,\s?\d{1,2}\s*")
+"""``8,8``: counts by node, or places of GPUs, or with a decimal comma."""
+
 _STEP: Final = re.compile(r"(?P<job>\d+(?P<part>[_+]\d+)?)\.(?:(?P<word>batch|extern|interactive|[a-z]*\+)|\d+)")
 CUT: Final = "text cut off by the width of its column"
 """Reason of rows whose job or nodes end in the ``+`` with which sacct truncates a cell."""
@@ -212,10 +215,12 @@ def _counts(batch: Batch, name: str) -> pd.Series:
         texts = [numbers_of.get(resource, text) for resource, text in zip(resources, column.to_pylist(), strict=True)]
         column = pa.chunked_array([pa.array(texts, pa.string())])
     numbers = read_numbers(column, "ratio", decimal=batch.decimal)  # 50 % of a GPU is a share
-    places = np.flatnonzero(numbers.unreadable & batch.good)
+    is_list = column.to_pandas().str.fullmatch(_LIST).eq(True).to_numpy(bool) & (batch.decimal == ".")
+    places = np.flatnonzero((numbers.unreadable | is_list) & batch.good)
     details = [f"{name} = {value}" for value in column.take(pa.array(places)).to_pylist()]
     batch.set_aside(f"not a number in {name}", places, details, rows=0)
     values = np.where(numbers.values > 0, np.ceil(numbers.values), numbers.values)
+    values[is_list] = np.nan
     return pd.Series(values, dtype="float64")
 
 

@@ -77,6 +77,7 @@ def test_no_number_is_unknown(tmp_path: Path, given: str) -> None:
         "2 nodes x 8 GPUs",
         "8G",
         "2x A100 or so",
+        "8,8",
     ],
 )
 def test_a_word_is_unknown_and_reported(tmp_path: Path, given: str) -> None:

@@ -297,3 +297,18 @@ def test_a_hook_or_diagnostic_that_raises_keeps_no_other_from_its_turn():
     assert report.errors == ["the diagnostic of n0: KeyError: 'spec'"]
     assert ("checkpoint", "unknown", "w1") in work(report)
     assert cluster.progress().nodes["n2"].evicted == {"w2": 1}
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_pause_prolongs_only_a_wait_of_which_nobody_was_asked(reached: bool) -> None:
+    cluster = EmptyingCluster()
+    cluster.scored(n1=0.9)
+    if not reached:
+        cluster.workloads.faults.plan("refused", "ask_checkpoint")
+    cluster.round()
+    deadline = cluster.progress().nodes["n1"].leaving["w1-uid"].deadline
+    for cordoned in (True, False):
+        cluster.write("n1", lambda target, out=cordoned: replace(target, unschedulable=out))
+        cluster.later(2)
+    after = cluster.progress().nodes["n1"].leaving["w1-uid"].deadline
+    assert (after == deadline) is reached

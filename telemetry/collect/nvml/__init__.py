@@ -1,5 +1,5 @@
-"""Telemetry of a node without an exporter, read from the NVIDIA driver itself.
+"""NVML collector for nodes without an exporter.
 
-``collector`` stages what ``node_reader`` gets from ``child``, the process that reads each GPU and remembers for an hour
-what it does not support; ``library`` holds the table of queries and the binding.
+``collector`` stages the readings that ``node_reader`` gets from ``child``, a process that reads each GPU and caches
+unsupported queries for an hour; ``library`` has the table of queries and the binding.
 """

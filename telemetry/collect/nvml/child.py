@@ -1,11 +1,11 @@
-"""The process that talks to the driver and answers its parent over a pipe. It imports nothing heavy.
+"""Child process that calls NVML and answers its parent over a pipe. It imports nothing heavy.
 
-NVML runs in a process of its own because a call into a sick GPU can block for ever inside the kernel driver. A thread
-that is stuck in such a call cannot be ended, and the library's locks keep others out; a process can be left behind.
-It also is the only way to load the library of a driver that was replaced.
+NVML runs in its own process because a call to a faulty GPU can block forever inside the kernel driver. A thread stuck
+in such a call cannot be stopped and holds the library's locks, whereas a process can be abandoned. A new process is
+also the only way to load the library after a driver upgrade.
 
-A request is the index of a GPU to read, or None to open the library. XIDs come from a second thread, whenever the
-driver reports them.
+A request is the index of a GPU to read, or None to open the library. A second thread sends XIDs as the driver reports
+them.
 """
 
 import math
@@ -37,13 +37,13 @@ from telemetry.collect.nvml.library import (
 )
 
 WAIT_MS: Final = 1000
-"""How long one wait for XIDs lasts; a message says after each that the watch continues."""
+"""Timeout of one wait for XIDs; a heartbeat message follows each."""
 
 DEAF_PAUSE_S: Final = 10.0
-"""Pause after the driver has refused to report XIDs."""
+"""Pause after the driver refused to report XIDs."""
 
 ASK_AGAIN_S: Final = 3600.0
-"""What a device does not support is asked again after this long: a driver's setting may have changed."""
+"""Unsupported queries are retried after this long, since driver settings may change."""
 
 _CHEAP: Final = next(call for call in CALLS if call.name == "pstate")
 _BLANK_32: Final = 4294967295.0
@@ -51,15 +51,15 @@ _BLANK_FROM: Final = 2.0**62
 
 _Answer = float | NvmlFault
 _Question = tuple[str, Mapping[str, float], Callable[[list[str]], list[_Answer]]]
-# Its name, the channels that it answers with their scales, and how it is asked.
+# Name of the query, scale by channel, and the function that runs it.
 
 Message = tuple[str, Any]
-"""``answer`` or ``fault`` (a code) to a request; of the second thread ``xid`` (instant, XID, GPU, GPU instance),
-``watching`` (how many GPUs), ``deaf`` (the code with which the driver refuses XIDs) and ``alive``."""
+"""Kind and content: ``answer`` or ``fault`` (code) to a request; from the second thread ``xid`` (time, XID, GPU, GPU
+instance), ``watching`` (number of GPUs), ``deaf`` (code with which the driver refuses XIDs) and ``alive``."""
 
 
 class Gpu:
-    """One GPU of an open library; raises ``NvmlFault`` if it is lost, or the driver is gone."""
+    """One GPU of an open library; raises ``NvmlFault`` if the GPU is lost or the driver is gone."""
 
     def __init__(self, nvml: Library, index: int, monotonic: Callable[[], float]) -> None:
         self._nvml = nvml
@@ -78,7 +78,7 @@ class Gpu:
         ]
 
     def answers(self) -> bool:
-        """Whether the GPU is not lost; raises ``NvmlFault`` if the driver is gone."""
+        """Return whether the GPU is not lost; raises ``NvmlFault`` if the driver is gone."""
         try:
             self._nvml.call(_CHEAP, self.handle)
         except NvmlFault as fault:
@@ -88,10 +88,10 @@ class Gpu:
         return True
 
     def read(self) -> tuple[dict[str, float], dict[str, int]]:
-        """Return values by channel, and counts by name of errors other than that something is not supported.
+        """Return values by channel, and counts by name of errors other than unsupported queries.
 
-        Raises ``NvmlFault`` with a code of ``LOST`` (the GPU has to be looked up again, its handle is void) or
-        ``RELOADED`` (so has everything). Any other failure only leaves its channels out.
+        Raises ``NvmlFault`` with a code of ``LOST`` (the handle is invalid) or ``RELOADED`` (the library must be opened
+        again). Other errors only leave their channels out.
         """
         values: dict[str, float] = {}
         errors: Counter[str] = Counter()
@@ -110,7 +110,7 @@ class Gpu:
                     errors[answer.name] += 1
                 elif not _is_blank(answer):
                     values[channel] = answer * scales[channel]
-                # A channel that fails for a moment is not asked elsewhere: two sources of one counter could differ.
+                # No fallback after a transient error: two sources of one counter could differ.
                 answered.add(channel)
         return values, dict(errors)
 
@@ -125,8 +125,8 @@ class Gpu:
     def _links(self, counter: int, _channels: Sequence[str]) -> list[_Answer]:
         """Sum an error counter over the links.
 
-        A link that goes down keeps the last value it had: left out of the sum, it would look like a counter that was
-        reset, and the errors of all other links like new ones.
+        A link that goes down keeps its last count: without it the sum would drop, which looks like a counter reset and
+        makes the errors of all other links count as new.
         """
         counts = self._link_counts.setdefault(counter, {})
         fault = NvmlFault(min(UNSUPPORTED))
@@ -155,12 +155,12 @@ def _answers(ask: Callable[[list[str]], list[_Answer]], channels: list[str]) -> 
 
 
 def _is_blank(value: float) -> bool:
-    """Whether NVML says "not available": all bits set in 32 or 64 bits (``NVML_VALUE_NOT_AVAILABLE``)."""
+    """Return whether a value means "not available": all of 32 or 64 bits set (``NVML_VALUE_NOT_AVAILABLE``)."""
     return math.isnan(value) or value == _BLANK_32 or value >= _BLANK_FROM
 
 
 class Session:
-    """Reads and watches the GPUs of one process."""
+    """Handles requests, and watches the GPUs for XIDs."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Session:
         self._gpus: dict[int, Gpu] = {}
 
     def answer(self, index: int | None) -> Message:
-        """Open the library: driver and number of GPUs; or read a GPU: identity, values and errors."""
+        """Open the library (answer: driver, number of GPUs) or read a GPU (answer: identity, values, errors)."""
         try:
             if index is None:
                 self._nvml.open()
@@ -188,19 +188,19 @@ class Session:
         return "answer", answer
 
     def watch(self) -> Iterator[Message]:
-        """Report the XIDs of all GPUs that were read, for ever; a lost GPU makes each wait fail, and leaves the set."""
+        """Yield XIDs of all GPUs read so far, forever; lost GPUs leave the event set, as they fail every wait."""
         gpus: list[Gpu] = []
         events, watched = None, 0
         while True:
             event = None
             try:
-                # Only this thread touches the set: a GPU that was read first or lost meanwhile makes it new.
+                # Only this thread uses the set; it is rebuilt when a GPU is added or lost.
                 if events is None or list(self._gpus.values()) != gpus:
                     gpus = list(self._gpus.values())
                     if events is not None:
                         self._nvml.unwatch(events)
                         events = None
-                    if gpus:  # a lost GPU can still be registered, and spoils the wait
+                    if gpus:  # a lost GPU could be registered and would fail the wait
                         events, watched = self._nvml.watch([gpu.handle for gpu in gpus if gpu.answers()])
                         yield "watching", watched
                 if events is not None and watched:
@@ -221,9 +221,9 @@ class Session:
 
 
 def main() -> None:
-    """Serve the process that started this one, until it closes the pipe or dies."""
-    # The other side ends this process by closing the pipe, or by SIGKILL when a call hangs; signals to the whole
-    # group (Ctrl-C, a service manager's stop) are its own business.
+    """Serve the parent process until it closes the pipe or exits."""
+    # The parent stops this process by closing the pipe, or by SIGKILL if a call hangs; signals to the process group
+    # (Ctrl-C, a service manager's stop) are for the parent.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     connection, lock = Connection(int(sys.argv[1])), threading.Lock()
@@ -250,7 +250,7 @@ def main() -> None:
         while True:
             requests.put(connection.recv())
     except (EOFError, OSError):
-        os._exit(0)  # the other threads may be stuck in a call
+        os._exit(0)  # other threads may be stuck in a driver call
 
 
 if __name__ == "__main__":

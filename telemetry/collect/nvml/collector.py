@@ -1,4 +1,4 @@
-"""The NVML collector of one node: reads on an interval, writes what it heard, remembers what it reported."""
+"""NVML collector of one node: reads GPUs at an interval, listens for XIDs, and stages samples and events."""
 
 import hashlib
 import json
@@ -31,24 +31,24 @@ from telemetry.staging.folder import StagingFolder
 _LOG = logging.getLogger(__name__)
 
 WRITE_EVERY_S: Final = 60.0
-"""Samples of this long go into one file; events are written immediately."""
+"""Time span of samples per file; events are written immediately."""
 
 INVENTORY_EVERY: Final = timedelta(hours=1)
-"""An unchanged inventory is written this often, as a sign that it still holds."""
+"""An unchanged inventory is written again after this long, to confirm it."""
 
 MAX_ROWS: Final = 20_000
-"""Rows kept while they cannot be written (a full disk): a day of eight GPUs every 30 s."""
+"""Maximum rows kept while writes fail: about a day of 8 GPUs at 30 s."""
 
 MAX_EVENTS: Final = 10_000
-"""Events kept while they cannot be written."""
+"""Maximum events kept while writes fail."""
 
 _LISTEN_S: Final = 1.0
-# A signal sets a flag; it is looked at this often.
+# How often the flag that signals set is polled.
 _WRITER_LENGTH: Final = 100
 
 
 def writer_of(node: str) -> str:
-    """Return the collector's name in the names of its files: the node's, in the letters allowed there."""
+    """Return the writer name of a node's collector, in characters allowed in file names."""
     name = "nvml-" + re.sub(r"[^A-Za-z0-9.-]", "-", node)
     if len(name) > _WRITER_LENGTH or name != f"nvml-{node}":
         name = f"{name[: _WRITER_LENGTH - 9]}-{hashlib.sha256(node.encode()).hexdigest()[:8]}"
@@ -56,7 +56,7 @@ def writer_of(node: str) -> str:
 
 
 def boot_id() -> str:
-    """Return what the kernel calls this boot of the machine; an empty text where it does not say."""
+    """Return the kernel's boot ID; empty if it cannot be read."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -64,12 +64,11 @@ def boot_id() -> str:
 
 
 class NvmlCollector:
-    """Reads a node's GPUs and writes what they report.
+    """Reads a node's GPUs and stages samples, events and inventory.
 
-    ``staging``: of the writer :func:`writer_of`.
-    ``boot``: which boot of the machine this is: after another one, GPUs may be in other places, and a GPU that is
-    still lost is lost again.
-    ``trim``: called after each write.
+    ``staging``: with the writer :func:`writer_of`.
+    ``boot``: boot ID; after a reboot, GPU indices may differ, and a GPU that is still lost is reported again.
+    ``trim``: called after each write of samples.
     Raises ``InputError`` if another collector of the same node writes to the same folder.
     """
 
@@ -113,13 +112,13 @@ class NvmlCollector:
         self._failing = Failing(_LOG)
 
     def run(self, stopped: threading.Event) -> None:
-        """Read on the interval and listen for XIDs until ``stopped``; raises ``InputError`` without a driver."""
+        """Read at the interval and listen for XIDs until ``stopped``; raises ``InputError`` without a driver."""
         try:
             due_s = self._monotonic()
             while not stopped.is_set():
                 self.turn()
                 now_s = self._monotonic()
-                # Ticks that were missed (a hang, a suspended machine) are not made up for.
+                # Missed intervals (a hang, a suspended machine) are skipped.
                 due_s += self._interval_s * max(1, -(-(now_s - due_s) // self._interval_s))
                 while not stopped.is_set() and (left_s := due_s - self._monotonic()) > 0:
                     self._reader.listen(min(left_s, _LISTEN_S))
@@ -128,7 +127,7 @@ class NvmlCollector:
             self.close()
 
     def once(self) -> None:
-        """Read once and write it, after a reading that is not written: profiling metrics are means since another."""
+        """Read twice and write the second reading: profiling metrics are means since the previous reading."""
         try:
             self.turn(keep=False)
             self._sleep(1.0)
@@ -137,7 +136,7 @@ class NvmlCollector:
             self.close()
 
     def turn(self, *, keep: bool = True) -> None:
-        """Read every GPU once; write events and a changed inventory. ``keep``: whether the readings are samples."""
+        """Read every GPU once; write events and a changed inventory. ``keep``: whether to keep the samples."""
         rows = self._reader.turn()
         if rows and keep:
             self._samples.add({"samples": samples_table(rows, self._node, self._channels)})
@@ -145,7 +144,7 @@ class NvmlCollector:
         self.write()
 
     def write(self, *, everything: bool = False) -> None:
-        """Write what is held; samples once a minute. A disk that is full is waited for."""
+        """Write pending events and inventory, and samples once a minute; failed writes are retried later."""
         over = max(0, len(self._reader.events) - MAX_EVENTS)
         self.accounting.take("events", over, {DROPPED: over})
         events = self._reader.events = self._reader.events[over:]
@@ -164,20 +163,20 @@ class NvmlCollector:
             self._failing.recovered("writing")
 
     def close(self) -> None:
-        """Write everything that is held, and let go of the driver."""
+        """Stop reading, and write everything pending."""
         self._reader.close()
         self.write(everything=True)
         self._outbox.close()
 
     def _note(self) -> None:
-        """Take rows of the inventory from a turn, and change the state that goes with it."""
+        """Update the saved state after a reading, and queue inventory rows if they changed or are due."""
         driver, present, now_ms = self._reader.driver, self._reader.present, to_ms(self._clock())
         self._state = self._state | {
             "known": [asdict(identity) for identity in self._reader.known.values()],
             "troubles": dict(self._reader.troubles),
         }
         signature = json.dumps([driver, *(asdict(identity) for identity in present)], sort_keys=True)
-        # A clock that was set back must not keep the inventory from being written.
+        # A clock set back must not delay the next inventory.
         is_recent = 0 <= now_ms - self._state["inventory_at"] < INVENTORY_EVERY.total_seconds() * 1000
         if driver is None or not present or (signature == self._state["inventory"] and is_recent):
             return
@@ -191,7 +190,7 @@ class NvmlCollector:
 
 
 def samples_table(rows: Sequence[Row], node: str, channels: Mapping[str, Channel]) -> pa.Table:
-    """Return raw samples in the staging layout: one row a reading, one column a channel that any row has."""
+    """Return samples in the staging layout: a row per reading, a column per channel that any row has."""
     values = [(row, channels[name], value) for row in rows for name, value in row.values.items() if name in channels]
     return assemble(
         [Series(channel.name, channel.kind, row.identity.gpu, node) for row, channel, _ in values],

@@ -1,10 +1,10 @@
-"""NVML through its Python binding: the only module that imports ``pynvml``, and only when it is used.
+"""NVML through its Python binding; the only module that imports ``pynvml``, lazily.
 
-A *field* is read with all others in one ``nvmlDeviceGetFieldValues``. A *call* is a function of its own, used only
-for channels that nothing before it supports: fields come first, and a newer function before an older one. ``xid_last``
-is not read here: NVML reports XIDs as events only.
+*Fields* are read together by one ``nvmlDeviceGetFieldValues``. A *call* is a separate function, a fallback for channels
+that no earlier query supports: fields come first, and a newer function before an older one. ``xid_last`` is not read
+here: NVML reports XIDs only as events.
 
-The numbers of errors are those of ``nvmlReturn_t`` in ``nvml.h``; they have never changed.
+Error codes are those of ``nvmlReturn_t`` in ``nvml.h``, which are stable.
 """
 
 import math
@@ -26,7 +26,7 @@ _CORRECTED, _UNCORRECTED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class NvmlQuery:
-    """One function of NVML; ``ask`` takes the binding and a handle, and returns a number for each of ``channels``."""
+    """An NVML function; ``ask`` takes the binding and a handle, and returns a number for each of ``channels``."""
 
     name: str
     channels: tuple[str, ...]
@@ -55,14 +55,14 @@ def _sram_status(nvml: Any, handle: Any) -> tuple[int, ...]:
 
 
 def fabric_of(nvml: Any, handle: Any) -> Any:
-    """Return what NVML knows of a GPU's place on an NVSwitch fabric."""
+    """Return a GPU's NVSwitch fabric info."""
     fabric = nvml.c_nvmlGpuFabricInfo_v3_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(fabric))
     return fabric
 
 
 def _both(counter: str) -> tuple[str, str]:
-    """Return the channels of one counter, of corrected and of uncorrected errors."""
+    """Return the channels of corrected and uncorrected errors of a counter."""
     return f"ecc_sbe_{counter}_total", f"ecc_dbe_{counter}_total"
 
 
@@ -83,13 +83,13 @@ with Path(__file__).with_name("fields.csv").open(encoding="utf-8") as _table:
     ]
 
 FIELDS: Final = tuple((channel, number, scale) for kind, channel, number, scale in _ROWS if kind == "field")
-"""Channel, ``NVML_FI_*`` and scale. 38, 45, 52 and 59 are sums over all links, and what DCGM exports as well."""
+"""Channel, ``NVML_FI_*`` and scale. 38, 45, 52 and 59 are sums over all links, as DCGM exports them."""
 
 PROFILE: Final = tuple((channel, number, scale) for kind, channel, number, scale in _ROWS if kind == "profile")
-"""Channel, ``NVML_GPM_METRIC_*`` and scale: means over the time between two readings; Hopper and later have them."""
+"""Channel, ``NVML_GPM_METRIC_*`` and scale: means between two readings, on Hopper and later."""
 
 LINK_COUNTERS: Final = tuple((channel, number) for kind, channel, number, _ in _ROWS if kind == "link")
-"""Channel and ``nvmlNvLinkErrorCounter_t``: summed link by link where the device has no sums."""
+"""Channel and ``nvmlNvLinkErrorCounter_t``: summed over the links if the device has no totals."""
 
 CALLS: Final = (
     NvmlQuery("temperature", ("gpu_temp_c",), lambda n, h: n.nvmlDeviceGetTemperatureV(h, n.NVML_TEMPERATURE_GPU)),
@@ -113,7 +113,7 @@ CALLS: Final = (
     NvmlQuery("utilisation", _BUSY, lambda n, h: _UTILISATION(n.nvmlDeviceGetUtilizationRates(h))),
     NvmlQuery("encoder", ("enc_util_pct",), lambda n, h: n.nvmlDeviceGetEncoderUtilization(h)[0]),
     NvmlQuery("decoder", ("dec_util_pct",), lambda n, h: n.nvmlDeviceGetDecoderUtilization(h)[0]),
-    # The second version counts what the driver holds back apart; in the first it is part of what is used.
+    # Version 2 reports memory reserved by the driver separately; version 1 includes it in used memory.
     NvmlQuery("memory_v2", _MEMORY, lambda n, h: _RESERVED(n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2)), _MIB),
     NvmlQuery("memory", _MEMORY[:2], lambda n, h: _USED(n.nvmlDeviceGetMemoryInfo(h)), _MIB),
     NvmlQuery("sram", (*_both("sram_volatile"), "sram_threshold_exceeded"), _sram_status),
@@ -124,12 +124,12 @@ CALLS: Final = (
     NvmlQuery("clocks_throttle_reasons", _REASONS, lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h)),
     NvmlQuery("pstate", ("pstate",), lambda n, h: n.nvmlDeviceGetPerformanceState(h)),
     NvmlQuery("fabric_health", ("fabric_health",), lambda n, h: fabric_of(n, h).healthSummary),
-    # What the fields of some devices and drivers do not have.
+    # Fallbacks for fields that some devices or drivers lack.
     NvmlQuery("energy", ("energy_mj",), lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h)),
     NvmlQuery("ecc_volatile", _both("volatile"), partial(_ecc_errors, "NVML_VOLATILE_ECC")),
     NvmlQuery("ecc_aggregate", _both("aggregate"), partial(_ecc_errors, "NVML_AGGREGATE_ECC")),
     NvmlQuery("ecc_dram", _both("dram_volatile"), partial(_memory_errors, "NVML_MEMORY_LOCATION_DRAM")),
-    # Not _v2 of it: the binding leaves its last argument out, and the driver would write through a wild pointer.
+    # Not _v2: the binding omits its last argument, so the driver would write through a wild pointer.
     NvmlQuery(
         "retired_pages", _RETIRED, lambda n, h: tuple(len(n.nvmlDeviceGetRetiredPages(h, cause)) for cause in (0, 1))
     ),
@@ -137,17 +137,17 @@ CALLS: Final = (
     NvmlQuery("remapped_rows", _REMAPPED, lambda n, h: tuple(n.nvmlDeviceGetRemappedRows(h))),
     NvmlQuery("pcie_replay", ("pcie_replay_total",), lambda n, h: n.nvmlDeviceGetPcieReplayCounter(h)),
 )
-"""Asked one by one, in this order."""
+"""Calls, in the order of precedence."""
 
 
 LOST: Final = frozenset({15, 28})
-"""The GPU no longer answers (it fell off the bus), or the driver has dropped it."""
+"""The GPU has fallen off the bus, or the driver has dropped it."""
 
 UNSUPPORTED: Final = frozenset({2, 3, 13, 22, 25, 26})
-"""This device, driver or version of a structure does not have the value, or does not know the question."""
+"""The device, driver or struct version does not support the query."""
 
 RELOADED: Final = frozenset({1, 9, 18})
-"""The driver under the library went away or was replaced: everything has to be opened again."""
+"""The driver was unloaded or replaced: reopen everything."""
 
 LIBRARY_NOT_FOUND: Final = 12
 ABSENT: Final = {
@@ -164,7 +164,7 @@ _FABRIC_COMPLETED: Final = 3
 
 
 class NvmlFault(Exception):
-    """A call into NVML that gave no value; ``code``: ``nvmlReturn_t``."""
+    """An NVML error; ``code``: ``nvmlReturn_t``."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -172,7 +172,7 @@ class NvmlFault(Exception):
 
     @property
     def name(self) -> str:
-        """Name of the code, ``error_N`` where the binding has none."""
+        """Name of the code, ``error_N`` if the binding has none."""
         with suppress(ImportError):
             import pynvml
 
@@ -187,7 +187,7 @@ class NvmlFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What is fixed about a GPU while the driver lists it; ``nvlink_domain`` is ``CLUSTER.CLIQUE`` of the fabric."""
+    """Static attributes of a GPU; ``nvlink_domain`` is ``CLUSTER.CLIQUE`` of the fabric."""
 
     index: int
     gpu: str
@@ -198,21 +198,21 @@ class Identity:
 
     @property
     def address(self) -> str | None:
-        """The PCI address in the form of the dataset."""
+        """Normalized PCI address."""
         return None if self.pci_bus_id is None else normalise_pci_bus_id(self.pci_bus_id)
 
 
 class Library:
-    """The driver's library of this process. Every method may raise :class:`NvmlFault`, and any may hang.
+    """The NVML library of this process. Every method may raise :class:`NvmlFault` or hang.
 
-    A library that is loaded stays loaded: after the driver was replaced it answers a version mismatch until the
-    process ends, which is one reason why it only ever runs in a child process.
+    A loaded library cannot be unloaded: after a driver upgrade it reports a version mismatch until the process ends,
+    which is one reason to run it in a child process.
     """
 
     max_links: int
 
     def open(self) -> None:
-        """Load the library and initialise it."""
+        """Load and initialise the library."""
         try:
             import pynvml
         except ImportError:
@@ -226,15 +226,15 @@ class Library:
         return _text(self._ask(self._nvml.nvmlSystemGetDriverVersion))
 
     def count(self) -> int:
-        """Return how many GPUs the driver lists."""
+        """Return the number of GPUs that the driver lists."""
         return int(self._ask(self._nvml.nvmlDeviceGetCount))
 
     def handle(self, index: int) -> Any:
-        """Return the handle of a GPU by its place in the driver's list."""
+        """Return the handle of a GPU by its driver index."""
         return self._ask(self._nvml.nvmlDeviceGetHandleByIndex, index)
 
     def identity(self, index: int, handle: Any) -> Identity:
-        """Return what is fixed about a GPU."""
+        """Return a GPU's static attributes."""
         nvml = self._nvml
         return Identity(
             index=index,
@@ -251,7 +251,7 @@ class Library:
         return [(int(answer.nvmlReturn), _value(answer) if answer.nvmlReturn == 0 else 0.0) for answer in answers]
 
     def call(self, call: NvmlQuery, handle: Any) -> tuple[float, ...]:
-        """Ask one question; return a number for each of its channels."""
+        """Run one query; return a number for each of its channels."""
         answer = self._ask(call.ask, self._nvml, handle)
         return tuple(float(number) for number in (answer if isinstance(answer, tuple) else (answer,)))
 
@@ -260,7 +260,7 @@ class Library:
         return float(self._ask(self._nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, counter))
 
     def profile(self, handle: Any, samples: list[Any], numbers: Sequence[int]) -> list[tuple[int, float]]:
-        """Return code and value of profiling metrics since the previous call (first none), kept in ``samples``."""
+        """Return code and value of profiling metrics since the previous call; none at first. ``samples`` is its state."""
         nvml = self._nvml
         if not samples:
             if not self._ask(nvml.nvmlGpmQueryDeviceSupport, handle).isSupportedDevice:
@@ -279,11 +279,11 @@ class Library:
             request.metrics[place].metricId = number
         self._ask(nvml.nvmlGpmMetricsGet, request)
         answers = [request.metrics[place] for place in range(len(numbers))]
-        # An infinite value is a ratio over no time.
+        # An infinite value comes from an empty time span.
         return [(int(one.nvmlReturn), one.value if math.isfinite(one.value) else math.nan) for one in answers]
 
     def watch(self, handles: Sequence[Any]) -> tuple[Any, int]:
-        """Make an event set for XIDs; return it, and of how many GPUs it is: some devices have no events."""
+        """Create an event set for XIDs; return it and the number of registered GPUs: some do not support events."""
         events = self._ask(self._nvml.nvmlEventSetCreate)
         registered = 0
         for handle in handles:
@@ -297,7 +297,7 @@ class Library:
         self._ask(self._nvml.nvmlEventSetFree, events)
 
     def wait(self, events: Any, timeout_ms: int) -> tuple[Any, int, int | None] | None:
-        """Return the GPU's handle, the XID and the GPU instance; None when the time is over."""
+        """Return the GPU's handle, the XID and the GPU instance; None on timeout."""
         try:
             data = self._ask(self._nvml.nvmlEventSetWait_v2, events, timeout_ms)
         except NvmlFault as fault:
@@ -306,12 +306,12 @@ class Library:
             raise
         if not data.eventType & self._nvml.nvmlEventTypeXidCriticalError:
             return None
-        # 0xffffffff: the event is of the whole GPU (nvml.h, nvmlEventData_t).
+        # 0xffffffff: the event concerns the whole GPU (nvml.h, nvmlEventData_t).
         instance = None if data.gpuInstanceId == 0xFFFFFFFF else int(data.gpuInstanceId)
         return data.device, int(data.eventData), instance
 
     def same(self, one: Any, other: Any) -> bool:
-        """Whether two handles are of one GPU: the library gives a GPU one address as long as it is open."""
+        """Return whether two handles refer to one GPU, whose address is stable while the library is open."""
         return cast(one, c_void_p).value == cast(other, c_void_p).value
 
     def _domain(self, handle: Any) -> str:
@@ -340,7 +340,7 @@ def _text(value: object) -> str:
 
 
 def _value(answer: Any) -> float:
-    """Read the union of a field's value by the type that NVML names."""
+    """Return the member of a field's value union that NVML's ``valueType`` selects."""
     member = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
     if not 0 <= answer.valueType < len(member):
         return math.nan

@@ -1,4 +1,4 @@
-"""Reads all GPUs of a node through a child process, and continues where one of them is lost or blocks the driver."""
+"""Reader of a node's GPUs through a child process; it continues if a GPU is lost or hangs the driver."""
 
 import logging
 import os
@@ -26,23 +26,23 @@ _LOG = logging.getLogger(__name__)
 SOURCE: Final = "nvml"
 
 GPU_DEADLINE_S: Final = 10.0
-"""A GPU that takes longer than this for its reading (a few ms when well) blocks the driver."""
+"""Timeout of reading one GPU, which takes a few ms if healthy; beyond it, the driver hangs."""
 
 OPEN_DEADLINE_S: Final = 60.0
-"""Opening the driver, and a GPU for the first time, wakes sleeping boards: seconds where persistence mode is off."""
+"""Timeout of opening the driver or first reading a GPU, which takes seconds without persistence mode."""
 
 ALIVE_DEADLINE_S: Final = 30.0
-"""The child sends a message every second; one that is silent for this long hangs in the driver."""
+"""A child silent for this long hangs in the driver; it sends a heartbeat every second."""
 
 MAX_STUCK: Final = 4
-"""A GPU that hangs is left alone while this many killed children still hang in the kernel."""
+"""A GPU that hung is not retried while this many killed children still hang in the kernel."""
 
 READINGS: Final = "GPU readings"
 VALUES: Final = "sample values"
-"""Tables of the accounting."""
+"""Accounting tables."""
 
 DRIVER: Final = "driver"
-"""Key of a trouble of the driver as a whole."""
+"""Key in ``troubles`` of the driver as a whole."""
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 _REAP_S: Final = 2.0
@@ -56,7 +56,7 @@ TroubleCode = Literal["gpu_lost", "nvml_hang"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One reading of one GPU; ``at`` is when it began, ``values`` lacks channels that were not reported."""
+    """One reading of a GPU; ``at`` is its start, ``values`` has only the channels that were reported."""
 
     at: datetime
     identity: Identity
@@ -64,21 +64,21 @@ class Row:
 
 
 class Silent(Exception):
-    """A child did not answer in time: the driver holds it in a call."""
+    """A child did not respond in time: it hangs in a driver call."""
 
 
 class Ended(Exception):
-    """A child is gone: it crashed inside the library, or was killed."""
+    """A child exited: it crashed inside the library or was killed."""
 
 
 class Process:
-    """A child in a process of its own."""
+    """Handle of a child process."""
 
     def __init__(self) -> None:
         self._connection, other_end = Pipe()
         path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
-            # -P: a folder named telemetry in the working directory is another one.
+            # -P: do not import a folder named telemetry from the working directory.
             [sys.executable, "-P", "-m", "telemetry.collect.nvml.child", str(other_end.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -88,14 +88,14 @@ class Process:
         other_end.close()
 
     def send(self, index: int | None) -> None:
-        """Send a request; raises :class:`Ended` where the child is gone."""
+        """Send a request; raises :class:`Ended` if the child has exited."""
         try:
             self._connection.send(index)
         except OSError as error:
             raise Ended(str(error)) from error
 
     def receive(self, timeout_s: float) -> Message:
-        """Return the next message; raises :class:`Silent` or :class:`Ended` where there is none."""
+        """Return the next message; raises :class:`Silent` on timeout, :class:`Ended` if the child has exited."""
         try:
             if not self._connection.poll(max(0.0, timeout_s)):
                 raise Silent
@@ -105,22 +105,22 @@ class Process:
         return message
 
     def end(self) -> None:
-        """Kill the process, whatever it is doing."""
+        """Kill the process."""
         self._process.kill()
         self._connection.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_S)
 
     def is_gone(self) -> bool:
-        """Whether the process has ended; the kernel may hold a killed one in a driver call."""
+        """Return whether the process has exited; a killed one may still hang in a driver call."""
         return self._process.poll() is not None
 
 
 class NodeReader:
-    """All GPUs of a node.
+    """Reads all GPUs of a node.
 
-    ``known``: GPUs seen before by index; ``troubles``: those in trouble that were reported, by UUID or place.
-    ``events``: XIDs, and a GPU that stopped answering, once each time; the collector takes them away.
+    ``known``: GPUs seen before, by index; ``troubles``: reported open faults, by UUID, index or :data:`DRIVER`.
+    ``events``: XIDs, and a GPU or driver fault once per occurrence; the collector drains the list.
     """
 
     def __init__(
@@ -148,24 +148,24 @@ class NodeReader:
         self._heard_at_s = 0.0
         self._count = 0
         self._present: dict[int, Identity] = {}
-        self._hangs: dict[int, tuple[int, float]] = {}  # how often in a row, and until when it is left alone
+        self._hangs: dict[int, tuple[int, float]] = {}  # consecutive hangs, and earliest retry (monotonic)
         self._watched: int | None = -1  # None: the driver refuses to report XIDs
         self._open_failures = 0
         self._reopen_at_s = float("-inf")
 
     @property
     def present(self) -> list[Identity]:
-        """The GPUs that answer, in the driver's order."""
+        """GPUs that respond, in the driver's order."""
         return [self._present[index] for index in sorted(self._present)]
 
     def turn(self) -> list[Row]:
-        """Read every GPU once; raises ``InputError`` if this node has no driver, and never had one."""
+        """Read every GPU once; raises ``InputError`` if there is no driver and none was ever opened."""
         rows: list[Row] = []
         read, left_alone = set[int](), set(self._hangs)
         listed_before = {index: identity for index, identity in self.known.items() if index not in left_alone}
         while (count := self._open()) is not None:
             waiting = [index for index in range(count) if index not in read | left_alone]
-            # One that hung comes after all others, so that it delays none of them.
+            # GPUs that hung come last, so that they do not delay the others.
             waiting += [index for index in sorted(left_alone - read) if index < count and self._is_due(index)]
             if not waiting:
                 listed = {self.known[index].gpu for index in read | left_alone if index in self.known}
@@ -180,7 +180,7 @@ class NodeReader:
         return rows
 
     def listen(self, timeout_s: float) -> None:
-        """Wait for a further event."""
+        """Wait for the next event, at most ``timeout_s``."""
         deadline_s, before = self._monotonic() + timeout_s, len(self.events)
         while len(self.events) == before and (left_s := deadline_s - self._monotonic()) > 0:
             if self._child is None:
@@ -195,14 +195,14 @@ class NodeReader:
                 self._later(f"the reader of the driver exited ({error})")
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Stop the child."""
         if self._child is not None:
             self._child.end()
             self._killed = [child for child in (*self._killed, self._child) if not child.is_gone()]
             self._child, self._watched = None, -1
 
     def _open(self) -> int | None:
-        """Return how many GPUs the driver lists, once it is open; None while it cannot be opened."""
+        """Open the driver if needed; return the number of GPUs, or None while it cannot be opened."""
         if self._child is None and self._monotonic() >= self._reopen_at_s:
             self._child, self._heard_at_s = self._spawn(), self._monotonic()
             try:
@@ -225,12 +225,12 @@ class NodeReader:
         return None if self._child is None else self._count
 
     def _is_due(self, index: int) -> bool:
-        """Whether a GPU that hung is tried again."""
+        """Return whether a GPU that hung is due for a retry."""
         stuck = sum(not child.is_gone() for child in self._killed)
         return stuck < MAX_STUCK and self._monotonic() >= self._hangs[index][1]
 
     def _read(self, index: int) -> list[Row]:
-        """Return the row of one GPU; none where it does not answer. One that hangs costs the child."""
+        """Return the row of one GPU, none if it does not respond; if it hangs, the child is killed."""
         began, began_s = self._clock(), self._monotonic()
         timeout_s = GPU_DEADLINE_S if index in self._present or index in self._hangs else OPEN_DEADLINE_S
         try:
@@ -272,7 +272,7 @@ class NodeReader:
         return [Row(began, identity, values | scrape)]
 
     def _ask(self, index: int | None, timeout_s: float) -> Any:
-        """Return the child's answer to a request; raises NvmlFault, Silent or Ended."""
+        """Send a request and return the child's answer; raises NvmlFault, Silent or Ended."""
         assert self._child is not None
         deadline_s = self._monotonic() + timeout_s
         self._child.send(index)
@@ -286,11 +286,11 @@ class NodeReader:
             self._take_news(message)
 
     def _take_news(self, message: Message) -> None:
-        """Take a message of the thread that listens for XIDs."""
+        """Handle a message of the child's XID thread."""
         self._heard_at_s = self._monotonic()
         match message:
             case "xid", (at, xid, gpu, instance):
-                # An instance is of a GPU that is split (MIG).
+                # a MIG GPU instance
                 detail = None if instance is None else f"GPU instance {instance}"
                 self.events.append(Event(at, self._node, "xid", SOURCE, at, str(xid), detail, gpu))
             case "watching", count:
@@ -322,7 +322,7 @@ class NodeReader:
             _LOG.info("%s responds again", key)
 
     def _later(self, reason: str) -> None:
-        """Give the child up, and open the driver again after a pause."""
+        """Stop the child; the driver is reopened after a backoff."""
         self.close()
         self._present = {}
         self._open_failures += 1

@@ -1,4 +1,4 @@
-"""History from a Prometheus server, or from one that speaks its API: raw samples with their own time stamps.
+"""Backfill of raw samples, with their original timestamps, from Prometheus or a server with its HTTP API.
 
-Start with ``backfill``; ``client`` asks the server, :mod:`telemetry.collect.series` reads its series.
+Start with ``backfill``; ``client`` queries the server, :mod:`telemetry.collect.series` identifies the series.
 """

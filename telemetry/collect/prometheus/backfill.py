@@ -1,9 +1,8 @@
-"""The backfill: a server's history, span by span, into the staging folder.
+"""Backfill of a server's history into the staging folder, span by span.
 
-The spans are fetched in the order of time. Within a span each metric is fetched separately, several concurrently; when
-all have arrived, the rows are staged under a name made of the job and the span, and only then is the span noted as
-done. A run that is killed therefore repeats at most the span it was in, and what it had staged of that is not staged
-again.
+Spans are fetched in time order. Within a span, metrics are fetched by separate, concurrent requests; the rows of all of
+them are then staged under a name made of job and span, and the span is recorded as done. A killed run therefore repeats
+at most one span, and stages no row twice.
 """
 
 import asyncio
@@ -37,16 +36,16 @@ from telemetry.staging.folder import StagingFolder
 _log = logging.getLogger(__name__)
 
 SETTLED_AFTER: Final = timedelta(minutes=2)
-"""Newer samples may still be on their way: VictoriaMetrics shows none of its last 30 s, agents send in batches."""
+"""Newer samples may still arrive: VictoriaMetrics hides the last 30 s by default, and agents send batches."""
 
 MAX_SAMPLES: Final = 2_500_000
-"""Samples in memory: 20 bytes each until they are rows, and 150 at the peak while they become rows (measured)."""
+"""Maximum samples in memory: 20 bytes each as fetched, and 150 at the peak of conversion to rows (measured)."""
 
 MIN_SPAN_MS: Final = 60_000
-"""A span of at most this length is not halved."""
+"""Spans up to this length are not split."""
 
 PAST_END_MS: Final = 1
-# VictoriaMetrics leaves out a block of samples that begins at the very instant a query ends, so the end is put past it.
+# VictoriaMetrics skips a block of samples that starts exactly at the end of a query, so queries end 1 ms later.
 
 _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -55,7 +54,7 @@ _Samples = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.fl
 
 
 class Span(NamedTuple):
-    """The time after ``after_ms`` and up to ``until_ms``, in milliseconds since 1970, UTC."""
+    """The interval (``after_ms``, ``until_ms``], in Unix milliseconds."""
 
     after_ms: int
     until_ms: int
@@ -66,15 +65,15 @@ class Span(NamedTuple):
         return self.until_ms - self.after_ms
 
     def halves(self) -> "tuple[Span, Span]":
-        """Return the span cut in the middle."""
+        """Split the span in the middle."""
         middle = (self.after_ms + self.until_ms) // 2
         return Span(self.after_ms, middle), Span(middle, self.until_ms)
 
 
 def chunks(whole: Span, chunk_ms: int) -> list[Span]:
-    """Cut a span at the multiples of ``chunk_ms`` since 1970, so that later runs cut at the same instants.
+    """Split a span at multiples of ``chunk_ms`` since the epoch, so that later runs split at the same instants.
 
-    A span whose first instant is such a multiple, being one millisecond after its lower bound, begins a whole chunk.
+    If the first included millisecond (``after_ms`` + 1) is such a multiple, the first chunk has full length.
 
     >>> chunks(Span(5, 23), 10)
     [Span(after_ms=5, until_ms=10), Span(after_ms=10, until_ms=20), Span(after_ms=20, until_ms=23)]
@@ -89,7 +88,7 @@ def chunks(whole: Span, chunk_ms: int) -> list[Span]:
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Return the same time as few spans, sorted."""
+    """Return the union of spans as the fewest spans, sorted."""
     made: list[Span] = []
     for span in sorted(spans):
         if made and span.after_ms <= made[-1].until_ms:
@@ -100,7 +99,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def without(span: Span, done: Iterable[Span]) -> list[Span]:
-    """Return what is left of a span when the time of others is taken out, sorted."""
+    """Return the parts of a span that no span in ``done`` covers, sorted."""
     left = []
     after = span.after_ms
     for other in sorted(done):
@@ -110,9 +109,9 @@ def without(span: Span, done: Iterable[Span]) -> list[Span]:
 
 
 class BackfillProgress(BaseModel):
-    """How far a backfill is.
+    """Saved progress of a backfill.
 
-    ``span_ms``: longest span that the server answers and that fits into memory; None until one did not.
+    ``span_ms``: maximum span, halved after each TooMuch of the server or of memory; None before the first.
     """
 
     done: list[Span] = []
@@ -122,11 +121,11 @@ class BackfillProgress(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class BackfillPlan:
-    """What to fetch.
+    """What to fetch, and how.
 
-    ``chunk``: time span of one request; halved if the server or memory requires it. ``match``: matchers in
-    braces that every series must meet. ``delay``: from an XID to when it could first have been known.
-    ``allow_partial``: whether answers count that the server reports as incomplete.
+    ``chunk``: time span of one request; halved if the server or memory requires it. ``match``: series matchers in
+    braces. ``delay``: between an XID and the time when it was known.
+    ``allow_partial``: whether to accept responses that the server reports as incomplete.
     """
 
     start: datetime
@@ -139,11 +138,11 @@ class BackfillPlan:
     max_samples: int = MAX_SAMPLES
 
     def span(self, now: datetime) -> Span:
-        """Return the time to fetch; raises ``InputError`` if there is none, or the chunk is too short."""
+        """Return the period to fetch; raises ``InputError`` if it is empty or the chunk is too short."""
         if self.chunk < timedelta(minutes=1):
             raise InputError(f"a chunk of {self.chunk.total_seconds():g} s", "--chunk", "Give at least 1m.")
         end = min(self.end, now - SETTLED_AFTER)
-        # The instant of the start itself belongs to the history.
+        # start is inclusive
         span = Span((self.start - _EPOCH) // _MS - 1, (end - _EPOCH) // _MS)
         if span.length_ms <= 0:
             late = self.end > end
@@ -167,18 +166,18 @@ def backfill(
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> dict[str, Any]:
-    """Fetch a server's history into a staging folder, and report; started again, it continues where it stopped.
+    """Fetch a server's history into a staging folder and return a report; a restarted run resumes.
 
-    ``root``: the staging folder, see :func:`telemetry.staging.folder.staging_of`. ``accounting`` counts the
-    samples (``sample values``).
-    Raises ``InputError`` if an argument is impossible, the server refuses, has nothing known, or does not answer for
-    too long, or the disk is full. What had been staged stays.
+    ``root``: the staging folder, see :func:`telemetry.staging.folder.staging_of`. ``accounting`` counts samples
+    (``sample values``).
+    Raises ``InputError`` if an argument is invalid, the server rejects the query, has no known metric or stops
+    responding, or the disk is full. Staged rows are kept.
     """
     matchers, span = check_match(plan.match), plan.span(clock())
     catalogue = SeriesCatalogue(channels, mapping)
     staging = StagingFolder(root, writer="prometheus", channels=channels)
     catalogue.remember(staging.state(NODE_LABEL_STATE))
-    # What decides which rows a span of time gives.
+    # Everything that determines the rows of a span.
     job = hashlib.sha256(f"{connection.url} {matchers} ".encode() + catalogue.rules()).hexdigest()[:16]
     client = PrometheusClient(
         connection, bounds=bounds or Bounds(), concurrency=plan.concurrency, allow_partial=plan.allow_partial
@@ -192,7 +191,7 @@ def backfill(
 
 @dataclass(slots=True)
 class _Run:
-    """One run of a backfill; ``samples`` are those of the span that is fetched, by number in ``book``."""
+    """One run of a backfill; ``samples``: numbers in ``book``, times and values of the current span."""
 
     plan: BackfillPlan
     staging: StagingFolder
@@ -232,7 +231,7 @@ class _Run:
                     await self._fetch(span, metrics, None if is_short else self.plan.max_samples)
                 except TooMuch as refusal:
                     _log.info("%s: refused; continuing with %d s per request", refusal, span.length_ms // 2000)
-                    # Saved before anything of the halves is staged: a run after a kill must cut the same.
+                    # Saved before a half is staged: a run resumed after a kill must split identically.
                     self.state.span_ms = -(-span.length_ms // 2)
                     self._save()
                     spans.appendleft(span)
@@ -259,7 +258,7 @@ class _Run:
         }
 
     async def _fetch(self, span: Span, metrics: Sequence[str], max_samples: int | None) -> None:
-        """Fetch all metrics of a span; at the first failure cancel the others, and raise it."""
+        """Fetch all metrics of a span; the first error cancels the others and is raised."""
 
         async def fetch(metric: str) -> None:
             query = f"{selector(metric, [self.matchers])}[{span.length_ms + PAST_END_MS}ms]"
@@ -282,9 +281,9 @@ class _Run:
             raise group.exceptions[0] from None
 
     def _take(self, answer: RawSamples, span: Span, max_samples: int | None) -> None:
-        """Take an answer's samples after the span's lower bound and up to its upper; raises ``TooMuch``."""
+        """Add a response's samples within the span; raises ``TooMuch`` above ``max_samples``."""
         numbers = np.array([self.book.number(tuple(labels.items())) for labels in answer.labels], np.int32)
-        # A stale marker is no sample; servers leave it out of range selectors, but not all exports do.
+        # Drop stale markers: servers omit them from range selectors, but not all exports do.
         chosen = (answer.ms > span.after_ms) & (answer.ms <= span.until_ms) & ~np.isnan(answer.values)
         self.samples.append((numbers[answer.index[chosen]], answer.ms[chosen], answer.values[chosen]))
         if max_samples is not None and sum(len(ms) for _, ms, _ in self.samples) > max_samples:
@@ -329,9 +328,9 @@ class _Run:
 async def find_metrics(
     client: PrometheusClient, catalogue: SeriesCatalogue, matchers: str, whole: Span
 ) -> tuple[list[str], list[str]]:
-    """Return the names of the server's metrics that hold channels, and of all; ``matchers``: without braces.
+    """Return the known metrics of the server, and all metrics; ``matchers``: without braces.
 
-    Raises ``InputError`` if none is known: the message names some of the existing ones.
+    Raises ``InputError`` if none is known; the message lists some of the server's metrics.
     """
     try:
         names = await client.metric_names("{" + matchers + "}" if matchers else None, whole.after_ms, whole.until_ms)
@@ -352,7 +351,7 @@ async def find_metrics(
             "Check the period against the retention of the server, and --match against its labels.",
         )
     candidates = [name for name in names if not is_unused(name)] or list(names)
-    # What a GPU exporter or a recording rule over it is called, before the rest in alphabetical order.
+    # Names that look like GPU metrics come first, then the others, each alphabetically.
     usual = ("gpu", "dcgm", "nvidia", "nvml", "amd", "xid")
     candidates.sort(key=lambda name: (not any(part in name.lower() for part in usual), name))
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

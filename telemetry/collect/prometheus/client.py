@@ -1,4 +1,4 @@
-"""Asking a Prometheus API: one request at a time, bounded in time and size, repeated where that may help."""
+"""Client of the Prometheus HTTP API, with limits of time and size, and retries of transient errors."""
 
 import asyncio
 import json
@@ -61,8 +61,8 @@ _FINAL: Final = {
     ),
 }
 
-# Each server takes the ones it knows. Thanos: one sample a series instead of one a replica, whole answers or none, raw
-# resolution. VictoriaMetrics: no answers from its cache.
+# Servers ignore parameters they do not know. Thanos: deduplicate replicas, at raw resolution. VictoriaMetrics: bypass
+# the response cache.
 _PARAMETERS: Final = {"dedup": "true", "max_source_resolution": "0s", "nocache": "1"}
 
 # Prometheus: "query processing would load too many samples into memory", "query timed out".
@@ -74,30 +74,30 @@ _TOO_MUCH: Final = re.compile(
     r"|deadline|resource ?exhausted|\blimit\b|too (?:large|long|big)|not enough memory",
     re.IGNORECASE,
 )
-# A part of the server that cannot be reached is not asked for less: Thanos names it in a 422.
+# An unreachable store is no reason to query less; Thanos reports it with a 422.
 _UNREACHABLE: Final = re.compile(
     r"code = Unavailable|connection (?:refused|reset)|no such host|no route to host", re.IGNORECASE
 )
 
 
 class TooMuch(Exception):
-    """The server gives this answer only in smaller pieces; the text is its own."""
+    """The query must be split: the response exceeds a limit of the server or of this client; the text names it."""
 
 
 class Unreadable(HttpError):
-    """An answer that is not of the Prometheus API."""
+    """A response that is not of the Prometheus API."""
 
 
 class PartialResponse(HttpError):
-    """An answer that lacks what some of the server's stores have."""
+    """A response without the data of some of the server's stores."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawSamples:
-    """Raw samples of some series.
+    """Raw samples of several series.
 
-    ``labels`` are those of each series, ``__name__`` among them; ``index``, ``ms`` (since 1970, UTC) and ``values`` are
-    the series, time and value of each sample; shape (n,).
+    ``labels`` are those of each series, with ``__name__``; ``index`` (into ``labels``), ``ms`` (Unix) and ``values``
+    have shape (n,).
     """
 
     labels: list[dict[str, str]]
@@ -107,10 +107,10 @@ class RawSamples:
 
 
 def split_samples(body: bytes) -> tuple[bytes, list[bytes]]:
-    """Take the arrays of samples out of an answer, each replaced by an array with its number.
+    """Extract the sample arrays of a response; return the JSON, with each array replaced by its number, and the arrays.
 
-    Their text is read as a whole, in a twentieth of the time that a JSON parser takes to make an object of each number.
-    No string of JSON holds the pattern: its quotes would be escaped.
+    The extracted text is parsed as CSV, 20 times as fast as a JSON parser makes an object of each number. The pattern
+    cannot occur inside a JSON string, where quotes are escaped.
     """
     rest: list[bytes] = []
     arrays: list[bytes] = []
@@ -118,7 +118,7 @@ def split_samples(body: bytes) -> tuple[bytes, list[bytes]]:
     while match := _VALUES.search(body, after):
         begin = match.end() - 1
         end = body.find(b"]]", begin)
-        if end < 0 or body.find(b"{", begin, end) >= 0:  # written with spaces between the brackets
+        if end < 0 or body.find(b"{", begin, end) >= 0:  # there is whitespace between the brackets
             spaced = _VALUES_END.search(body, begin)
             end = len(body) if spaced is None else spaced.start()
         rest += [body[after:begin], b"%d" % len(arrays)]
@@ -128,10 +128,10 @@ def split_samples(body: bytes) -> tuple[bytes, list[bytes]]:
 
 
 def read_matrix(data: Any, arrays: Sequence[bytes]) -> RawSamples:
-    """Read the data of an answer to a range selector; series and samples stay in its order.
+    """Parse the matrix that a range selector returns; the order of series and samples is kept.
 
-    ``data``, ``arrays``: of :func:`split_samples`, ``data`` decoded.
-    Raises ``ValueError`` if it is no matrix, or holds a number that is none.
+    ``data``, ``arrays``: from :func:`split_samples`, ``data`` decoded.
+    Raises ``ValueError`` if it is not a matrix or has a malformed number.
     """
     if not isinstance(data, dict) or data.get("resultType") != "matrix" or not isinstance(data.get("result"), list):
         raise ValueError("not a matrix")
@@ -153,7 +153,7 @@ def read_matrix(data: Any, arrays: Sequence[bytes]) -> RawSamples:
     pairs = _read_pairs(arrays, sum(counts))
     index = np.repeat(np.array(places, np.int32), counts)
     ms = np.round(pairs[0] * 1000)
-    # Out of range of any span that is asked for, and exact as an integer.
+    # Clamped to a value that is exact as an integer and outside any requested span.
     whole_ms = np.where(np.abs(ms) < _MAX_MS, ms, _MAX_MS).astype(np.int64)
     return RawSamples(labels, index, whole_ms, pairs[1])
 
@@ -166,7 +166,7 @@ def _read_vector(data: Any, _: Sequence[bytes]) -> list[tuple[dict[str, str], fl
 
 
 def _read_pairs(arrays: Sequence[bytes], count: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the seconds and the values of arrays such as ``[1767225600,"45"],[1767225630,"46"]``."""
+    """Return the times (Unix seconds) and values of arrays like ``[1767225600,"45"],[1767225630,"46"]``."""
     if not arrays:
         return np.empty(0), np.empty(0)
     lines = b",".join(arrays).translate(None, b' \t\r\n"+').replace(b"],[", b"\n")
@@ -179,11 +179,11 @@ def _read_pairs(arrays: Sequence[bytes], count: int) -> tuple[npt.NDArray[np.flo
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one request may take.
+    """Limits of one request.
 
-    ``request_s`` bounds one answer (Prometheus itself gives up after 120 s by default), ``body_bytes`` its size. A
-    request is repeated for ``retry_for_s``; until the server has answered once only for ``first_retry_for_s``, so that
-    a wrong address is reported soon.
+    ``request_s``: timeout of one attempt (Prometheus times out after 120 s by default). ``body_bytes``: maximum size
+    of a response. ``retry_for_s``: total time of retries; ``first_retry_for_s`` applies until the first response, so
+    that a wrong address is reported early.
     """
 
     request_s: float = 150.0
@@ -193,11 +193,11 @@ class Bounds:
 
 
 class PrometheusClient:
-    """Asks one server, repeating what may pass; an asynchronous context manager.
+    """Client of one server that retries transient errors; an asynchronous context manager.
 
-    ``allow_partial`` accepts answers with warnings (of Thanos: a store did not answer). Every method raises TooMuch if
-    the server, or the bound on an answer, does not allow that much, which leaves to the caller what to ask for
-    instead, and InputError if the server refuses for good or could not answer for too long.
+    ``allow_partial`` accepts responses with warnings (from Thanos: a store did not answer). Every method raises TooMuch
+    if a limit of the server or of the response is exceeded, so that the caller can split the query, and InputError if
+    an error is permanent or retries are exhausted.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class PrometheusClient:
         self._connection = connection
         self._bounds = bounds
         self._places = asyncio.Semaphore(concurrency)
-        self._reading = asyncio.Lock()  # an answer takes six times its bytes while it is read
+        self._reading = asyncio.Lock()  # parsing takes six times the bytes of a response
         self._concurrency = concurrency
         self._allow_partial = allow_partial
         self._has_answered = False
@@ -227,15 +227,15 @@ class PrometheusClient:
         await self._session.aclose()
 
     async def samples(self, query: str, at_ms: int) -> RawSamples:
-        """Ask a range selector at an instant (milliseconds since 1970 in UTC) for its raw samples."""
+        """Return the raw samples of a range selector evaluated at ``at_ms`` (Unix)."""
         return await self._ask("/api/v1/query", {"query": query, "time": _seconds(at_ms)}, read_matrix)
 
     async def vector(self, query: str, at_ms: int) -> list[tuple[dict[str, str], float]]:
-        """Ask an instant query; return the labels and the value of each series."""
+        """Return labels and value of each series of an instant query at ``at_ms`` (Unix)."""
         return await self._ask("/api/v1/query", {"query": query, "time": _seconds(at_ms)}, _read_vector)
 
     async def metric_names(self, match: str | None, start_ms: int, end_ms: int) -> list[str]:
-        """Return the names of the metrics that match within the time."""
+        """Return the names of metrics with matching series in the period (Unix ms)."""
         parameters = {"start": _seconds(start_ms), "end": _seconds(end_ms)} | ({"match[]": match} if match else {})
         return await self._ask(
             "/api/v1/label/__name__/values", parameters, lambda data, _: _NAMES.validate_python(data)
@@ -244,7 +244,7 @@ class PrometheusClient:
     async def _ask(
         self, path: str, parameters: Mapping[str, str], read: Callable[[Any, Sequence[bytes]], _Data]
     ) -> _Data:
-        """Ask until there is an answer, with growing pauses, for as long as the bounds allow."""
+        """Query with retries and backoff, within the limits."""
         began_s = time.monotonic()
         first, url = not self._has_answered, self._connection.url
         retry_for_s = self._bounds.first_retry_for_s if first else self._bounds.retry_for_s
@@ -285,7 +285,7 @@ class PrometheusClient:
             raise Unreadable(f"the response is not from a Prometheus API: {shown(body)}") from error
         if status == "error":
             refuse(200, body, url=self._connection.url, retry_after=None)
-        # Thanos and Prometheus warn; VictoriaMetrics writes isPartial instead, and proxies a list of errors.
+        # Thanos and Prometheus set warnings, VictoriaMetrics isPartial, and proxies a list of errors.
         missing = document.get("warnings") or document.get("errors")
         missing = missing or ["some storage nodes did not answer"] * bool(document.get("isPartial"))
         if missing and not self._allow_partial:
@@ -293,7 +293,7 @@ class PrometheusClient:
             raise PartialResponse(f"the response is incomplete: {'; '.join(map(str, listed))[:_SHOWN]}")
         try:
             return read(document.get("data"), arrays)
-        except ValueError as error:  # of the model, or of Arrow
+        except ValueError as error:  # from pydantic or Arrow
             raise Unreadable(f"the response does not match the request: {shown(body)}") from error
 
     def _given_up(self, error: Exception, waited_s: float, *, first: bool) -> InputError:
@@ -334,17 +334,17 @@ class PrometheusClient:
 
 
 def refuse(status: int, body: bytes, *, url: str, retry_after: str | None) -> None:
-    """Raise TooMuch, HttpError (ask again) or InputError (never) for an answer other than a good one.
+    """Raise TooMuch, HttpError (transient) or InputError (permanent) for an error response.
 
-    ``status`` is 200 for an answer whose own status is an error.
+    ``status`` is 200 for a response with the JSON status ``error``.
     """
     whole = error_text(body)
-    # VictoriaMetrics names the query before the reason, which decides the meaning: it is shortened only where shown.
+    # VictoriaMetrics puts the query before the reason, so match the full text and shorten only the message.
     text = whole if len(whole) <= _SHOWN else f"{whole[: _SHOWN // 3]} … {whole[-2 * _SHOWN // 3 :]}"
     if status in _FINAL:
         what, do = _FINAL[status]
         raise InputError(f"{what} (HTTP {status}: {text})", url, do)
-    # 429 is also "too many outstanding requests": less at a time does not help, waiting does.
+    # 429 can mean "too many outstanding requests": a smaller query does not help, waiting does.
     may_pass = status == 429 or _UNREACHABLE.search(whole)
     if status in (413, 504) or (not may_pass and _TOO_MUCH.search(whole)):
         raise TooMuch(text)
@@ -356,7 +356,7 @@ def refuse(status: int, body: bytes, *, url: str, retry_after: str | None) -> No
 
 
 def error_text(body: bytes) -> str:
-    """Return the error text of an answer: its own if it is one of the API, else its beginning."""
+    """Return the API's error message of a response, else the beginning of its body."""
     try:
         return str(orjson.loads(body)["error"]) or shown(body)
     except (ValueError, TypeError, LookupError):
@@ -364,7 +364,7 @@ def error_text(body: bytes) -> str:
 
 
 def shown(body: bytes, max_length: int = 120) -> str:
-    """Return the beginning of an answer for an error message."""
+    """Return the beginning of a body for an error message."""
     text = " ".join(body[: 4 * max_length].decode("utf-8", "replace").split())
     return repr(text[:max_length] + "…" if len(text) > max_length else text)
 
@@ -374,9 +374,9 @@ def _seconds(ms: int) -> str:
 
 
 def check_match(match: str | None) -> str:
-    """Return the matchers of ``--match`` without their braces; an empty text where there are none.
+    """Return the matchers of ``--match`` without braces; empty if there are none.
 
-    Raises ``InputError`` if the text is not in braces, or holds a metric's name before them.
+    Raises ``InputError`` if the text is not in braces, as with a metric name before them.
     """
     if match is None or not match.strip():
         return ""
@@ -389,7 +389,7 @@ def check_match(match: str | None) -> str:
 
 
 def selector(metric: str, matchers: Iterable[str] = ()) -> str:
-    """Return an instant selector of a metric; any name will do, dots and colons included.
+    """Return an instant selector for a metric of any name, with dots and colons too.
 
     >>> selector("up", ['job="dcgm"'])
     '{__name__="up",job="dcgm"}'
@@ -399,5 +399,5 @@ def selector(metric: str, matchers: Iterable[str] = ()) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a PromQL string; its escapes are those of JSON for whatever a label may hold."""
+    """Return a PromQL string literal; JSON escapes are valid in PromQL for all label values."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")

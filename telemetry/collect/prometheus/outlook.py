@@ -1,4 +1,4 @@
-"""A look at a server: its GPUs, their newest values, the sampling interval, and how many samples a period holds."""
+"""Preview of a backfill: the server's GPUs, latest values, sampling interval and estimated number of samples."""
 
 import asyncio
 import re
@@ -33,26 +33,26 @@ from telemetry.dataset.channels import Channel
 from telemetry.importing.sampling import sampling_interval
 
 _WINDOWS_MS: Final = (300_000, 1_800_000, 21_600_000, 86_400_000)
-"""Lengths of history that are looked at: the next longer one where a shorter one shows no interval."""
+"""Window lengths, tried in order until one is long enough to determine the sampling interval."""
 
 _INTERVALS: Final = 3
-"""Sampling intervals that a window must hold to count the samples of the whole period by it."""
+"""Minimum sampling intervals in a window, to extrapolate its samples to the whole period."""
 
 _INSTANTS: Final = 12
-"""Instants of the period, evenly spread, at which GPUs are counted: those that are gone today are in the tickets."""
+"""Evenly spaced instants at which GPUs are listed, so that GPUs since removed are found too."""
 
 _LOOK_BACK_MS: Final = 300_000
-"""A series without a sample for so long, and for two intervals, has ended."""
+"""A series without a sample for this long, and for two sampling intervals, has ended."""
 
 
 @dataclass(slots=True)
 class Outlook:
-    """What a server holds of a plan.
+    """Preview of a backfill plan.
 
-    ``names``: its metrics in the period; ``metrics``: those that are read. ``series``: of GPUs. ``newest``: values of
-    the series that have not ended; ``left_out``: those without a use, by reason. ``age``: of the newest sample at the
-    end of the period. ``targets_down``: of the jobs that scrape the GPUs. ``samples``: an estimate for the plan.
-    ``interval``: between two samples of a series, None if unknown. ``samples_per_second``: of the look.
+    ``names``: metrics on the server in the period; ``metrics``: those to be fetched. ``newest``: latest values of
+    series that have not ended; ``left_out``: counts of the ones not used, by reason. ``age``: of the newest sample at
+    the end of the period. ``targets_down``: down targets of the jobs that scrape GPUs. ``samples``: estimated total.
+    ``interval``: sampling interval, None if unknown. ``samples_per_second``: throughput of the preview.
     """
 
     catalogue: SeriesCatalogue
@@ -69,19 +69,19 @@ class Outlook:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What a report says first of the server."""
+        """Heading facts of a report on the server."""
         interval = "unknown" if self.interval is None else format_duration(self.interval)
         return {"node": str(self.catalogue.nodes.decision()), "sampling interval": interval}
 
     @property
     def gpus(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """Rows of an inventory (``node``, ``gpu``, and what labels give) by node and GPU."""
+        """Inventory rows (``node``, ``gpu`` and the inventory labels) by node and GPU."""
         seen = {(series.node, series.gpu): series.inventory for series in reversed(self.series)}
         return {(node, gpu): {"node": node, "gpu": gpu, **dict(labels)} for (node, gpu), labels in seen.items()}
 
 
 class _Window(NamedTuple):
-    """Series by their number: how many samples each has, and the newest; the interval between two samples."""
+    """Per series: number, count of samples, and time (Unix ms) and value of the newest; and the sampling interval."""
 
     numbers: npt.NDArray[np.int32]
     counts: npt.NDArray[np.int64]
@@ -99,10 +99,10 @@ def look_ahead(
     bounds: Bounds | None = None,
     now: datetime,
 ) -> Outlook:
-    """Look at a few windows of a plan, and keep nothing.
+    """Query a few windows of a plan without storing anything.
 
-    Raises ``InputError`` as :func:`telemetry.collect.prometheus.backfill.backfill` does, or if the server does not
-    even answer for a minute of one metric.
+    Raises ``InputError`` as :func:`telemetry.collect.prometheus.backfill.backfill` does, or if the server cannot even
+    return a minute of one metric.
     """
     matchers, whole, jobs = check_match(plan.match), plan.span(now), set[str]()
     outlook = Outlook(SeriesCatalogue(channels, mapping))
@@ -117,7 +117,7 @@ def look_ahead(
         return _newest(answer, np.array([book.number(tuple(labels.items())) for labels in answer.labels], np.int32))
 
     async def windows(length_ms: int) -> tuple[list[_Window], int]:
-        """Return a window of each metric, shorter ones where the server refuses; the newest that is not empty."""
+        """Return the newest non-empty window of all metrics, and its length, halved while the server refuses."""
         middle, oldest = (whole.after_ms + whole.until_ms + length_ms) // 2, whole.after_ms + length_ms
         try:
             for end_ms in (whole.until_ms, middle, oldest):
@@ -173,6 +173,6 @@ def look_ahead(
 
 def _newest(answer: RawSamples, numbers: npt.NDArray[np.int32]) -> _Window:
     counts = np.bincount(answer.index, minlength=len(numbers))
-    last = (np.cumsum(counts) - 1)[counts > 0]  # the samples of a series follow each other, in the order of time
+    last = (np.cumsum(counts) - 1)[counts > 0]  # samples are grouped by series and sorted by time
     interval = sampling_interval(answer.index, answer.ms)
     return _Window(numbers[counts > 0], counts[counts > 0], answer.ms[last], answer.values[last], interval)

@@ -1,4 +1,4 @@
-"""Verdicts of ``dcgmi diag`` on the GPUs of a node, and which GPU an index or a serial number is."""
+"""Verdicts of ``dcgmi diag`` per GPU, with GPUs resolved from index or serial number."""
 
 import hashlib
 import json
@@ -26,11 +26,11 @@ _DO: Final = (
 )
 
 GpuNames = Mapping[tuple[str, str], str]
-"""UUIDs by ``("serial", NUMBER)`` and ``("slot", INDEX)``, of the GPUs of one node."""
+"""UUIDs of a node's GPUs by ``("serial", NUMBER)`` and ``("slot", INDEX)``."""
 
 
 def gpu_names(rows: Iterable[Mapping[Any, Any]]) -> GpuNames:
-    """Take GPUs from rows with ``gpu``, ``serial``, ``slot``; later rows go before earlier ones."""
+    """Return the UUIDs in rows with ``gpu``, ``serial`` and ``slot``; later rows override earlier ones."""
     return {
         (key, row[key]): row["gpu"]
         for row in rows
@@ -40,7 +40,7 @@ def gpu_names(rows: Iterable[Mapping[Any, Any]]) -> GpuNames:
 
 
 def read_gpu_names(path: Path) -> GpuNames:
-    """Read a CSV of a node's GPUs, as ``nvidia-smi`` writes it; raises ``InputError`` if it is none."""
+    """Read ``nvidia-smi``'s CSV of a node's GPUs; raises ``InputError`` if it cannot be parsed."""
     try:
         table = pd.read_csv(path, dtype=str, skipinitialspace=True, na_values=["[N/A]", "[Not Supported]"])
     except (OSError, ValueError) as error:
@@ -61,7 +61,7 @@ _STATUSES: Final = {
     **{"passed": "pass", "failed": "fail", "skip": "skipped", "warn": "warning", "notrun": "not run"},
 }
 _NODE: Final = ""
-# Index of a result that names no GPU: it is about the node, as most tests of the software are.
+# Index of a result without a GPU: it concerns the node, like most software tests.
 
 _TABLE: Final = "table of dcgmi diag"
 _TABLE_HEADER: Final = re.compile(r"\|\s*Diagnostic\s*\|\s*Result\s*\|")
@@ -84,11 +84,10 @@ _Results = list[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class GpuVerdict:
-    """What a run reports of one GPU.
+    """Verdict of a run on one GPU.
 
-    ``index``: DCGM's number of the GPU; empty for the node, where the run reports nothing of GPUs.
-    ``detail``: the tests that decided; of an inconclusive run without any word for success or failure, which labels
-    search for.
+    ``index``: DCGM's GPU index; empty for the node if the run has no result for any GPU.
+    ``detail``: the tests that determine the verdict, or why the run is inconclusive.
     """
 
     index: str
@@ -98,13 +97,13 @@ class GpuVerdict:
 
 
 def read_diagnostics(report: str, *, may_skip: Collection[str] = (), indices: Collection[str] = ()) -> list[GpuVerdict]:
-    """Read the JSON or the table of one run, cut short or not; text around it is ignored.
+    """Parse the JSON or table output of one run, complete or truncated; surrounding text is ignored.
 
-    ``may_skip``: names of tests (without case) that do not count when they were skipped or not run, such as ``eud``,
-    which needs a package of its own.
-    ``indices``: GPUs of the node; a table may write ``Pass - All`` instead of naming them.
-    Returns: by index; a single one with an empty index where nothing is known of any GPU.
-    Raises ``InputError`` if a table has several runs, or does not show which GPUs it tested.
+    ``may_skip``: tests (case-insensitive) that may be skipped or not run, for example ``eud``, which needs a separate
+    package.
+    ``indices``: GPUs of the node, because a table may have ``Pass - All`` instead of GPU indices.
+    Returns: verdicts sorted by index; a single one with an empty index if no GPU has a result.
+    Raises ``InputError`` if a table has several runs, or does not show which GPUs were tested.
     """
     try:
         content = _read_table(report, indices)
@@ -136,7 +135,7 @@ def _verdict(results: _Results, of_node: _Results, *, is_cut: bool) -> tuple[Ver
     if failed:
         return "fail", "failed: " + ", ".join(dict.fromkeys(failed))
     reasons = ["the run was cut short"] if is_cut else []
-    # A failed test of the node (a library missing, a setting) says nothing of this GPU, but the run cleared nothing.
+    # A test that failed on the node (missing library, setting) does not implicate this GPU, nor clear it.
     reasons += [f"{test}: failed on the node" for test, status in of_node if status == "fail"]
     odd = [f"{test}: {status}" for test, status in (*results, *of_node) if status not in ("pass", "fail")]
     reasons += dict.fromkeys(odd)
@@ -146,7 +145,7 @@ def _verdict(results: _Results, of_node: _Results, *, is_cut: bool) -> tuple[Ver
 
 
 def _read_table(report: str, indices: Collection[str]) -> dict[str, Any] | None:
-    """Return a report that is a table in the structure of the JSON; None if it is none."""
+    """Convert a table to the structure of the JSON; None if the report is not a table."""
     headers = list(_TABLE_HEADER.finditer(report))
     if not headers:
         return None
@@ -168,7 +167,7 @@ def _read_table(report: str, indices: Collection[str]) -> dict[str, Any] | None:
                     what = f"{name!r} has a result for all GPUs, but the table does not list the tested GPUs"
                     raise InputError(what, f"{_TABLE}, {device_count} GPUs", f"{_DO} List the tested GPUs only.")
                 result["gpu_ids"] = sorted(tested)
-        # DCGM 4 sums up what it reports of each GPU.
+        # DCGM 4 puts a summary before the results of each GPU.
         if any("entity_id" in result and result["status"] == results[0]["status"] for result in results[1:]):
             del results[0]
     categories = [{"tests": [{"name": name, "results": results} for name, results in tests.items()]}]
@@ -177,7 +176,7 @@ def _read_table(report: str, indices: Collection[str]) -> dict[str, Any] | None:
 
 
 def _table_tests(rows: str) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the results of each test as they are written, and errors that no test reports."""
+    """Return the raw results of each test, and errors outside of tests."""
     tests: dict[str, list[str]] = {}
     errors: list[str] = []
     texts, is_metadata, is_note = list[str](), True, False
@@ -198,7 +197,7 @@ def _table_tests(rows: str) -> tuple[dict[str, list[str]], list[str]]:
         elif is_result and texts:
             texts.append(text)
             is_note = False
-        elif texts and not is_note and _MORE_INDICES.fullmatch(text):  # the line above is full
+        elif texts and not is_note and _MORE_INDICES.fullmatch(text):  # continues the line above
             texts[-1] += text
     return tests, errors
 
@@ -215,7 +214,7 @@ def _table_result(text: str) -> dict[str, Any]:
 
 
 def _serials(content: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the serial number by index of each GPU that the report names."""
+    """Return the serial number of each GPU in the report by index."""
     serials: dict[str, object] = {}
     ids = content.get("GPU Device IDs")  # DCGM 3: device ids in the order of the GPUs
     if isinstance(ids, list):
@@ -232,7 +231,7 @@ def _serials(content: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def _results(body: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield test, GPU index (empty: the node) and status: ``pass``, ``fail``, or one that decides nothing."""
+    """Yield test, GPU index (empty: the node) and status: ``pass``, ``fail`` or an inconclusive one."""
     for category in _list(body.get("test_categories")):
         for test in _list(category.get("tests")):
             for result in _list(test.get("results")):
@@ -265,11 +264,11 @@ def collect_diagnostics(
     may_skip: Collection[str] = (),
     accounting: Accounting,
 ) -> dict[str, int] | None:
-    """Write the verdicts of one output of ``dcgmi diag`` to the staging folder, once.
+    """Stage the verdicts of one output of ``dcgmi diag``; idempotent.
 
-    ``delay``: ``known_at`` is the run's time plus this. ``at``: when the run ended; default: when the file was written.
-    Returns: verdicts by code; None where the report was written before.
-    Raises ``InputError`` if the file cannot be read, or a GPU of it cannot be named.
+    ``delay``: from the run to ``known_at``. ``at``: when the run ended; default: the file's modification time.
+    Returns: verdicts by code; None if the report was staged before.
+    Raises ``InputError`` if the file cannot be read, or one of its GPUs cannot be identified.
     """
     try:
         if path.stat().st_size > _MAX_BYTES:

@@ -1,4 +1,4 @@
-"""Pages of dcgm-exporter and AMD's device-metrics-exporter: samples, XID events, and how the scraping went."""
+"""Parser of dcgm-exporter and AMD device-metrics-exporter pages: samples, XID events and scrape metadata."""
 
 import math
 from collections import Counter
@@ -25,11 +25,11 @@ from telemetry.dataset.channels import Channel
 from telemetry.staging.folder import Kind
 
 MAX_PAGE_ROWS: Final = 4096
-"""GPUs and MIG instances (and their times, if lines have time stamps) of one page: more is no exporter of one node."""
+"""Maximum rows of a page (GPU, MIG instance, timestamp); more cannot come from the exporter of one node."""
 
 MAX_LINES: Final = 50_000
 REMEMBERED_BYTES: Final = 512 << 20
-"""Text of lines that is remembered of all targets."""
+"""Total size of the line caches of all targets."""
 
 _TARGET: Final = "predrain_target_"
 _NODE_FIRST, _NODE_LAST = f"{_TARGET}node", f"{_TARGET}host"
@@ -42,10 +42,10 @@ Reading = tuple[Series | XidCount, float, int | None]
 
 
 def fleet_catalogue(channels: Mapping[str, Channel], mapping: SourceMapping) -> SeriesCatalogue:
-    """Return the catalogue that all targets share: what a target's source names has label names of its own.
+    """Return the catalogue shared by all targets, in which target labels have a prefix of their own.
 
-    The node that the source names goes before the page's labels, the host of the URL after them. Raises InputError for
-    an unknown channel.
+    A node named by the target list takes precedence over the page's labels, and the URL's host is the fallback. Raises
+    InputError for an unknown channel.
     """
     labels = {name: [*mapping.label_names(name), _TARGET + name] for name in PLACE_LABELS}
     mapping = mapping.model_copy(update={"labels": {**mapping.labels, **labels}})
@@ -53,7 +53,7 @@ def fleet_catalogue(channels: Mapping[str, Channel], mapping: SourceMapping) -> 
 
 
 class PageWatch(Watch[Rows]):
-    """The page of one target; ``catalogue`` is of :func:`fleet_catalogue`."""
+    """Reads one target's page; ``catalogue`` is from :func:`fleet_catalogue`."""
 
     def __init__(self, target: Target, catalogue: SeriesCatalogue, accounting: Accounting) -> None:
         super().__init__(target)
@@ -70,31 +70,31 @@ class PageWatch(Watch[Rows]):
         self._changed_s: float | None = None
 
     def share_memory(self, targets: int) -> None:
-        """Bound the text of lines that is remembered."""
+        """Limit the size of the line cache."""
         self.lines.max_bytes = REMEMBERED_BYTES // targets
 
     async def scrape(self, fetch: Fetch, now: datetime, started_s: float) -> Rows:
-        """Return the rows of the page as it is now."""
+        """Scrape the page and return its rows."""
         return self.read(await fetch(self.target.url), now, started_s)
 
     def read(self, page: HttpResponse, at: datetime, started_s: float) -> Rows:
-        """Read a page that was requested at ``at`` (monotonic ``started_s``); raises ScrapeError."""
+        """Convert a page requested at ``at`` (monotonic ``started_s``) to rows; raises ScrapeError."""
         faults: Counter[str] = Counter()
         unused: Counter[str] = Counter()
         reading = self._read(page, faults, unused)
         if self._catalogue.nodes.revision != self._revision:
-            # The page, or one of another target, changed which label names the node.
+            # This page, or another target's, changed the choice of node label.
             self._revision = self._catalogue.nodes.revision
             self.lines = LineReader(self._identify, self.lines.max_bytes)
             faults.clear()
             unused.clear()
             reading = self._read(page, faults, unused)
             self._catalogue.report_nodes()
-        # NaN equals nothing, itself included.
+        # NaN does not equal itself.
         comparable = [(series, None if math.isnan(value) else value, ms) for series, value, ms in reading]
         is_repeated, self._before = comparable == self._before, comparable
         lines = len(reading) + faults.total() + unused.total()
-        # An XID that has left the exporter's window counts 0.
+        # The count of an XID that has left the exporter's window is 0.
         reading += [(series, 0.0, None) for series in self._unlisted(reading)]
         at_ms = to_ms(at)
         entries = [series for series, _, _ in reading]
@@ -116,7 +116,7 @@ class PageWatch(Watch[Rows]):
             raise ScrapeError("too_large", f"the page has {count} GPUs, over {MAX_PAGE_ROWS}")
         inventory = self._news.select(tables.inventory)
         self._news.staged()
-        # Whether an unchanged page is frozen decides the rule for every source (`instruments.yaml`).
+        # Whether an unchanged page is stale is decided for all sources by `instruments.yaml`.
         age_s = None if self._changed_s is None else started_s - self._changed_s
         if not is_repeated or age_s is None:
             self._changed_s = started_s
@@ -124,7 +124,7 @@ class PageWatch(Watch[Rows]):
         return {"events": tables.events, "inventory": inventory, "samples": samples}
 
     def _read(self, page: HttpResponse, faults: Counter[str], unused: Counter[str]) -> list[Reading]:
-        """Return the page's values of known series, and count other lines and series by reason."""
+        """Return the values of known series; other lines and series are counted by reason."""
         text = page.body.decode("utf-8", "replace").replace("\r\n", "\n")
         media = page.headers.get("content-type", "").partition(";")[0].strip().lower()
         has_end_mark = is_openmetrics(text)
@@ -132,7 +132,7 @@ class PageWatch(Watch[Rows]):
         lines = text.split("\n")
         if len(lines) > MAX_LINES:
             raise ScrapeError("too_large", f"the page has more than {MAX_LINES} lines")
-        # Where only the end of the connection ends a page, a page that ends with a line is taken for whole.
+        # Without HTTP framing, a page that ends with a newline is considered complete.
         is_framed = "content-length" in page.headers or "transfer-encoding" in page.headers
         is_whole = is_framed or page.body.endswith(b"\n")
         if not (is_whole and (has_end_mark if openmetrics else _is_line(lines[-1]))):
@@ -146,11 +146,11 @@ class PageWatch(Watch[Rows]):
         return reading
 
     def _unlisted(self, reading: list[Reading]) -> list[XidCount]:
-        """Return the XIDs of earlier pages that the page does not list, and remember those that it does."""
+        """Return XID counts of earlier pages that are missing from this one, and remember this one's."""
         listed = {series: 0.0 for series, _, _ in reading if isinstance(series, XidCount)}
         unlisted = [series for series in self._counted if series not in listed]
         self._counted |= listed
-        if len(self._counted) > _XIDS_KEPT:  # pages with ever new GPUs must not fill the memory
+        if len(self._counted) > _XIDS_KEPT:  # bounds memory if pages keep naming new GPUs
             self._xids, self._counted = XidCounts(timedelta(0)), {}
         return unlisted
 
@@ -163,8 +163,8 @@ class PageWatch(Watch[Rows]):
     def _with_scrape_channels(
         self, samples: pa.Table, page: HttpResponse, at: datetime, age_s: float | None
     ) -> pa.Table:
-        """Add the channels that measure the scraping itself."""
-        values = samples.drop_columns(_KEYS).to_pandas().groupby("gpu")  # MIG instances count with their GPU
+        """Add the channels of scrape metadata."""
+        values = samples.drop_columns(_KEYS).to_pandas().groupby("gpu")  # per GPU, MIG instances included
         reported = values.count().gt(0).sum(axis=1).loc[samples.column("gpu").to_pylist()]
         for name, value, kind in (
             ("scrape_duration_s", page.duration_s, pa.float32()),
@@ -177,21 +177,21 @@ class PageWatch(Watch[Rows]):
 
 
 def clock_skew_s(page: HttpResponse, at: datetime) -> float | None:
-    """Return the exporter's clock minus this host's, by the Date of an answer; None where there is none.
+    """Return the exporter's clock minus this host's, from the Date header; None without one.
 
     ``at``: when the page was requested.
     """
     with suppress(ValueError, OverflowError):
         date = parsedate_to_datetime(page.headers.get("date", ""))
-        # The date is cut to whole seconds: half a second is its mean error. It was written between the request and the
-        # answer's arrival, so the middle between them is compared.
+        # Date is truncated to seconds, which is half a second too early on average. It was set between request and
+        # response, so compare with their midpoint.
         date = date.replace(tzinfo=date.tzinfo or UTC)
         return date.timestamp() + _HALF_SECOND - (at.timestamp() + page.duration_s / 2)
     return None
 
 
 def _is_line(text: str) -> bool:
-    """Whether a page may end so: the last line may lack its line end, but not a part of its number."""
+    """Return whether the last line is complete; it may lack a newline, but must parse."""
     try:
         parse_line(text)
     except ValueError:

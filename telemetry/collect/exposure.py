@@ -1,4 +1,4 @@
-"""A running collector's own ``/metrics`` and ``/healthz``."""
+"""``/metrics`` and ``/healthz`` of a running collector."""
 
 import asyncio
 import contextlib
@@ -22,10 +22,10 @@ def exposing(
     problem: Callable[[], str | None] = lambda: None,
     more: "Callable[[], Iterable[Metric]]" = tuple,
 ) -> Iterator[None]:
-    """Serve the account of a collector at ``host:port`` from a thread while the context lasts; None: serve nothing.
+    """Serve a collector's accounting at ``host:port`` from a thread within the context; None serves nothing.
 
-    ``problem``: why the collector is unhealthy. ``more``: further metrics.
-    Raises ``InputError`` if the URL is invalid.
+    ``problem``: reason why the collector is unhealthy, or None. ``more``: additional metrics.
+    Raises ``InputError`` if the address is invalid.
     """
     if address is None:
         yield
@@ -41,7 +41,7 @@ def exposing(
             async with serving(app, host, port):
                 ready.set()
                 await stop.wait()
-        except Exception as error:  # raised in the thread of the collector
+        except Exception as error:  # raised in the collector's thread
             errors.append(error)
         ready.set()
 

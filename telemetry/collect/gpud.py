@@ -1,7 +1,7 @@
-"""What gpud found on each node, from its events API, to staged events.
+"""Collector of gpud's events API, as staged events.
 
-gpud reads the kernel log on the node and keeps events for days: an XID that it has is the kernel log's, at its time.
-Its health states are verdicts about these events, and are not read.
+gpud reads the node's kernel log and keeps events for days, so its XIDs are those of the kernel log, with their times.
+Its health states are derived from these events and are not read.
 """
 
 import hashlib
@@ -29,29 +29,29 @@ from telemetry.kernel_log.catalogue import DETAIL_LENGTH, shipped
 
 SOURCE: Final = "gpud"
 EVENTS: Final = Page("https", 15132, "/v1/events")
-"""gpud's events API, by default behind a certificate that it signed itself."""
+"""gpud's events API, by default with a self-signed certificate."""
 
 FIRST_SINCE: Final = timedelta(days=30)
-"""How far back a node is asked the first time; gpud keeps less."""
+"""Lookback of a node's first request, beyond gpud's retention."""
 
 OVERLAP: Final = timedelta(hours=1)
-"""A node is asked again for so long before the last time: gpud reads the kernel log late after a start of its own."""
+"""Each request starts this long before the last one: after its own restart, gpud reads the kernel log late."""
 
 _SHORTEST: Final = timedelta(minutes=1)
 CONCURRENCY: Final = 32
-"""Concurrent scrapes: with whole pages of the scraper's bound, all of them stay below its bound on memory."""
+"""Maximum concurrent scrapes: at the maximum size of a response, they stay within the scraper's memory limit."""
 
 MAX_EVENTS: Final = 100_000
-"""Events that are held while they cannot be written."""
+"""Maximum events kept while writes fail."""
 
 NO_EVIDENCE: Final = "no evidence about a GPU"
-"""Reason of entries that are left out."""
+"""Reason to leave out an entry."""
 
 _SERIOUS: Final = ("Warning", "Critical", "Fatal")
 _SXID: Final = re.compile(r"\bSXid:? (\d{1,9})\b", re.IGNORECASE)
 _PLAIN_DIGITS: Final = 18
 _RECOVERY: Final = "154"
-# Its meaning is in the kernel's text, which gpud keeps of what it has from NVSentinel only.
+# Its meaning is in the kernel message, which gpud keeps only for entries from NVSentinel.
 
 _log = logging.getLogger(__name__)
 
@@ -74,9 +74,9 @@ class _Component(BaseModel):
 def read_events(
     page: bytes, node: str, known_at: Callable[[datetime], datetime], rules: KubernetesRules | None = None
 ) -> dict[str, Event | str]:
-    """Return the events of an answer, or why an entry is none, by what tells an entry from others.
+    """Return each entry's event, or the reason to leave it out, by a digest of the entry.
 
-    Raises ``ScrapeError`` if it is no answer of gpud.
+    Raises ``ScrapeError`` if the page is not a gpud response.
     """
     try:
         components = [_Component.model_validate(part) for part in json.loads(page, parse_int=_number) or []]
@@ -106,20 +106,20 @@ def read_events(
 
 
 def _number(text: str) -> float:
-    """Read a whole number, one of thousands of digits as infinite."""
+    """Parse an integer; beyond 18 digits as a float, which may be infinite."""
     return int(text) if len(text) <= _PLAIN_DIGITS else float(text)
 
 
 def _written(entry: Any) -> str:
     try:
         return json.dumps(entry, sort_keys=True)
-    except RecursionError:  # it was read at a shallower depth of the stack
+    except RecursionError:  # json.loads ran at a shallower stack depth
         return "nested too deeply"
 
 
 def _event(component: str, entry: _Entry, rules: KubernetesRules) -> dict[str, Any] | None:
-    """Return type, code, detail and GPU of an event; None: it says nothing of a GPU's health."""
-    kernel = shipped().read(entry.message)  # what gpud has from NVSentinel
+    """Return type, code, detail and GPU of an event; None if it is no evidence about a GPU."""
+    kernel = shipped().read(entry.message)  # an entry from NVSentinel
     if kernel is not None and kernel.type in ("failure", "other", "driver"):
         place = {"gpu": kernel.gpu, "pci_bus_id": kernel.pci_bus_id}
         return {"type": kernel.type, "code": kernel.code, "detail": kernel.detail, **place}
@@ -137,7 +137,7 @@ def _event(component: str, entry: _Entry, rules: KubernetesRules) -> dict[str, A
     fault = next(iter(xid_faults("", "", entry.message)), None)
     if fault is None:
         return None if entry.type not in _SERIOUS else {"type": "other", "code": f"{SOURCE}_xid", "detail": detail}
-    # Of no GPU it would count as one of every GPU of the node.
+    # An XID without a GPU would count for every GPU of the node.
     is_clear = (fault.gpu or fault.pci_bus_id) and (fault.detail is not None or fault.code != _RECOVERY)
     kind, code = ("xid", fault.code) if is_clear else ("other", f"xid_{fault.code}")
     place = {"gpu": fault.gpu, "pci_bus_id": fault.pci_bus_id}
@@ -146,7 +146,7 @@ def _event(component: str, entry: _Entry, rules: KubernetesRules) -> dict[str, A
 
 @dataclass(frozen=True, slots=True)
 class NodeEvents:
-    """New events of a node, and how far it was read with them."""
+    """New events of a node, and the position after them."""
 
     url: str
     position: Mapping[str, Any]
@@ -154,7 +154,7 @@ class NodeEvents:
 
 
 class EventSink:
-    """Stages events together with the positions after them."""
+    """Stages events together with each node's position."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -172,25 +172,25 @@ class EventSink:
         self._outbox.accounting.take("events", over, {DROPPED: over})
 
     def write(self) -> None:
-        """Write what is held; raises ``InputError``."""
+        """Write the buffered events and positions; raises ``InputError``."""
         with self._lock:
             newest_ms = max((position["until"] for position in self.positions.values()), default=0)
-            # A target that is gone is forgotten, so that the state does not grow for ever.
+            # Drop targets that are gone, so that the state does not grow without bound.
             oldest_ms = newest_ms - FIRST_SINCE // timedelta(milliseconds=1)
             self.positions = {url: known for url, known in self.positions.items() if known["until"] >= oldest_ms}
             events, positions = list(self._events), dict(self.positions)
         if events or positions != self._outbox.position.get("nodes", {}):
             self._outbox.commit({"nodes": positions}, events=events)
             with self._lock:
-                del self._events[: len(events)]  # more may have come meanwhile
+                del self._events[: len(events)]  # more may have arrived meanwhile
         self._outbox.flush()
 
 
 class EventsWatch(Watch[NodeEvents]):
-    """gpud on one node.
+    """Reads gpud on one node.
 
-    ``delay``: from an event to when it counts as known, of those from before the node is first asked. ``rules``: what
-    entries are; default: the catalogue of node conditions.
+    ``delay``: from an event to its ``known_at``, for events before the node's first request. ``rules``: classify
+    entries; default: :func:`telemetry.collect.kubernetes.rules.default_rules`.
     """
 
     advice = "Check that gpud runs there; a certificate of its own needs --insecure-skip-verify."
@@ -208,7 +208,7 @@ class EventsWatch(Watch[NodeEvents]):
         self._sink, self._accounting, self._delay, self._rules = sink, accounting, delay, rules
 
     async def scrape(self, fetch: Fetch, now: datetime, started_s: float) -> NodeEvents:
-        """Return the events that are new since the last answer."""
+        """Return the events since the last response."""
         known = self._sink.positions.get(self.target.url)
         start = now - FIRST_SINCE if known is None else from_ms(known["until"]) - OVERLAP
         while True:
@@ -218,7 +218,7 @@ class EventsWatch(Watch[NodeEvents]):
             except ScrapeError as error:
                 if error.kind != "too_large" or now - start < _SHORTEST:
                     raise
-                start = now - (now - start) / 2  # an answer has no pages: the newest events count most
+                start = now - (now - start) / 2  # responses are not paginated: prefer the newest events
                 reason = "older than one response can hold"
                 self._accounting.left_out("gpud answers", reason, example=f"{self.target.address} {start.isoformat()}")
                 self._accounting.read("gpud answers")

@@ -1,4 +1,4 @@
-"""Kernel messages, as they come, to staged events: the loop of ``predrain collect kernel-log``."""
+"""Kernel log collector: the loop of ``predrain collect kernel-log``, which stages messages as events."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ from telemetry.kernel_log.reader import KernelLogReader, LogSource
 _log = logging.getLogger(__name__)
 _SAVE_EVERY_S: Final = 5.0
 _WAIT_S: Final = 0.5
-# A signal sets a flag; it is looked at this often.
+# How often the flag that signals set is polled.
 
 
 def collect_kernel_log(
@@ -31,16 +31,16 @@ def collect_kernel_log(
     delay: timedelta = timedelta(minutes=10),
     catalogue: MessageCatalogue | None = None,
 ) -> Accounting:
-    """Read until the source is drained (``once``) or ``stop(seconds)``, which waits, is true; stage the events.
+    """Stage events until the source is drained (``once``) or ``stop(seconds)``, which waits, returns true.
 
-    ``node``: node of lines that name no host; with ``fixed``, of all.
-    ``delay``: ``known_at`` of history is its time plus this, now at the latest.
-    Returns: what became of the lines. Raises ``InputError`` if the source cannot be read, the disk is full, or no node
-    is known of an event.
+    ``node``: node of lines without a host; with ``fixed``, of all lines.
+    ``delay``: from a past event to its ``known_at``, at most now.
+    Returns: accounting of the lines. Raises ``InputError`` if the source cannot be read, the disk is full, or the node
+    of an event is unknown.
     """
     position = dict(outbox.position.get("source", {}))
     source = open_source(dict(position))
-    # Reports of two sources may be one event, repeats within one source are not: events carry its name.
+    # Duplicates are removed across sources but not within one, so events carry the source's name.
     name = f"kernel_log:{source.name}"
     try:
         state = outbox.position.get("nodes")
@@ -67,12 +67,12 @@ def collect_kernel_log(
 
 
 def known_at(now: datetime, delay: timedelta, when: datetime, is_history: bool) -> datetime:
-    """Return when an event is known: of what is older than the collector, its time plus ``delay``, ``now`` at most."""
+    """Return ``known_at``: for events before the collector's start ``when`` + ``delay``, at most ``now``."""
     return min(now, when + delay) if is_history else now
 
 
 def _report(reader: KernelLogReader) -> None:
-    """Log the first line of each kind that could not be used; the further ones are only counted."""
+    """Log the first unusable line for each reason; further ones are only counted."""
     for _, line, reason in reader.unused:
         if reason not in reader.reported:
             reader.reported.add(reason)

@@ -1,13 +1,12 @@
-"""OpenMetrics dumps of a Prometheus database into staged samples.
+"""Import of OpenMetrics dumps of a Prometheus database as staged samples.
 
-A dump lists one series after the other, each over its whole time; rows hold all channels of a GPU at one time. So the
-file is read once and its samples are spilled to disk, then divided into parts of like size, each of a time of its own;
-each part is assembled and staged. What is staged is named after the file's content: a second run of the same file, or
-one after a kill, adds nothing.
+A dump is ordered by series, rows by time. So the file is read once and its samples are spilled to disk, then split into
+time ranges of similar size; each is assembled and staged. Staged files are named after a digest of the dump: a second
+run, or one after a kill, adds no duplicates.
 
-``promtool tsdb dump-openmetrics`` and files for ``promtool tsdb create-blocks-from openmetrics`` write seconds and end
-in ``# EOF``; ``promtool tsdb dump`` (the only one of older promtools) writes milliseconds. The first time stamp shows
-which: as milliseconds, 1e11 is the year 1973, as seconds it is 5138. Other exports of series become such lines first.
+``promtool tsdb dump-openmetrics`` and files for ``promtool tsdb create-blocks-from openmetrics`` have timestamps in
+seconds and end in ``# EOF``; ``promtool tsdb dump`` (the only one in older versions) has milliseconds. The first
+timestamp shows which: 1e11 is the year 1973 in milliseconds, 5138 in seconds. Other exports are converted first.
 """
 
 import csv
@@ -38,14 +37,14 @@ from telemetry.packing import DAMAGED, open_packed
 from telemetry.staging.folder import StagingFolder
 
 NO_TIME: Final = "line without timestamp"
-"""Why a line is left out, in addition to the reasons of bad lines and of metrics that are no channel."""
+"""Reason to leave out a line, besides those of malformed lines and unknown metrics."""
 
 _BLOCK_SAMPLES: Final = 100_000
 _MAX_LINE: Final = 1 << 20
 _SECONDS_BELOW: Final = 1e11
 _MAX_PARTS: Final = 4096
-_SAMPLED: Final = 1 << 20  # instants by which the samples are divided evenly, whatever time they span
-_LAYOUT_VERSION: Final = 2  # a change of how parts are cut must not be taken for what was staged before
+_SAMPLED: Final = 1 << 20  # sampled times, from which the quantiles that split the samples are computed
+_LAYOUT_VERSION: Final = 2  # part of the digest; bump it when the split changes
 _RECORD: Final = np.dtype([("index", "<i4"), ("ms", "<i8"), ("value", "<f8")])
 _DO: Final = "Give a dump of lines `name{labels} value timestamp`."
 
@@ -62,10 +61,9 @@ def stage_dump(
 ) -> dict[str, Any]:
     """Stage the samples of a dump, plain or packed (see :mod:`telemetry.packing`); return a report.
 
-    ``accounting`` counts lines (``sample values``) and staged rows. ``delay`` is from an XID to its ``known_at``;
-    ``held_samples`` are in memory at a time (some 100 bytes each); ``progress(done, total)`` counts bytes, then parts
-    that are staged.
-    Raises ``InputError`` if the file cannot be read, holds no sample of a channel, or the disk is full (40 bytes a
+    ``accounting`` counts lines (``sample values``) and staged rows. ``delay``: from an XID to its ``known_at``.
+    ``held_samples``: maximum in memory (about 100 bytes each). ``progress(done, total)``: bytes, then parts.
+    Raises ``InputError`` if the file cannot be read or has no sample of a channel, or the disk is full (40 bytes per
     sample are spilled).
     """
     check_regular(path)
@@ -87,7 +85,7 @@ def stage_dump(
         parts = divide(spilled, held_samples)
         for done, part in enumerate(parts, start=1):
             block = np.fromfile(part, _RECORD)
-            # Parts come in the order of time, staged before or not: a count needs the one before it.
+            # Parts are processed in time order even if already staged: XID counts need their predecessors.
             place = reader.book.places(block["index"], reader.left_out)
             usable = place >= 0
             samples += int(usable.sum())
@@ -116,7 +114,7 @@ def stage_dump(
 
 @contextmanager
 def _empty_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder for the parts of a dump, and remove it in the end; a killed run may have left it."""
+    """Create an empty folder for a dump's parts and remove it afterwards; a killed run may have left one."""
     shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.mkdir()
@@ -126,7 +124,7 @@ def _empty_folder(folder: Path) -> Iterator[Path]:
 
 
 class _DumpReader:
-    """Reads one dump, block by block, in bounded memory; series are numbered in ``book``."""
+    """Reads a dump in blocks, with bounded memory; series are numbered in ``book``."""
 
     def __init__(self, path: Path, catalogue: SeriesCatalogue) -> None:
         self.path = path
@@ -139,10 +137,9 @@ class _DumpReader:
         self._lines: LineReader[int | str] = LineReader(self._number)
 
     def blocks(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield the samples of known metrics: ``index``, ``ms`` since 1970 in UTC, ``value``.
+        """Yield the samples of known metrics: ``index``, ``ms`` (Unix), ``value``.
 
-        Raises ``InputError`` if the file does not exist, its compression is damaged or cut, or a line is longer than 1
-        MiB.
+        Raises ``InputError`` if the file does not exist, is corrupt or truncated, or has a line over 1 MiB.
         """
         samples = self._samples()
         while block := list(islice(samples, _BLOCK_SAMPLES)):
@@ -190,16 +187,16 @@ class _DumpReader:
             ) from error
 
     def _number(self, name: str, labels: dict[str, str]) -> int | str:
-        """Return a series' number, or why it is left out."""
+        """Return a series' number, or the reason to leave it out."""
         if name not in self._known:
             return self._catalogue.left_out_reason(name)
         return self.book.number((("__name__", name), *self._catalogue.deciding(labels)))
 
 
 def divide(spilled: Path, held_samples: int) -> list[Path]:
-    """Divide spilled samples into files that hold about half of ``held_samples``; return them in the order of time.
+    """Split spilled samples by time into files of about half of ``held_samples``; return them in time order.
 
-    Samples of one instant stay together, so that a file may hold more. The files are the same on every run.
+    Samples with equal times stay together, so a file may be larger. The split is deterministic.
     """
     if not spilled.exists():
         return []

@@ -1,8 +1,8 @@
-"""How collectors stage rows: samples through a bounded buffer, events together with the position that was read.
+"""Staging of collected rows: samples through a bounded buffer, events together with the source position.
 
-An :class:`Outbox` loses and repeats nothing when it is killed. Rows and the position after them are first written to
-the collector's state file, then the rows are written to the staging folder under a unique name, which it accepts once.
-A process that dies between the two finds the rows in its state at the next start and writes them under the same name.
+An :class:`Outbox` delivers exactly once, even if killed. Rows and the position after them are first written to the
+collector's state file; then the rows are staged under a unique name, which the staging folder accepts once. After a
+kill between the two, the next start stages the rows from the state file under the same name.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ class _State(BaseModel):
 
 
 class Outbox(contextlib.AbstractContextManager["Outbox"]):
-    """The state of one collector; only one process at a time may hold it.
+    """State of one collector, locked by one process at a time.
 
-    ``name``: of the state file. ``staged``: rows written by this process, by kind. ``accounting`` counts what is
-    committed.
-    Raises ``InputError`` if another process holds it, or the state file is damaged.
+    ``name``: of the state file. ``staged``: rows written by this process, by kind. ``accounting`` counts committed
+    rows.
+    Raises ``InputError`` if another process holds the lock, or the state file is corrupt.
     """
 
     def __init__(self, staging: StagingFolder, name: str, accounting: Accounting | None = None) -> None:
@@ -58,17 +58,16 @@ class Outbox(contextlib.AbstractContextManager["Outbox"]):
 
     @property
     def position(self) -> dict[str, Any]:
-        """What was last committed; empty at first."""
+        """Last committed position; empty at first."""
         return self._state.position
 
     def commit(
         self, position: Mapping[str, Any], *, events: Sequence[Event] = (), inventory: Rows = (), jobs: Rows = ()
     ) -> None:
-        """Remember a position and the rows that lie before it, and write those rows.
+        """Save a position with the rows before it, and stage the rows.
 
-        Raises ``InputError`` if the disk is full or not writable; then nothing was taken in, and the same commit may be
-        tried again. Where only the staging folder fails, the rows are taken in: :meth:`flush`, the next commit or the
-        next process writes them.
+        Raises ``InputError`` if the disk is full or not writable; nothing is saved then, and the commit can be retried.
+        If only staging fails, the rows are saved: :meth:`flush`, the next commit or the next process stages them.
         """
         self.flush()
         given: dict[Kind, Rows] = {"events": [event.row() for event in events], "inventory": inventory, "jobs": jobs}
@@ -83,7 +82,7 @@ class Outbox(contextlib.AbstractContextManager["Outbox"]):
             self.flush()
 
     def flush(self) -> None:
-        """Write what was committed and is not in the staging folder yet; raises ``InputError`` if the disk is full."""
+        """Stage committed rows that are not staged yet; raises ``InputError`` if the disk is full."""
         for kind, rows in self._state.pending.items():
             name = f"{self._state.name}.{self._state.batch:08d}"
             if self._staging.stage(kind, rows_table(kind, rows), name=name) is not None:
@@ -91,12 +90,12 @@ class Outbox(contextlib.AbstractContextManager["Outbox"]):
         self._state.pending = {}
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release the lock."""
         self._lock.release()
 
     def __exit__(self, *_error: object) -> None:
         if self._state.batch and not self._state.pending:
-            # what was written may be sent on and gone by the next start, which would write it again
+            # a staged file may be pushed and deleted before the next start, which would stage it again
             with contextlib.suppress(InputError):
                 write_bytes(self._path, self._state.model_dump_json().encode())
         self.close()
@@ -115,14 +114,14 @@ class Outbox(contextlib.AbstractContextManager["Outbox"]):
 
 
 DROPPED: Final = "the buffer is full, because the disk is not writable"
-"""Reason of rows that are left out."""
+"""Reason to leave out rows."""
 
 UNWRITTEN: Final = "being written"
-"""What rows in memory wait for."""
+"""Reason why rows are pending in memory."""
 
 
 class RowBuffer:
-    """Holds tables of each kind up to ``max_rows``, then drops the oldest; safe to use from two threads."""
+    """Buffers up to ``max_rows`` rows of each kind, then drops the oldest; thread-safe."""
 
     def __init__(self, staging: StagingFolder, accounting: Accounting, *, max_rows: int) -> None:
         self.staging = staging
@@ -133,12 +132,12 @@ class RowBuffer:
 
     @property
     def rows(self) -> int:
-        """Rows that wait."""
+        """Number of buffered rows."""
         with self._lock:
             return sum(table.num_rows for tables in self._tables.values() for table in tables)
 
     def add(self, batch: Mapping[Kind, pa.Table]) -> None:
-        """Take rows."""
+        """Buffer rows."""
         for kind, table in batch.items():
             if table.num_rows:
                 self.accounting.read(kind, table.num_rows)
@@ -147,7 +146,7 @@ class RowBuffer:
                     self._drop_oldest(kind)
 
     def write(self) -> None:
-        """Stage what waits, a file a kind; raises ``InputError`` or ``OSError`` after keeping what was not staged."""
+        """Stage the buffered rows, a file per kind; on failure keep them and raise ``InputError`` or ``OSError``."""
         errors: list[Exception] = []
         for kind in self._tables:
             with self._lock:
@@ -169,7 +168,7 @@ class RowBuffer:
             raise errors[0]
 
     def _drop_oldest(self, kind: Kind) -> None:
-        """Drop a tenth more than necessary, not a table at a time."""
+        """Drop the oldest rows above the limit, and a tenth of it more, so that drops are rare."""
         over = sum(table.num_rows for table in self._tables[kind]) - self._max_rows
         if over > 0:
             over += self._max_rows // 10

@@ -1,7 +1,7 @@
-"""What has staged on a node, sent to ``predrain collect receive``: a bounded spool, a pusher that waits and retries.
+"""Push of files staged on a node to ``predrain collect receive``: a bounded spool, and a pusher with retries.
 
-A file leaves the spool only after the receiver has answered that it is safe. Killed in between, it is sent again under
-the same name, and the receiver takes a name once.
+A file is deleted only after the receiver has acknowledged it. After a kill in between, it is sent again under the same
+name, and the receiver accepts each name once.
 """
 
 import io
@@ -26,13 +26,13 @@ from telemetry.staging.folder import StagingFolder
 _LOG = logging.getLogger(__name__)
 
 MAX_PAUSE_S: Final = 300.0
-"""Longest pause between two tries, where the receiver does not ask for a longer one."""
+"""Maximum backoff between attempts, unless the receiver asks for longer."""
 
 MAX_SERVER_ERRORS: Final = 10
-"""A file over which the receiver failed so often, while it took others, is put aside."""
+"""A file is set aside after this many server errors while other files were accepted."""
 
 MAX_SKIPPED: Final = 3
-"""Server errors in one round after which the server is taken to be down."""
+"""Server errors in one round after which the receiver is considered down."""
 
 REFUSED_FILES: Final = 1000
 """Maximum number of rejected files that are retained; the oldest are deleted first."""
@@ -44,16 +44,16 @@ _IDLE_S: Final = 1.0
 _ANSWER_BYTES: Final = 65536
 _MAX_RETRY_AFTER_S: Final = 3600.0
 _NOT_THE_FILE: Final = frozenset({401, 403, 404, 405, 407, 408, 421, 425, 429})
-# 4xx that speak of the token, the address or the moment: every other file would get the same answer.
+# 4xx about the token, the address or load: any other file would get the same response.
 _NAMED: Final = "named-"
 _DROP_ORDER: Final = ("samples", "inventory", "jobs", "events")
 
 
 class Later(Exception):
-    """The receiver cannot take anything now; the file stays in the spool.
+    """A transient failure; the file stays in the spool.
 
-    ``after_s``: when to ask again, if the receiver named a time. ``server_error``: whether the file may be the reason:
-    the receiver is reachable and failed on the batch.
+    ``after_s``: delay that the receiver asked for, if any. ``server_error``: whether the file may be the cause, because
+    the receiver is reachable and failed on it.
     """
 
     def __init__(self, reason: str, after_s: float | None = None, *, server_error: bool = False) -> None:
@@ -63,11 +63,11 @@ class Later(Exception):
 
 
 class Rejected(Exception):
-    """The receiver will never take this file."""
+    """The receiver permanently rejects this file."""
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size such as ``1GiB`` or ``500 MB``; raises ``ValueError`` if it is none, or is no more than 0."""
+    """Parse a size like ``1GiB`` or ``500 MB``; raises ``ValueError`` if it is malformed or not positive."""
     try:
         size = int(TypeAdapter(ByteSize).validate_python(text.strip()))
     except (ValidationError, OverflowError):
@@ -78,10 +78,10 @@ def parse_bytes(text: str) -> int:
 
 
 class Spool:
-    """The files of one writer in a staging folder; those of other writers are left alone.
+    """Spool of one writer's files in a staging folder; other writers' files are not touched.
 
-    Beyond ``limit_bytes`` (None: without a limit) the oldest samples are dropped, and only when there are none left
-    anything else. ``counts``: ``files_dropped`` and ``files_rejected``.
+    Above ``limit_bytes`` (None: no limit) the oldest samples are dropped, and other files only when no samples are
+    left. ``counts``: ``files_dropped`` and ``files_rejected``.
     """
 
     def __init__(self, staging: StagingFolder, writer: str, limit_bytes: int | None) -> None:
@@ -93,7 +93,7 @@ class Spool:
         self.counts: Counter[str] = Counter()
 
     def files(self) -> list[Path]:
-        """Return the files that wait, oldest first."""
+        """Return the pending files, oldest first."""
         return [path for path in self._staging.waiting() if self._own.match(path.stem)]
 
     def trim(self) -> None:
@@ -102,7 +102,7 @@ class Spool:
             return
         sizes: dict[Path, int] = {}
         for path in self.files():
-            with suppress(FileNotFoundError):  # sent just now
+            with suppress(FileNotFoundError):  # sent meanwhile
                 sizes[path] = path.stat().st_size
         over_bytes = sum(sizes.values()) - self._limit_bytes
         if over_bytes > 0 and not self._is_over:
@@ -116,7 +116,7 @@ class Spool:
                 self.counts["files_dropped"] += 1
 
     def refuse(self, path: Path, reason: str) -> None:
-        """Put a file aside that the receiver will never take."""
+        """Set a permanently rejected file aside."""
         aside = self._staging.put_aside(path, "refused")
         self.counts["files_rejected"] += 1
         _LOG.error("permanently rejected, moved to %s: %s", aside, reason)
@@ -128,7 +128,7 @@ class Spool:
 
 
 class HttpTarget:
-    """The endpoint of ``collect receive`` at ``url``; raises InputError if the address or a file cannot be used."""
+    """Client of ``collect receive`` at ``url``; raises InputError if the address or a credential file is invalid."""
 
     def __init__(self, url: str, *, token_file: Path | None = None, ca_file: Path | None = None) -> None:
         self._connection = connect_to(url, bearer_token_file=token_file, ca_file=ca_file, option="--push")
@@ -138,7 +138,7 @@ class HttpTarget:
         return self._connection.url + self._path
 
     def send(self, path: Path) -> None:
-        """Post the file as an Arrow stream under its name; raises Later, Rejected, FileNotFoundError if it is gone."""
+        """Post a file as an Arrow stream under its name; raises Later, Rejected, or FileNotFoundError if it is gone."""
         try:
             with pq.ParquetFile(path) as stored:
                 table = stored.read()
@@ -160,14 +160,14 @@ class HttpTarget:
             )
         except BodyTooLarge as error:
             answer = error.answer
-        except (HttpError, InputError) as error:  # files also wait until a token or a certificate is mended
+        except (HttpError, InputError) as error:  # an invalid token or certificate is transient too
             raise Later(f"{self}: {error}") from error
         status = answer.status
         if status == 204 or (status == 200 and _value_of(answer.body, "left_out") is not None):
             return
         detail = _value_of(answer.body, "detail")
         reason = f"{self} answered {status}" + ("" if detail is None else f": {str(detail)[:500]}")
-        if 200 <= status < 400:  # a login page would swallow all telemetry
+        if 200 <= status < 400:  # else a login page would swallow all telemetry
             reason += "; this is not a receiver: check the address (no data is lost)"
         if 400 <= status < 500 and status not in _NOT_THE_FILE:
             raise Rejected(reason)
@@ -178,7 +178,7 @@ class HttpTarget:
 
 
 def _value_of(content: bytes, key: str) -> Any:
-    """Return what a JSON object holds under a key; None for anything else."""
+    """Return the value of a key in a JSON object; None if there is none."""
     try:
         return json.loads(content)[key]
     except (ValueError, TypeError, LookupError, RecursionError):
@@ -186,7 +186,7 @@ def _value_of(content: bytes, key: str) -> Any:
 
 
 class Pusher:
-    """Moves files from a spool to a target, in the order in which they were staged; ``sent`` counts them."""
+    """Sends files from a spool to a target in the order of staging; ``sent`` counts them."""
 
     def __init__(self, spool: Spool, target: HttpTarget) -> None:
         self._spool, self._target = spool, target
@@ -197,14 +197,14 @@ class Pusher:
         self.sent = 0
 
     def push(self) -> Later | None:
-        """Send what waits until the target is down; return None if all is sent, else why not and when to try again."""
+        """Send pending files until the target fails; return None if all are sent, else the failure and retry delay."""
         skipped: list[tuple[Path, Later]] = []
         sent = self.sent
         self._spool.trim()
         for path in self._spool.files():
             try:
                 self._target.send(path)
-            except FileNotFoundError:  # dropped for the spool's limit, or taken by another process
+            except FileNotFoundError:  # dropped by the spool's limit, or taken by another process
                 continue
             except Rejected as error:
                 self._spool.refuse(path, str(error))
@@ -212,7 +212,7 @@ class Pusher:
             except Later as error:
                 skipped.append((path, error))
                 if error.server_error and len(skipped) < MAX_SKIPPED:
-                    continue  # the next one shows whether it is the file or the server
+                    continue  # the next file shows whether the file or the server is at fault
                 break
             path.unlink(missing_ok=True)
             self.sent += 1
@@ -232,11 +232,11 @@ class Pusher:
         return Later(reason, max(backoff_s(failures, max_s=MAX_PAUSE_S), after_s or 0.0))
 
     def start(self) -> None:
-        """Push in a thread of its own until stopped."""
+        """Start the push thread."""
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Send what was staged last, for so long at most; what is left stays in the spool for the next start."""
+        """Stop after one more round, waiting at most ``timeout_s``; unsent files stay in the spool."""
         self._stopped.set()
         self._thread.join(timeout_s)
 
@@ -246,6 +246,9 @@ class Pusher:
             stopping = self._stopped.is_set()  # one more round after the signal
             try:
                 later = self.push()
-            except (OSError, InputError) as error:  # the spool itself: a full disk while putting a file aside, say
+            except (
+                OSError,
+                InputError,
+            ) as error:  # the spool itself, for example on a full disk
                 later = self._wait(f"the spool cannot be used: {error}")
             self._stopped.wait(_IDLE_S if later is None or later.after_s is None else later.after_s)

@@ -1,4 +1,4 @@
-"""Tickets of repairs, replacements and RMAs, from a table, to staged events."""
+"""Import of a table of tickets (repairs, replacements, RMAs) as staged events."""
 
 import hashlib
 from collections import Counter
@@ -31,7 +31,7 @@ ENTRY_ALIASES: Final[Mapping[str, str]] = {
     "reported_at": "known_at",
     "opened_at": "known_at",
 }
-"""Further names of the column that says when a ticket was entered."""
+"""Aliases of the column with a ticket's entry time."""
 
 
 def collect_tickets(
@@ -43,14 +43,14 @@ def collect_tickets(
     installations: InstallationIndex | None = None,
     max_loss: float | None = None,
 ) -> tuple[dict[str, Any], Accounting]:
-    """Write the events of one table to the staging folder, once, read as an import reads them.
+    """Stage the events of a ticket table, parsed as in an import; idempotent.
 
-    Returns: what a verb shows, and the accounts.
-    ``delay``: ``known_at`` of a ticket without an entry time is its time plus this.
-    ``installations``: the dataset's inventory, for tickets that name a GPU only, or name it by slot, address or serial
-    number.
-    ``max_loss``: share of the rows that may be lost; None: any.
-    Raises ``InputError`` if the table has a wrong column, no usable rows, or more are lost than may be.
+    ``delay``: from a ticket to its ``known_at``, for tickets without an entry time.
+    ``installations``: the dataset's inventory, for tickets without a node, or with a slot, PCI address or serial number
+    instead of a UUID.
+    ``max_loss``: maximum share of lost rows; None: no limit.
+    Returns: the summary to print, and the accounting.
+    Raises ``InputError`` if a mapped column is missing, no row is usable, or ``max_loss`` is exceeded.
     """
     quarantine, review = Quarantine(max_loss), PhraseReview()
     tables = [STAGED_EVENTS.empty_table()]
@@ -105,7 +105,7 @@ def collect_tickets(
 
 
 def _fill_nodes(rows: dict[str, Any], installations: InstallationIndex | None) -> None:
-    """Fill in the node of a GPU at the time of its ticket, where the ticket names none."""
+    """Fill in missing nodes: where the ticket's GPU was installed at the time."""
     if installations is None or installations.unit != "gpu":
         return
     unplaced = np.flatnonzero(pd.isna(rows["node"]) & ~pd.isna(rows["gpu"]))

@@ -1,10 +1,10 @@
-"""Collects from a Kubernetes API server.
+"""Kubernetes collector.
 
-In: nodes, events and pods, listed once and then watched. Out: drains, repairs and faults of nodes as events, pods with
-GPUs as jobs, locations of nodes as inventory rows, all in the staging folder of a dataset.
+Lists and then watches nodes, events and pods, and stages drains, repairs and node faults as events, pods with GPUs as
+jobs, and node locations as inventory rows.
 
-Start with ``collector``, which also reads events. ``nodes`` and ``jobs`` track objects, ``rules`` classifies what they
-report. ``discovery`` finds the exporters behind a service.
+Start with ``collector``, which also parses events. ``nodes`` and ``jobs`` track objects, ``rules`` classifies taints,
+conditions and events. ``discovery`` finds the exporters behind a service.
 
-The scheduler reads nodes and pods through ``nodes`` and ``jobs``, so both rooms agree on GPUs, jobs and cordons.
+The scheduler uses ``nodes`` and ``jobs`` too, so that both packages agree on GPUs, jobs and cordons.
 """

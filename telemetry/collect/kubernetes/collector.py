@@ -1,4 +1,4 @@
-"""The collector: follows nodes, events and pods of a cluster, and stages what they report."""
+"""Collector that watches nodes, events and pods of a cluster, and stages events, jobs and inventory."""
 
 import logging
 import re
@@ -27,14 +27,14 @@ from telemetry.kernel_log.catalogue import DETAIL_LENGTH, KernelFinding
 from telemetry.staging.folder import StagingFolder
 
 TABLE: Final = "Kubernetes events"
-"""Table of the accounting."""
+"""Accounting table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A Kubernetes event that a rule names; ``count``: the server counts repeats instead of keeping each.
+    """A Kubernetes event that matches a rule; ``count``: occurrences, which the server aggregates.
 
-    ``faults``: one each makes an event; ``code`` is that of a fault that has none.
+    ``faults``: each becomes an event; ``code`` is used for faults without their own.
     """
 
     uid: str
@@ -48,14 +48,14 @@ class Notice:
 
 
 class NoticeReader:
-    """Reads ``v1`` Events; those that no rule names are left out by reason."""
+    """Parses ``v1`` Events; those without a rule are left out and counted."""
 
     def __init__(self, rules: KubernetesRules, accounting: Accounting | None = None) -> None:
         self._rules = rules
         self._accounting = Accounting() if accounting is None else accounting
 
     def __call__(self, event: Object) -> Notice | None:
-        """Return what matters of an event, or None where it is left out."""
+        """Return the notice of an event, or None if it is left out."""
         about, metadata = event.get("involvedObject") or {}, event.get("metadata") or {}
         reason, message = str(event.get("reason") or ""), str(event.get("message") or "")
         match = self._rules.for_event(str(about.get("kind") or ""), reason, message)
@@ -101,9 +101,9 @@ class NoticeReader:
 
 
 class NoticeTracker(Tracker[Notice, int]):
-    """How often each Kubernetes event was reported already, by uid.
+    """Tracks the reported count of each Kubernetes event by UID.
 
-    ``is_known``: whether a node is one of the fleet; events of others are left out.
+    ``is_known``: whether a node is tracked; events of other nodes are left out.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class NoticeTracker(Tracker[Notice, int]):
         self._is_known = is_known
 
     def update(self, view: Notice, at: datetime) -> list[Event]:
-        """Return the events for each rise of the count of a Kubernetes event, of its last occurrence."""
+        """Return the events of new occurrences, dated by the last one."""
         repeats = view.count - self.known.get(view.uid, 0)
         if repeats <= 0 or not self._is_known(view.node):
             return []
@@ -134,11 +134,11 @@ _CODECS: Final[dict[str, TypeAdapter[Any]]] = {
     "nodes": TypeAdapter(dict[str, ObservedKubernetesNode]),
     "pods": TypeAdapter(dict[str, PodRun]),
 }
-"""How the state holds what is known of a kind of object; of all others it is counts by uid or name."""
+"""Codecs of the saved state of tracked objects; all other kinds are counts by UID or name."""
 
 
 class NamespaceTracker(Tracker[str, int]):
-    """The namespaces that a selector selects."""
+    """Tracks the namespaces that a selector matches."""
 
     key = str
 
@@ -149,12 +149,12 @@ class NamespaceTracker(Tracker[str, int]):
 
 
 class KubernetesCollector:
-    """Collects one cluster into one staging folder; one thread follows each kind of object.
+    """Collects one cluster into one staging folder, with a watch thread per kind of object.
 
-    ``cluster``: its name in the inventory and in that of the collector's state (default there: the server's address).
-    ``node_selector``: with one, nodes without GPUs are taken too.
-    ``namespace_selector``: of the namespaces whose pods are jobs.
-    Raises ``InputError`` if another process collects the same cluster into this folder, or its state is damaged.
+    ``cluster``: name in the inventory and in the state file's name (default there: the server's address).
+    ``node_selector``: selects the nodes, with or without GPUs; without it, only nodes with GPUs.
+    ``namespace_selector``: selects the namespaces whose pods are jobs.
+    Raises ``InputError`` if another process collects the same cluster into this folder, or the state is corrupt.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class KubernetesCollector:
         self.outbox = Outbox(
             staging, f"{WRITER}-{re.sub(r'[^A-Za-z0-9.-]+', '-', cluster or api.name).strip('-.')[:80]}"
         )
-        # Earlier builds kept other things, without "resources": they are read from scratch.
+        # State of earlier builds has no "resources": start from scratch.
         self._saved: dict[str, Any] = self.outbox.position.get("resources", {})
         self.nodes = NodeTracker(self._known("nodes"), cluster=cluster, all_nodes=node_selector is not None)
         self._jobs = JobTracker(api, rules, self._known("pods"))
@@ -186,7 +186,7 @@ class KubernetesCollector:
         self._job_rows: list[dict[str, Any]] = []
         self._places: list[dict[str, Any]] = []
         self._resources: list[Resource] = []
-        # Nodes first, for events are of known nodes.
+        # Nodes first: events of unknown nodes are left out.
         self._add("nodes", self.nodes, lambda node: view_of(node, rules), labelSelector=node_selector)
         for kind in rules.event_kinds():
             name, about = f"events of {kind}", f"involvedObject.kind={kind}"
@@ -197,13 +197,13 @@ class KubernetesCollector:
                 "namespaces", self._namespaces, lambda item: item["metadata"]["name"], labelSelector=namespace_selector
             )
         if jobs:
-            no_diagnostics = f"!{rules.prefix}/diagnostic"  # those of predrain itself
+            no_diagnostics = f"!{rules.prefix}/diagnostic"  # predrain's own diagnostic pods
             self._add("pods", self._jobs, self._pod, fieldSelector="spec.nodeName!=", labelSelector=no_diagnostics)
 
     def once(self) -> None:
-        """List everything, compare it with what was known, write the difference.
+        """List all objects, compare them with the saved state, and write the changes.
 
-        Raises ``InputError`` if the server refuses or does not answer, or the disk is full.
+        Raises ``InputError`` if the server rejects a request or does not respond, or the disk is full.
         """
         for resource in self._resources:
             try:
@@ -213,9 +213,9 @@ class KubernetesCollector:
         self._commit()
 
     def run(self, stop: threading.Event, *, interval_s: float = 60.0) -> None:
-        """Follow the cluster until ``stop`` is set; write every ``interval_s``, and at the end what is held.
+        """Watch the cluster until ``stop`` is set; write every ``interval_s`` seconds, and at the end.
 
-        Raises ``InputError`` if the first listing fails, or at the end the disk is still full.
+        Raises ``InputError`` if the first listing or the last write fails.
         """
         if not any(resource.version for resource in self._resources):
             self.once()
@@ -225,7 +225,7 @@ class KubernetesCollector:
                 target=follow,
                 args=(self._api, resource, self._take, stop.wait),
                 name=f"follow {resource.name}",
-                daemon=True,  # it may wait for a change that never comes
+                daemon=True,  # a watch may block indefinitely
             ).start()
         while not stop.wait(interval_s):
             with self._lock:
@@ -235,7 +235,7 @@ class KubernetesCollector:
         log.info("%s: stopped, all rows staged", self._api.name)
 
     def accounting(self) -> Accounting:
-        """Return what was read so far and what became of it: node conditions, Kubernetes events, pods."""
+        """Return the accounting of node conditions, Kubernetes events and pods so far."""
         accounts = Accounting()
         accounts.add(self.outbox.accounting)
         self.nodes.account(accounts)
@@ -246,7 +246,7 @@ class KubernetesCollector:
         return accounts
 
     def close(self) -> None:
-        """Let another process collect."""
+        """Release the lock on the state."""
         self.outbox.close()
 
     def _add(
@@ -272,7 +272,7 @@ class KubernetesCollector:
             resource.version = version
 
     def _commit_or_wait(self, stop: threading.Event) -> None:
-        """Commit, again and again. While that fails, the lock keeps followers waiting: what is held stays bounded."""
+        """Commit with retries; meanwhile the caller's lock blocks the watch threads, which bounds memory."""
         while True:
             try:
                 self._commit()
@@ -284,9 +284,9 @@ class KubernetesCollector:
                 return
 
     def _commit(self) -> None:
-        """Write what is new, and remember how far we are.
+        """Write pending rows and the position.
 
-        Raises ``InputError`` if the disk is full; what is held stays held.
+        Raises ``InputError`` if the disk is full; pending rows are kept.
         """
         namespaces = self._namespaces
         self._job_rows += self._jobs.changed_rows(lambda name: namespaces is None or name in namespaces.known)

@@ -1,4 +1,4 @@
-"""Where the exporters behind a Kubernetes service are, and on which nodes."""
+"""Discovery of the exporters behind a Kubernetes service, and of their nodes."""
 
 import ipaddress
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _METRICS_PORTS: Final = ("metrics", "http-metrics", "https-metrics")
 
 
 class Exporter(NamedTuple):
-    """Address of an exporter (a URL without path), and the node that its pod runs on."""
+    """URL of an exporter (without path), and the node of its pod."""
 
     url: str
     node: str | None
@@ -27,13 +27,13 @@ def _connected() -> KubernetesClient:
 def service_exporters(
     namespace: str, service: str, port: int | str | None = None, *, api: KubernetesClient | None = None
 ) -> list[Exporter]:
-    """Return the exporter at each endpoint of a service, as it is now; ask again to see nodes come and go.
+    """Return the current exporters behind a service.
 
-    ``port``: number or name of the endpoints' port; default: the one named ``metrics``, else the only one.
-    ``api``: Default: the server that :func:`foundation.kubernetes.client.connect` finds, connected to once.
-    Returns: sorted by URL, one per pod, with the node that the pod runs on. Endpoints that are not ready are among them
-    (an exporter that no longer gets ready is news), those that are being ended are not.
-    Raises ``InputError`` if there is no such service or port, the server refuses, or does not answer.
+    ``port``: number or name of the endpoint port; default: one named ``metrics`` or similar, else the only one.
+    ``api``: default: a cached :func:`foundation.kubernetes.client.connect`.
+    Returns: one exporter per pod, sorted by URL. Endpoints that are not ready are included, so that failing exporters
+    are noticed; terminating ones are not.
+    Raises ``InputError`` if there is no such service or port, or the server rejects the request or does not respond.
     """
     where = f"kubernetes:{namespace}/{service}"
     api = api or _connected()
@@ -41,7 +41,7 @@ def service_exporters(
     try:
         slices, _ = api.list_all(path, {"labelSelector": f"kubernetes.io/service-name={service}"}, lambda item: item)
     except (ApiRefused, Unreachable) as error:
-        # After a refusal the file is read again the next time: its certificate or token may have been replaced.
+        # Reconnect next time: the kubeconfig's certificate or token may have been rotated.
         _connected.cache_clear()
         raise input_error(error, api, f" ({where})") from error
     if not slices:
@@ -54,12 +54,12 @@ def service_exporters(
 
 
 def slice_exporters(slices: Iterable[Object], port: int | str | None, where: str) -> list[Exporter]:
-    """Return the exporters of EndpointSlices of one service.
+    """Return the exporters in a service's EndpointSlices.
 
-    Raises ``InputError`` if no port, or more than one, can be meant.
+    Raises ``InputError`` if no port or several ports match.
     """
     chosen: dict[str, Exporter] = {}
-    # A dual-stack service has each pod in a slice of either family: one exporter, IPv4 for preference.
+    # A dual-stack service lists each pod in a slice per family: keep one exporter, preferably IPv4.
     for family in ("IPv6", "IPv4"):
         for item in slices:
             if item.get("addressType", "IPv4") != family:
@@ -73,7 +73,7 @@ def slice_exporters(slices: Iterable[Object], port: int | str | None, where: str
 
 
 def _port(ports: Iterable[Any], wanted: int | str | None, where: str) -> tuple[str, int]:
-    """Return name and number of the port that is meant."""
+    """Return name and number of the port to scrape."""
     known = [(str(port.get("name") or ""), int(port["port"])) for port in ports if port.get("port")]
     if wanted is not None:
         fitting = [(name, number) for name, number in known if str(wanted) in (name, str(number))]

@@ -1,4 +1,4 @@
-"""Pods that hold GPUs, as rows of jobs: when each began, how it ended, whose it was."""
+"""Pods with GPUs as job rows: start, end, outcome and owner."""
 
 import logging
 import math
@@ -24,13 +24,13 @@ from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.dataset.event import Event
 
 CHECKPOINTED: Final = "checkpointed-at"
-"""Annotation under the prefix with the time of a job's last checkpoint (ISO 8601)."""
+"""Annotation (with predrain's prefix) for the time of a job's last checkpoint (ISO 8601)."""
 
 DELETED: Final = "Deleted"
-"""Outcome of a pod that was deleted while it ran."""
+"""Outcome of a pod that was deleted while running."""
 
 UNKNOWN: Final = "Unknown"
-"""Outcome of a pod that vanished between two listings; its end is when that was noticed."""
+"""Outcome of a pod that vanished between two listings; its end is the time of the second."""
 
 _GROUP_LABELS: Final = (
     "jobset.sigs.k8s.io/jobset-name",
@@ -39,26 +39,27 @@ _GROUP_LABELS: Final = (
     "ray.io/cluster",
     "volcano.sh/job-name",
 )
-# Whole jobs of several pods whose direct owner is only a part of them, outermost first.
+# Labels of multi-pod jobs whose pods are owned by an intermediate object, outermost first.
 
 MAX_GPUS: Final = 4096
-"""More GPUs than any pod can hold: a larger number is damaged."""
+"""Cap on the GPUs of a pod; larger requests are implausible."""
 
 _UNTELLING: Final = (None, "", "Completed", "Error")
 
 log = logging.getLogger(__name__)
 
 Key = tuple[str, str, int]
-"""job, node, start: what a row of jobs is known by."""
+"""Key of a job row: job, node, start (Unix ms)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodRun:
-    """One pod on its node. Instants are milliseconds since 1970 UTC.
+    """A pod on its node. Times are Unix milliseconds.
 
-    ``started_ms``: when the node took the pod in: from then on its GPUs are held.
-    ``claims``: names of resource claims whose GPUs are not in ``gpus`` yet.
-    ``outcome``: ``Succeeded``, or why it failed (``Failed``, ``Evicted``, ``OOMKilled``, …); None while it runs.
+    ``started_ms``: when the kubelet admitted the pod, which holds its GPUs from then on.
+    ``claims``: ResourceClaims whose GPUs are not in ``gpus`` yet.
+    ``outcome``: ``Succeeded``, or the reason of its failure (``Failed``, ``Evicted``, ``OOMKilled``, …); None while it
+    runs.
     """
 
     uid: str
@@ -74,15 +75,15 @@ class PodRun:
 
     @property
     def key(self) -> Key:
-        """What identifies its row."""
+        """Key of its job row."""
         return (self.job, self.node, self.started_ms)
 
 
 def pod_run(pod: Object, rules: KubernetesRules) -> PodRun | None:
-    """Return what matters of a pod, or None where it is on no node yet or asks for no GPU.
+    """Return the run of a pod, or None if it has not started on a node or requests no GPU.
 
-    The start is ``status.startTime``, which stays when containers restart. A container that ended does not end the pod
-    while the pod's phase says that it runs.
+    The start is ``status.startTime``, which container restarts do not change. The pod has ended only if its phase says
+    so, even if containers have terminated.
     """
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     started_ms = timestamp_ms(status.get("startTime"))
@@ -113,10 +114,10 @@ def pod_run(pod: Object, rules: KubernetesRules) -> PodRun | None:
 
 
 class JobTracker(Tracker[PodRun, PodRun]):
-    """The pods that hold GPUs, and which of their rows are to be written.
+    """Tracks pods with GPUs, and which of their rows have changed.
 
-    A row is known by job, node and start. Of pods of one job that began on one node in the same second, each further
-    one begins a millisecond later.
+    Rows are keyed by job, node and start. If several pods of a job start on a node in the same second, their starts
+    are offset by a millisecond each.
     """
 
     def __init__(
@@ -130,15 +131,15 @@ class JobTracker(Tracker[PodRun, PodRun]):
         self._may_read_claims = True
 
     def update(self, view: PodRun, at: datetime) -> list[Event]:
-        """Apply how a pod is now."""
+        """Apply the current state of a pod."""
         run, known = view, self.known.get(view.uid)
         if known is not None:
-            # Deleted containers may leave a finished pod without its times: what was reported once stays.
+            # A finished pod may lose its times when containers are deleted: keep what was reported first.
             if known.ended_ms is not None:
                 run = replace(run, ended_ms=known.ended_ms, outcome=known.outcome)
             claims = run.claims if known.claims else ()
             run = replace(run, gpus=max(run.gpus, known.gpus), claims=claims)
-            # A start that was corrected: it stays where it was reported first.
+            # The key must not change, even if the API server corrects the start.
             run = replace(run, job=known.job, node=known.node, started_ms=known.started_ms)
         if run.claims:
             claimed = sum(self._claimed_gpus(run.namespace, claim) for claim in run.claims)
@@ -154,7 +155,7 @@ class JobTracker(Tracker[PodRun, PodRun]):
         return []
 
     def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Event]:
-        """Remove a pod; if it ran until then, that is its end."""
+        """Remove a pod; if it was still running, it ended at ``at``."""
         run = self.known.pop(key, None)
         if run is not None:
             self._keys.discard(run.key)
@@ -164,9 +165,9 @@ class JobTracker(Tracker[PodRun, PodRun]):
         return []
 
     def changed_rows(self, wanted: Callable[[str], bool] = lambda _namespace: True) -> list[dict[str, Any]]:
-        """Return the rows that changed since they were last returned; those of unwanted namespaces wait.
+        """Return the rows that changed since the last call; rows of unwanted namespaces are kept for later.
 
-        Returns: columns of :data:`telemetry.dataset.schema.JOBS`, instants in milliseconds.
+        Returns: columns of :data:`telemetry.dataset.schema.JOBS`, times in Unix milliseconds.
         """
         changed = self._unwritten.values()
         rows = [_row(run) for run in changed if wanted(run.namespace)]
@@ -174,7 +175,7 @@ class JobTracker(Tracker[PodRun, PodRun]):
         return rows
 
     def _claimed_gpus(self, namespace: str, claim: str) -> int:
-        """Return how many GPUs a resource claim holds; 0 without the right to read it, or where there is none."""
+        """Return the GPUs of a ResourceClaim; 0 if it does not exist or may not be read."""
         for version in CLAIM_VERSIONS if self._may_read_claims else ():
             path = f"/apis/resource.k8s.io/{version}/namespaces/{namespace}/resourceclaims/{claim}"
             try:
@@ -200,19 +201,19 @@ def _row(run: PodRun) -> dict[str, Any]:
 
 
 def _requested(spec: Object, annotations: Mapping[str, Any], rules: KubernetesRules) -> int:
-    """Return the GPUs of a pod: its containers' together, or an init container's if that asks for more.
+    """Return the GPUs of a pod: the sum over containers, or an init container's request if larger.
 
-    Parts of GPUs count as one together, and so does a fraction of a whole one.
+    All GPU slices together count as one GPU; fractional requests are rounded up.
     """
 
     def of(container: Object) -> tuple[int, bool]:
         resources = container.get("resources") or {}
-        # Extended resources are never overcommitted: limits equal requests wherever both are given.
+        # Extended resources cannot be overcommitted: limits equal requests if both are set.
         asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
         amounts = {name: parse_quantity(text) or Decimal(0) for name, text in asked.items()}
         whole = {name: amount for name, amount in amounts.items() if rules.is_gpu(name)}
         sliced = any(amount > 0 and rules.is_slice(name) for name, amount in amounts.items())
-        # HAMi asks for GPUs by number and, next to it, for the memory or cores of each: the number counts.
+        # HAMi requests a number of GPUs plus memory or cores of each: only the number counts.
         return sum(map(math.ceil, whole.values())), sliced and not any(whole.values())
 
     running = [of(container) for container in spec.get("containers") or ()]
@@ -225,12 +226,12 @@ def _requested(spec: Object, annotations: Mapping[str, Any], rules: KubernetesRu
 def _claims(spec: Object, status: Object) -> tuple[str, ...]:
     made = {claim["name"]: claim.get("resourceClaimName") for claim in status.get("resourceClaimStatuses") or ()}
     named = [claim.get("resourceClaimName") or made.get(claim["name"]) for claim in spec.get("resourceClaims") or ()]
-    # Newer servers make a claim of their own for extended resources; its GPUs are in the containers' requests already.
+    # Newer servers create a claim for extended resources; its GPUs are already in the containers' requests.
     return tuple(sorted({required(name) for name in named if name}))
 
 
 def _job(metadata: Object) -> str:
-    """Return ``namespace/name`` of the whole that the pod is part of, with the uid of its owner where that is it."""
+    """Return ``namespace/name`` of the job that a pod belongs to; if that is its owner, with the owner's UID."""
     namespace = metadata.get("namespace") or "default"
     labels = metadata.get("labels") or {}
     whole = next((labels[label] for label in _GROUP_LABELS if labels.get(label)), None)
@@ -247,7 +248,7 @@ def _terminations(status: Object) -> list[Object]:
 
 
 def _ended_ms(metadata: Object, status: Object) -> int | None:
-    """When the last container ended, or, of a pod whose node never reported, when its failure was noted."""
+    """Return when the last container ended or, if the node never reported it, when the failure was recorded."""
     finished = [ms for end in _terminations(status) if (ms := timestamp_ms(end.get("finishedAt")))]
     if finished:
         return max(finished)
@@ -260,7 +261,7 @@ def _ended_ms(metadata: Object, status: Object) -> int | None:
 
 
 def _failure(status: Object) -> str:
-    """Return why a pod failed, as the server reports it."""
+    """Return the API's reason why a pod failed."""
     if status.get("reason"):
         return str(status["reason"])
     for condition in status.get("conditions") or ():
@@ -271,11 +272,11 @@ def _failure(status: Object) -> str:
 
 
 def gpus_of(claim: Object, rules: KubernetesRules) -> int:
-    """Return how many GPUs a ResourceClaim holds: its allocated devices of GPU drivers, parts of one GPU once."""
+    """Return the GPUs of a ResourceClaim: allocated devices of GPU drivers, where MIG devices of one GPU count once."""
     allocation = (claim.get("status") or {}).get("allocation") or {}
     devices = set()
     for result in (allocation.get("devices") or {}).get("results") or ():
         if result.get("driver") in rules.claim_drivers and not result.get("adminAccess"):
-            # NVIDIA's driver calls whole GPUs gpu-0 and parts of one gpu-0-mig-1g.5gb-0-1.
+            # NVIDIA's driver names full GPUs gpu-0, and MIG devices gpu-0-mig-1g.5gb-0-1.
             devices.add((result.get("pool"), str(result.get("device")).split("-mig-", 1)[0]))
     return len(devices)

@@ -1,4 +1,4 @@
-"""Every known node: what of its object matters, the events between two looks at it, and its place in the fleet."""
+"""Tracked nodes: their observed state, the events that changes imply, and their location in the fleet."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ from telemetry.kernel_log.catalogue import DETAIL_LENGTH, KernelFinding
 
 SOURCE: Final = "kubernetes"
 OWN_SOURCE: Final = "predrain"
-"""``source`` of what predrain's controller did: labels leave such drains out."""
+"""``source`` of drains by predrain's controller, which are excluded from labels."""
 
 OBSERVED_EVERY: Final = timedelta(hours=1)
-"""The place of a node is written when it changes, and otherwise this often."""
+"""A node's location is written when it changes, and at least this often."""
 
 GONE_KEPT: Final = timedelta(days=90)
-"""A removed node is remembered so long: a repair takes weeks, and what comes back is compared with what went."""
+"""How long removed nodes are kept, to compare a node that returns after weeks of repair with its last state."""
 
 _READY: Final = "Ready"
 _CORDON: Final = "node.kubernetes.io/unschedulable"
@@ -38,10 +38,10 @@ USED, IGNORED, UNNAMED = "used", "ignored", "unnamed"
 
 @dataclass(frozen=True, slots=True)
 class NodeMarker:
-    """Something that holds of a node for a while: a cordon, a taint, a condition, a fault that a condition names.
+    """A state that lasts: a cordon, a taint, a condition, or a fault that a condition names.
 
-    ``ended`` and ``ended_code`` are type and code of the event when it goes. ``since_ms`` None: its time is not known.
-    ``fault_ms``: when the fault happened, where the condition held before it.
+    ``ended`` and ``ended_code``: type and code of the event when it ends. ``since_ms``: None if unknown.
+    ``fault_ms``: time of the fault if the condition was already true before.
     """
 
     type: str
@@ -61,15 +61,15 @@ _NODE: Final = NodeMarker("other", "", "other", "")
 
 @dataclass(frozen=True, slots=True)
 class ObservedKubernetesNode:
-    """A node as we know it, small enough to keep for every node. Instants are milliseconds since 1970 UTC.
+    """Observed state of a node, small enough to keep for every node. Times are Unix milliseconds.
 
-    ``has_gpus``: by capacity, or by a label, also when none works.
+    ``has_gpus``: by capacity, or by a label, even if no GPU works.
     ``cordoned_by``: field manager that set ``spec.unschedulable``.
-    ``markers``: what holds of it, by a key that stays the same while it does.
-    ``transitions_ms``: of ``Ready`` and the conditions that a rule names, healthy or not, by the same key.
-    ``unknown``: keys of conditions whose status is ``Unknown``; what held of them before still does.
-    ``conditions``: what was made of each condition: ``used``, ``ignored`` by a rule, or ``unnamed`` by any.
-    ``place``: ``cluster``, ``group``, ``rack``, ``nvlink_domain``, as far as labels hold them.
+    ``markers``: active markers, by a key that is stable while they last.
+    ``transitions_ms``: last transition of ``Ready`` and of conditions with a rule, healthy or not, by the same key.
+    ``unknown``: keys of conditions with status ``Unknown``, whose earlier markers are kept.
+    ``conditions``: disposition of each condition: ``used``, ``ignored`` by a rule, or ``unnamed`` (no rule).
+    ``place``: ``cluster``, ``group``, ``rack``, ``nvlink_domain``, if labels give them.
     """
 
     name: str
@@ -89,7 +89,7 @@ class ObservedKubernetesNode:
 
 
 def view_of(node: Object, rules: KubernetesRules) -> ObservedKubernetesNode:
-    """Return what matters of a node object."""
+    """Return the observed state of a node object."""
     metadata = node["metadata"]
     spec = node.get("spec") or {}
     status = node.get("status") or {}
@@ -128,7 +128,7 @@ def view_of(node: Object, rules: KubernetesRules) -> ObservedKubernetesNode:
     return ObservedKubernetesNode(
         name=required(metadata["name"]),
         created_ms=timestamp_ms(metadata.get("creationTimestamp")),
-        # Kubelets write upper or lower case, depending on the firmware's age.
+        # Upper or lower case, depending on the firmware's age.
         system_uuid=(text_of(info.get("systemUUID")) or "").lower() or None,
         boot_id=text_of(info.get("bootID")),
         has_gpus=any(labels.get(key, "false").lower() != "false" for key in _GPU_LABELS)
@@ -183,7 +183,7 @@ def _add_condition(
     key = f"condition {kind}"
     since_ms = transitions_ms[key] = timestamp_ms(condition.get("lastTransitionTime"))
     reason, message = str(condition.get("reason") or ""), str(condition.get("message") or "")
-    # An XID, or the code of a rule, does not name the condition.
+    # The event's code names the condition, unless it is an XID or a rule's code.
     name = kind if rule is not None and (rule.code or rule.type == "xid") else ""
     detail = ": ".join(text for text in (name, status, reason, message) if text)[:DETAIL_LENGTH]
     if rule is None and status != "True":
@@ -206,7 +206,7 @@ def _add_condition(
                 pci_bus_id=fault.pci_bus_id, fault_ms=fault_ms,
             )  # fmt: skip
             place = f"{key} {marker.code} {marker.gpu or marker.pci_bus_id}"
-            seen[place] += 1  # a repeat is a marker of its own
+            seen[place] += 1  # repeats are separate markers
             markers[place if seen[place] == 1 else f"{place} {seen[place]}"] = marker
         if not faults:
             markers[key] = whole
@@ -214,7 +214,7 @@ def _add_condition(
 
 
 def _faults(rule: Rule, name: str, reason: str, message: str) -> list[KernelFinding]:
-    """Return the faults that a condition names; an XID code that the rule gives wins over those of the text."""
+    """Return the faults that a condition names."""
     if rule.type == "failure":
         return lost_gpus(message)
     return xid_faults(name, reason, message) if rule.type == "xid" else []
@@ -226,10 +226,10 @@ def _marker(kind: str, code: str, rule: Rule | None, source: str, since_ms: int 
 
 
 class NodeTracker(Tracker[ObservedKubernetesNode, ObservedKubernetesNode]):
-    """The nodes of a fleet.
+    """Tracks the nodes of a fleet.
 
-    ``cluster``: for the inventory, where no label names one.
-    ``all_nodes``: whether nodes without GPUs are taken too. A node that once had GPUs is taken for ever.
+    ``cluster``: cluster name in the inventory for nodes without a label for it.
+    ``all_nodes``: whether to track nodes without GPUs. A node that once had GPUs stays tracked.
     """
 
     key = attrgetter("name")
@@ -250,12 +250,12 @@ class NodeTracker(Tracker[ObservedKubernetesNode, ObservedKubernetesNode]):
         return sum(view.removed_ms is None for view in self.known.values())
 
     def update(self, view: ObservedKubernetesNode, at: datetime) -> list[Event]:
-        """Apply the current state of a node; return what happened to it."""
+        """Apply the current state of a node; return the events of its changes."""
         before = self.known.get(view.name)
         if before is None and not (self._all or view.has_gpus):
             return []
         if before is not None:
-            # A node that has just registered again may not say yet which machine it is: until then, it is the old one.
+            # A node that just re-registered may lack its UUID and boot ID: assume the previous ones until then.
             system_uuid, boot_id = view.system_uuid or before.system_uuid, view.boot_id or before.boot_id
             unknown_markers = {key: marker for key, marker in before.markers.items() if _is_of(key, view.unknown)}
             markers = {**view.markers, **unknown_markers}
@@ -264,7 +264,7 @@ class NodeTracker(Tracker[ObservedKubernetesNode, ObservedKubernetesNode]):
         return [] if view == before else node_changes(before, view, at)
 
     def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Event]:
-        """Remove a node; return the event of that."""
+        """Remove a node; return the event of its removal."""
         view = self.known.get(key)
         if view is None or view.removed_ms is not None:
             return []
@@ -275,7 +275,7 @@ class NodeTracker(Tracker[ObservedKubernetesNode, ObservedKubernetesNode]):
         return [Event(at, key, "other", SOURCE, at, "node_removed")]
 
     def account(self, accounting: Accounting) -> None:
-        """Count the conditions of all known nodes by what was made of them."""
+        """Count the conditions of all known nodes by disposition."""
         reasons = {IGNORED: "condition that a rule ignores", UNNAMED: "condition without a rule"}
         for view in self.known.values():
             for kind, disposition in view.conditions.items():
@@ -286,9 +286,9 @@ class NodeTracker(Tracker[ObservedKubernetesNode, ObservedKubernetesNode]):
                     accounting.left_out("node conditions", f"{reasons[disposition]}: {kind}", example=view.name)
 
     def observations(self, now: datetime) -> list[dict[str, Any]]:
-        """Return rows of the inventory that are due: ``gpu`` null, the node's place, when it was seen so.
+        """Return the inventory rows due: node, location and time, with ``gpu`` null.
 
-        Nodes of which no place is known have none: what is in them the exporter says.
+        Nodes without a known location have none; their GPUs come from exporters.
         """
         default = {"cluster": self._cluster} if self._cluster is not None else {}
         rows = []
@@ -307,13 +307,12 @@ def _is_of(marker: str, conditions: tuple[str, ...]) -> bool:
 
 
 def node_changes(before: ObservedKubernetesNode | None, after: ObservedKubernetesNode, at: datetime) -> list[Event]:
-    """Return what happened to a node between two looks.
+    """Return the events between two observations of a node.
 
-    ``before``: None: never seen; what already holds then is reported with the time that the object gives, else ``at``.
-    ``at``: Aware; when ``after`` was heard. Events carry it as ``known_at``, and as ``timestamp`` where the object does
-    not say when.
-    Returns: of the whole node, but for faults of a GPU. A drain is taken back (a ``drain`` event with code ``uncordon``
-    or ``undrain``) when the last reason for it is gone; predrain's reasons do not hold up the release of others'.
+    ``before``: None at the first observation, when active markers are reported too.
+    ``at``: when ``after`` was received: ``known_at`` of the events, and ``timestamp`` if the object has no time.
+    Returns: events of the node, or of a GPU for faults that name one. A drain is released (a ``drain`` event with code
+    ``uncordon`` or ``undrain``) when its last reason ends; predrain's own reasons do not delay the release of others.
     """
     events: list[Event] = []
 
@@ -326,7 +325,7 @@ def node_changes(before: ObservedKubernetesNode | None, after: ObservedKubernete
         detail = f"system UUID {before.system_uuid} -> {after.system_uuid}"
         add("replacement", "node_replaced", detail, None if before.created_ms == after.created_ms else after.created_ms)
     elif before.boot_id and after.boot_id and before.boot_id != after.boot_id:
-        # The object has no time of the boot: when the node turned ready after it, if it did since the last look.
+        # The object has no boot time: use when the node became ready again, if it did since the last observation.
         was_ms, ready_ms = (view.transitions_ms.get(f"condition {_READY}") for view in (before, after))
         ready_again = after.ready and ready_ms is not None and (was_ms is None or ready_ms > was_ms)
         detail = f"boot ID {before.boot_id} -> {after.boot_id}"
@@ -341,11 +340,11 @@ def node_changes(before: ObservedKubernetesNode | None, after: ObservedKubernete
         if marker.type == kind == "drain":
             if any(marker.source == OWN_SOURCE or other.source != OWN_SOURCE for other in left):
                 kind, code = "other", f"{marker.code}_ended"
-            elif marker.source in released:  # two reasons gone together: one release
+            elif marker.source in released:  # reasons that end together make one release
                 continue
             else:
                 released.add(marker.source)
-        # When a condition became healthy again; the removal time of a taint or cordon is not recorded anywhere.
+        # Time when the condition became healthy; the API keeps no removal time of taints and cordons.
         since_ms = after.transitions_ms.get(key)
         if since_ms is not None and since_ms < (marker.since_ms or 0):
             since_ms = None
@@ -353,12 +352,12 @@ def node_changes(before: ObservedKubernetesNode | None, after: ObservedKubernete
     turned = tuple(name for name, ms in after.transitions_ms.items() if before.transitions_ms.get(name) != ms)
     for key, marker in new.items():
         was_ms, since_ms = old[key].since_ms if key in old else None, marker.since_ms
-        # Or it went and came back between two looks.
+        # It may have ended and begun again between two observations.
         again = was_ms is not None and since_ms is not None and since_ms - was_ms > _AGAIN_MS
         if key not in old or again:
-            # A condition's heartbeat dates what is new in it; when it turned bad, its transition dates that.
+            # A new fault in a condition that was already bad is dated by the heartbeat, otherwise by the transition.
             in_held = marker.fault_ms is not None and not _is_of(key, turned)
             when_ms = marker.fault_ms if in_held else marker.since_ms
             add(marker.type, marker.code, marker.detail, when_ms, marker)
-    # Stable: of one instant, what ended comes before what began.
+    # Stable sort: at equal times, ends come before starts.
     return sorted(events, key=attrgetter("timestamp"))

@@ -1,4 +1,4 @@
-"""Classification of taints, conditions and Kubernetes events by rules, and the XIDs and GPUs that they name."""
+"""Rules that classify taints, conditions and Kubernetes events, and parsing of the XIDs and GPUs they name."""
 
 import json
 import re
@@ -17,13 +17,13 @@ from telemetry.kernel_log.catalogue import GPU_UUID, KernelFinding, parse_xid_me
 from telemetry.phrases import EventType, names_hardware
 
 DEFAULTS: Final = Path(__file__).with_name("rules.yaml")
-"""The documented defaults, in the form of a user's file."""
+"""Default rules, in the format of a user's file."""
 
 Place = Literal["cluster", "group", "rack", "nvlink_domain"]
 
 
 class Rule(Section):
-    """One rule, as rules.yaml explains; it has exactly one of ``taint``, ``condition`` and ``reason``."""
+    """A rule, see rules.yaml; it has exactly one of ``taint``, ``condition`` and ``reason``."""
 
     taint: str | None = None
     condition: str | None = None
@@ -46,11 +46,11 @@ class Rule(Section):
 
 
 class KubernetesRules(Section):
-    """The whole file, as rules.yaml explains.
+    """A rules file, see rules.yaml.
 
     ``prefix``: DNS prefix of predrain's taints, labels and annotations.
-    ``defaults``: whether the default rules follow these, of which the first match counts.
-    ``labels``: of a node's place; keys left out have the default.
+    ``defaults``: whether the default rules are appended; the first match applies.
+    ``labels``: node labels for each part of the location; omitted keys keep their default.
     """
 
     prefix: str = "predrain.io"
@@ -63,11 +63,11 @@ class KubernetesRules(Section):
     claim_drivers: tuple[str, ...] = ()
 
     def for_taint(self, key: str) -> Rule | None:
-        """Return the rule for a taint; None: ignore it."""
+        """Return the rule for a taint; None if it is ignored."""
         return self._first(lambda rule: rule.taint is not None and fnmatchcase(key, rule.taint))
 
     def for_condition(self, kind: str) -> Rule | None:
-        """Return the rule for a node condition, which may be to ignore it; None: there is none."""
+        """Return the rule for a node condition, which may have the type ``ignore``; None if there is none."""
         rules = ((rule, rule.condition) for rule in self.rules if rule.condition is not None)
         fits = (rule for rule, named in rules if fnmatchcase(kind, named) or kind.lower() == named.lower())
         rule = next(fits, None)
@@ -76,7 +76,7 @@ class KubernetesRules(Section):
         return rule
 
     def for_event(self, kind: str, reason: str, message: str) -> tuple[Rule, dict[str, str]] | None:
-        """Return the rule for a Kubernetes event, which may be to ignore it, and its named groups; None: none."""
+        """Return the rule for a Kubernetes event (maybe of type ``ignore``) and its named groups; None without one."""
         for rule in self.rules:
             by_reason = rule.reason.fullmatch(reason) if rule.reason is not None and rule.kind == kind else None
             by_message = rule.message.search(message) if rule.message is not None else None
@@ -89,15 +89,15 @@ class KubernetesRules(Section):
         return (_HARDWARE_EVENT, {}) if hardware else None
 
     def event_kinds(self) -> list[str]:
-        """Return the kinds of objects whose Kubernetes events are asked for."""
+        """Return the kinds of objects whose Kubernetes events are watched."""
         return sorted({rule.kind for rule in self.rules if rule.reason is not None and rule.type != "ignore"})
 
     def is_gpu(self, resource: str) -> bool:
-        """Whether a resource is whole GPUs."""
+        """Return whether a resource counts full GPUs."""
         return resource in self.gpu_resources
 
     def is_slice(self, resource: str) -> bool:
-        """Whether a resource is parts of GPUs."""
+        """Return whether a resource counts GPU slices."""
         return any(fnmatchcase(resource, pattern) for pattern in self.slice_resources)
 
     def _first(self, fits: Callable[[Rule], bool]) -> Rule | None:
@@ -106,7 +106,7 @@ class KubernetesRules(Section):
 
 
 _GOOD_NAME: Final = re.compile(r"(?i:(?<!un)(?<!not)(?:ready|healthy|available|ok|passed|operational))$|^No(?=[A-Z])")
-# Of a condition that no rule names: bad is False then, otherwise True.
+# For conditions without a rule: with such a name, False is the faulty status, otherwise True.
 _BAD_WHEN_TRUE: Final = Rule(condition="*", type="other")
 _HEALTHY_WHEN_TRUE: Final = Rule(condition="*", status="False", type="other")
 _HARDWARE_EVENT: Final = Rule(reason=re.compile(".*"), type="other")
@@ -114,7 +114,7 @@ _HARDWARE_EVENT: Final = Rule(reason=re.compile(".*"), type="other")
 
 @cache
 def default_rules() -> KubernetesRules:
-    """Return the rules of rules.yaml, and that a taint by which another tool takes a node is a drain."""
+    """Return the rules of rules.yaml, and rules that treat other tools' drain taints as drains."""
     base = read_settings(DEFAULTS, KubernetesRules, "rules")
     drains = tuple(
         Rule(taint=mark.taint, type="drain", code=mark.code, tool=mark.tool)
@@ -125,9 +125,9 @@ def default_rules() -> KubernetesRules:
 
 
 def load_rules(path: Path | None) -> KubernetesRules:
-    """Read a rules file and put the defaults after it; None: the defaults alone.
+    """Load a rules file and append the defaults; None returns the defaults.
 
-    Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value.
+    Raises ``InputError`` if the file is missing, is not YAML, or has an unknown key or an invalid value.
     """
     base = default_rules()
     if path is None:
@@ -148,7 +148,7 @@ _PCI: Final = re.compile(
     r"|(?<![0-9A-Fa-f:-])([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?)(?![0-9A-Fa-f:])"
 )
 _SEGMENTS: Final = re.compile(r"(?=NVRM:)|\s*Recommended Action=")
-# Where a kernel message begins in a longer one, and where it ends in NVSentinel's.
+# Start of a kernel message inside a longer one, and its end in NVSentinel's.
 _NOT_A_CODE: Final = re.compile(
     rf"{GPU_UUID.pattern}|{_PCI.pattern}|\b(?:gpu|device|slot|index|minor|pid|count|times|link|port)s?[\s#:=_-]*\d+"
     r"|\d{4}-\d\d-\d\dT?[\d:.]*Z?|\b\d+\s*(?:times|errors?|gpus?|occurrences?)\b",
@@ -163,11 +163,11 @@ _ONLY_CODES: Final = re.compile(r"[\s\[({\"']*((?:\d{1,3}[\s,;/|\"'\])}]*)+)")
 
 
 def xid_faults(name: str, reason: str, message: str) -> list[KernelFinding]:
-    """Return a fault for each XID of a condition or event, from its message, else its reason, else its name.
+    """Return a fault for each XID in a condition's or event's message, else in its reason, else in its name.
 
-    Kernel messages (``NVRM: Xid (PCI:…): 79, …``) give code and GPU each. Elsewhere a code follows ``XID``
-    (``XID=79``, ``Xid79``, ``XIDs: 48, 79``, ``ErrorCode:79``), or the reason is a list of codes or a JSON object with
-    codes as keys. Repeats of a kernel message are faults of their own.
+    Kernel messages (``NVRM: Xid (PCI:…): 79, …``) give code and GPU. Otherwise a code follows ``XID`` (``XID=79``,
+    ``Xid79``, ``XIDs: 48, 79``, ``ErrorCode:79``), or the reason is a list of codes or a JSON object keyed by code.
+    Repeated kernel messages are separate faults.
     """
     message, reason = message[:_MAX_TEXT], reason[:_MAX_TEXT]
     segments = [segment for segment in _SEGMENTS.split(message) if segment]
@@ -187,7 +187,7 @@ def lost_gpus(message: str) -> list[KernelFinding]:
 
 
 def named_gpu(text: str) -> tuple[str | None, str | None]:
-    """Return UUID and PCI address of the one GPU that a text names; None where it names none or several."""
+    """Return UUID and PCI address in a text; None for each that occurs not at all or with several values."""
     uuids, addresses = list(dict.fromkeys(GPU_UUID.findall(text))), _addresses(text)
     return (uuids[0] if len(uuids) == 1 else None), (addresses[0] if len(addresses) == 1 else None)
 
@@ -203,7 +203,7 @@ def _codes(text: str) -> list[str]:
 
 
 def _listed_codes(text: str) -> list[str]:
-    """Return the codes of a text that is a list of them or a JSON object with codes as keys."""
+    """Return the codes of a text that is a list of codes or a JSON object keyed by code."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):

@@ -260,7 +260,7 @@ class Library:
         return float(self._ask(self._nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, counter))
 
     def profile(self, handle: Any, samples: list[Any], numbers: Sequence[int]) -> list[tuple[int, float]]:
-        """Return code and value of profiling metrics since the previous call; none at first. ``samples`` is its state."""
+        """Return code and value of profiling metrics since the previous call, whose state is in ``samples``."""
         nvml = self._nvml
         if not samples:
             if not self._ask(nvml.nvmlGpmQueryDeviceSupport, handle).isSupportedDevice:

@@ -219,7 +219,7 @@ class BreakerState:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ObservedNode:
     """Observations on one node.
 
@@ -228,6 +228,7 @@ class ObservedNode:
     ``reports``: evidence for tier ``high``: facts, and :data:`RISK`.
     ``known``: number of units with a valid score.
     ``changed``: driver or exporter changed within ``settle``.
+    ``decided_at``: of the newest score.
     """
 
     node: NodeView
@@ -236,6 +237,7 @@ class ObservedNode:
     changed: bool
     by_rule: bool = False
     reports: tuple[Fact, ...] = ()
+    decided_at: datetime | None = None
 
 
 Causes = dict[str, tuple[str | None, str]]

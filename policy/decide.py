@@ -18,7 +18,7 @@ from policy.ladder.rungs import Rung, pooled_break_even
 from policy.limits import Case, cap, limit, value, weigh
 from policy.maintenance import maintained, observed
 from policy.node_tier.hard_rules import hits_of
-from policy.node_tier.hysteresis import RiskReading, Thresholds, changed, read_node
+from policy.node_tier.hysteresis import Thresholds, changed, read_node
 from policy.node_tier.node_assessment import assess, removals_of
 from policy.plan import VERBS, Action, LastRequest, NodeDecision, NodeState, Plan, PolicyState, RungRequest, Verb
 from policy.stages import FIXED, Stage, StageState, advance_stage
@@ -31,13 +31,20 @@ _WANTED: Mapping[str, Level] = {
 
 
 def decide(
-    fleet: Sequence[NodeView], state: PolicyState, signals: Signals, config: PolicyConfig, now: datetime
+    fleet: Sequence[NodeView],
+    state: PolicyState,
+    signals: Signals,
+    config: PolicyConfig,
+    now: datetime,
+    others: Sequence[ObservedNode] = (),
 ) -> Plan:
     """Plan actions for a fleet.
 
     ``fleet``: every node, as read just now, in any order. Nodes without units are ignored.
     ``state``: state of the previous plan; empty at first, or if it was lost.
     ``now``: aware; no other clock is read.
+    ``others``: further nodes, which only budgets and breaker count: unmarked, below ``watch``, in groups with pinned
+    stages. No state is kept for them.
     Raises ``ValueError`` if two nodes share a name, or ``now`` has no zone.
 
     Deterministic and idempotent: with the plan's own state, the same fleet and the same time, it returns the same
@@ -54,12 +61,12 @@ def decide(
     if len({node.name for node in nodes}) != len(nodes):
         twice = next(a.name for a, b in pairwise(nodes) if a.name == b.name)
         raise ValueError(f"node {twice} was given twice: give each node once, under one name")
-    same = {id(node.units): node for node in nodes}  # in a replay, many nodes share one units object
-    known = {units: read_node(node, config.node_risk, now) for units, node in same.items()}
-    cases = [_open(node, known[id(node.units)], state, config, now) for node in nodes]
+    cases = [_open(node, state, config, now) for node in nodes]
     # Release-all permits no new action and may be set while scores are missing. Evaluating the breaker then would open
     # it, and it would still be open when operation resumes.
-    breaker, opened = (state.breaker, ()) if signals.release_all else _breaker(cases, state, signals, config, now)
+    breaker, opened = (
+        (state.breaker, ()) if signals.release_all else _breaker(cases, others, state, signals, config, now)
+    )
     stages, moved = _stages(cases, state, signals.outcomes, config, now)
     reasons = ["release-all is set: all predrain markers are removed"] if signals.release_all else []
     reasons += ["the kill switch is set: no new actions"] if signals.kill else []
@@ -68,9 +75,9 @@ def decide(
     for case in cases:
         if case.wanted or case.level:  # otherwise there is nothing to limit
             limit(case, stages, breaker, signals, config, now, removals.get(case.node.name, ""))
-        value(case, config, now)
+            value(case, config, now)
     granted = grant(
-        nodes,
+        [*nodes, *(other.node for other in others)],
         [Ask(case.node.name, case.precedence, case.assessment.state.episode or now) for case in cases if case.asks],
         known_starts(nodes, state.starts, now),
         config.budget,
@@ -80,8 +87,9 @@ def decide(
     for case in cases:
         if case.asks and case.node.name in granted.refused:
             case.lower(Level.AVOID, f"over budget, soft taint only: {granted.refused[case.node.name]}")
-        cap(case, config)  # breaker and budget fall back to a soft taint, which the rungs may not allow
-        weigh(case)
+        if case.target:
+            cap(case, config)  # breaker and budget fall back to a soft taint, which the rungs may not allow
+            weigh(case)
     actions = [(case, action) for case in cases if case.target or case.level for action in _actions(case, config, now)]
     actions.sort(key=lambda planned: (VERBS.index(planned[1].verb), -planned[0].urgency, planned[1].node))
     candidates = candidates_of(cases, stages, breaker, signals, state, config, now)
@@ -133,16 +141,21 @@ def _assessed(node: NodeView, state: PolicyState, config: PolicyConfig, now: dat
     return maintained(node, config.maintenance, None if known is None else known.maintenance, now)
 
 
-def _open(node: NodeView, reading: RiskReading, state: PolicyState, config: PolicyConfig, now: datetime) -> Case:
+def _open(node: NodeView, state: PolicyState, config: PolicyConfig, now: datetime) -> Case:
     thresholds = Thresholds(config.thresholds_of(node, now), config.hysteresis)
-    before = state.nodes.get(node.name)
+    before, reading = state.nodes.get(node.name), read_node(node, config.node_risk, now)
     assessment = assess(node, reading, before, thresholds, config.node_risk, config.rules, now)
     wanted = _WANTED[assessment.tier]
     return Case(node, assessment, wanted, wanted, list(assessment.reasons))
 
 
 def _breaker(
-    cases: list[Case], state: PolicyState, signals: Signals, config: PolicyConfig, now: datetime
+    cases: list[Case],
+    others: Sequence[ObservedNode],
+    state: PolicyState,
+    signals: Signals,
+    config: PolicyConfig,
+    now: datetime,
 ) -> tuple[BreakerState, tuple[str, ...]]:
     settle = config.breaker.settle
     observed = [
@@ -152,12 +165,13 @@ def _breaker(
             len(case.assessment.reading.known),
             case.assessment.changed_within(settle, now),
             case.assessment.by_risk not in ("elevated", "high"),
-            tuple(_reports(case, config, now)),
+            tuple(_reports(case, config, now)) if case.assessment.instant == "high" else (),
+            case.assessment.reading.decided_at,
         )
         for case in cases
     ]
-    times = [case.assessment.reading.decided_at for case in cases]
-    newest = max((time for time in times if time is not None), default=None)
+    observed += others
+    newest = max((node.decided_at for node in observed if node.decided_at is not None), default=None)
     return watch(state.breaker, observed, signals, newest, config.breaker, now)
 
 

@@ -81,6 +81,13 @@ class NodeState:
     released_at: datetime | None = None
     probed: LastRequest | None = None
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing that is remembered matters for the next decision about an unmarked node below ``watch``."""
+        tier, marked = self.tier, self.seen or self.target or self.released_at
+        risen = tier.tier != "clear" or tier.support or tier.elevated.count or tier.high.count
+        return not (risen or marked or self.maintenance or self.probed or self.software)
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:

@@ -22,6 +22,7 @@ from evaluation.value.probing import ProbeReplay
 from evaluation.value.readings import Readings, ScoredDecision
 from foundation.instants import from_ms
 from foundation.times import NEVER, duration_ms, instant_ms
+from policy.breaker import ObservedNode
 from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
 from policy.episodes import Bools, Ints
@@ -29,7 +30,7 @@ from policy.fleet import NO_MARKS, Fact, JobView, Level, NodeView, Signals, Unit
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.remedies import Remedy, duration_of
 from policy.maintenance import planned
-from policy.node_tier.hard_rules import BOOT, KINDS, LONGEST, REPAIRS, RULES, reported
+from policy.node_tier.hard_rules import BOOT, KINDS, LONGEST, REPAIRS, RULES, Reported, reported
 from policy.plan import Plan, PolicyState
 
 Diagnostic = Literal["none", "blind", "perfect", "stated"]
@@ -120,9 +121,10 @@ class Controlled:
         self._code: list[list[int]] = [[next(codes) for _ in units] for units in self.fleet.installations]
         self._member = np.column_stack([[place for place, *_ in rows], code, [row[2:] for row in rows]])
         self._homes = {name: place for place, units in enumerate(self.fleet.installations) for name, _, _ in units}
-        # of a reading: quiet nodes by place, with their units, which those with as many share
-        self._rested: tuple[int, dict[tuple[int, int, int], NodeView]] = (-1, {})
-        self._alike: dict[tuple[int, int], tuple[UnitView, ...]] = {}
+        # as last shown: nodes, the units of those that are not quiet with all they rest on, and jobs by entry
+        self._views = [*self.fleet.nodes]
+        self._shown: dict[int, tuple[object, tuple[UnitView, ...]]] = {}
+        self._jobs: dict[int, tuple[int, JobView]] = {}
         self._certain = worse
         self._todo = sorted(worse | self._better.keys())
         self._now = self.fleet.begin
@@ -163,7 +165,8 @@ class Controlled:
             self._tested(node)
         newest = self.scores.newest(at)
         signals = Signals(read_at=now, model_fitted_at=newest.fitted_at)
-        plan = self._plan = decide(self._fleet_at(at, now, newest), self._state, signals, self.policy, now)
+        fleet, others = self._fleet_at(at, now, newest)
+        plan = self._plan = decide(fleet, self._state, signals, self.policy, now, others)
         self._refused |= {(name, plan.state.nodes[name].episode) for name in plan.over_budget}
         self._state = carried_out(plan.state, plan.actions)
         for action in plan.actions:
@@ -255,7 +258,8 @@ class Controlled:
         self._sick |= dict.fromkeys(units if "" in named else named, Fact("diagnostic_failed", from_ms(ends)))
         self._test(place, ends + _RETRY_MS, "diagnose")
 
-    def _fleet_at(self, at: int, now: datetime, newest: ScoredDecision) -> list[NodeView]:
+    def _fleet_at(self, at: int, now: datetime, newest: ScoredDecision) -> tuple[list[NodeView], list[ObservedNode]]:
+        """Return the nodes to decide about, and those at rest, which are only counted."""
         heard = min(now - LONGEST, newest.decided_at)  # older reports are neither valid nor void anything
         reports = reported(
             self.events[bisect_right(self._known, instant_ms(heard)) : bisect_right(self._known, at)], now
@@ -264,43 +268,33 @@ class Controlled:
         spoken = {unit for unit, time in self._void.items() if time > heard}
         spoken |= {unit for unit, fact in self._sick.items() if fact.seen_at > heard}
         known, unknown, quiet = self._quiet(at, newest, reports.keys() | spoken)
+        kept = {name: state for name, state in self._state.nodes.items() if not quiet[self._place[name]]}
+        self._state = replace(self._state, nodes=kept)  # those of the others are at rest
         running: defaultdict[int, list[JobView]] = defaultdict(list)
         entries = self._running()
         # jobs that run only on quiet nodes affect no decision
         entries = entries[np.isin(self.jobs.job[entries], self.jobs.job[entries[~quiet[self.jobs.node[entries]]]])]
-        for place, job in zip(self.jobs.node[entries].tolist(), job_views(self.jobs, entries, at), strict=True):
+        shown_jobs = job_views(self.jobs, entries, at, self._jobs)
+        for place, job in zip(self.jobs.node[entries].tolist(), shown_jobs, strict=True):
             if place not in down:
                 running[place].append(job)
-        if self._rested[0] != newest.at:
-            self._rested, self._alike = (newest.at, {}), {}
-        rested, alike = self._rested[1], self._alike
-        planned_at = self._planned_at(now)
-        views = []
+        passed = {} if self.probing is None else self.probing.passes(at)
+        planned_at, others, fleet = self._planned_at(now), list[ObservedNode](), list[NodeView]()
         for place, (calm, here, gone) in enumerate(zip(quiet.tolist(), known.tolist(), unknown.tolist(), strict=True)):
-            node, jobs = self.fleet.nodes[place], tuple(running.get(place, ()))
-            if not calm:
-                passed = None if self.probing is None else self.probing.passed_at(place, at)
-                units = tuple(
-                    self._unit(newest.view(name, code), reports.get(name) or reports.get(node.name), passed)
-                    for (name, since, until), code in zip(
-                        self.fleet.installations[place], self._code[place], strict=True
-                    )
-                    if since <= at < until
-                )
-                views.append(
-                    replace(
-                        node, units=units, jobs=jobs, marks=self._node_marks[place], down=place in down,
-                        planned=planned_at.get(node.name, ()),
-                    )
+            node, marks, is_down = self._views[place], self._node_marks[place], place in down
+            jobs_here, planned_here = tuple(running.get(place, ())), () if calm else planned_at.get(node.name, ())
+            units = newest.alike(here, gone) if calm else self._units(place, at, newest, reports, passed)
+            shown = (units, jobs_here, marks, is_down, planned_here)
+            if shown != (node.units, node.jobs, node.marks, node.down, node.planned):
+                node = self._views[place] = NodeView(
+                    node.name, node.cluster, node.group, node.rack, node.domain, units, jobs_here, marks, down=is_down,
+                    planned=planned_here,
                 )  # fmt: skip
-                continue
-            view = rested.get((place, here, gone))
-            if view is None:
-                if (here, gone) not in alike:
-                    alike[here, gone] = newest.alike(here, gone)
-                view = rested[place, here, gone] = replace(node, units=alike[here, gone])
-            views.append(replace(view, jobs=jobs, down=place in down) if jobs or place in down else view)
-        return views
+            if calm:
+                others.append(ObservedNode(node, False, here, False, decided_at=newest.decided_at))
+            else:
+                fleet.append(node)
+        return fleet, others
 
     def _planned_at(self, now: datetime) -> dict[str, tuple[tuple[datetime, datetime], ...]]:
         known = bisect_right(self._maintenance, now, key=lambda event: event["known_at"])
@@ -319,21 +313,41 @@ class Controlled:
         nodes = len(self.fleet.nodes)
         known, total = np.bincount(place[valid], minlength=nodes), np.bincount(place, minlength=nodes)
         quiet = (known > 0) & (np.bincount(place[valid], risk[valid], nodes) < lowest)
-        loud = [] if self._plan is None else [self._place[name] for name in self._plan.nodes]
-        quiet[[*loud, *(self._homes[name] for name in spoken if name in self._homes)]] = False
+        quiet &= newest.decided_at <= from_ms(at) < newest.expires_at
+        quiet[[self._place[name] for name, state in self._state.nodes.items() if not state.at_rest]] = False
+        quiet[[self._homes[name] for name in spoken if name in self._homes]] = False
         return known, total - known, quiet
 
-    def _unit(
-        self, scored: UnitView, said: tuple[tuple[Fact, ...], datetime | None] | None, passed: int | None
-    ) -> UnitView:
-        if passed is not None:
-            scored = replace(scored, probed_at=from_ms(passed))
-        void, sick = self._void.get(scored.name), self._sick.get(scored.name)
-        if said is None and void is None and sick is None:
-            return scored
-        facts, repaired = said or ((), None)
-        since = max((time for time in (void, repaired) if time is not None), default=None)
-        return replace(scored, facts=(*facts, *(() if sick is None else (sick,))), valid_from=since)
+    def _units(
+        self, place: int, at: int, newest: ScoredDecision, reports: Mapping[str, Reported], passes: Mapping[int, int]
+    ) -> tuple[UnitView, ...]:
+        """Show the units of a node; the same ones as long as nothing new is known of them."""
+        node, passed = self.fleet.nodes[place].name, passes.get(place)
+        if passed is not None and at >= passed + duration_ms(self.policy.probes.lowers_for):
+            passed = None
+        here = [
+            (name, code, reports.get(name) or reports.get(node), self._void.get(name), self._sick.get(name))
+            for (name, since, until), code in zip(self.fleet.installations[place], self._code[place], strict=True)
+            if since <= at < until
+        ]
+        known, units = self._shown.get(place, (None, ()))
+        if known != (newest.at, passed, here):
+            probed_at = None if passed is None else from_ms(passed)
+            units = tuple(
+                _unit(newest.view(name, code), probed_at, said, void, sick) for name, code, said, void, sick in here
+            )
+            self._shown[place] = (newest.at, passed, here), units
+        return units
+
+
+def _unit(
+    scored: UnitView, probed_at: datetime | None, said: Reported | None, void: datetime | None, sick: Fact | None
+) -> UnitView:
+    if not (probed_at or said or void or sick):
+        return scored
+    facts, repaired = said or ((), None)
+    since = max((time for time in (void, repaired) if time is not None), default=None)
+    return UnitView(scored.name, scored.score, (*facts, *(() if sick is None else (sick,))), since, probed_at)
 
 
 def procedure(remedy: Remedy | None, diagnostic: Diagnostic, costs: CostBenefitConfig) -> timedelta | None:

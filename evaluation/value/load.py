@@ -302,18 +302,23 @@ class ReplayedFleet:
 _PLACE: Final = ("cluster", "group", "rack", "nvlink_domain")
 
 
-def job_views(jobs: Placements, entries: Ints, at: int) -> list[JobView]:
-    """Show jobs as a scheduler does, which knows when they last wrote a checkpoint, and not when they end."""
-    columns = (jobs.job, jobs.size, jobs.start, jobs.every, jobs.shrinks)
-    more = (jobs.writes(entries), jobs.unsaved(entries, at))
-    rows = zip(*(column.tolist() for column in (*(column[entries] for column in columns), *more)), strict=True)
-    return [
-        JobView(
-            f"job-{job}", int(size), from_ms(start), from_ms(at - unsaved) if every else None,
-            can_checkpoint=writes, can_shrink=shrinks,
-        )
-        for job, size, start, every, shrinks, writes, unsaved in rows
-    ]  # fmt: skip
+def job_views(
+    jobs: Placements, entries: Ints, at: int, known: dict[int, tuple[int, JobView]] | None = None
+) -> list[JobView]:
+    """Show jobs as a scheduler does, which knows when they last wrote a checkpoint, and not when they end.
+
+    ``known``: views of earlier times by entry, each with the checkpoint; shown again until there is a newer one.
+    """
+    known = {} if known is None else known
+    saved_at = np.where(jobs.every[entries] > 0, at - jobs.unsaved(entries, at), -1)
+    rows = list(zip(entries.tolist(), saved_at.tolist(), jobs.writes(entries).tolist(), strict=True))
+    for entry, saved, writes in rows:
+        if entry not in known or known[entry][0] != saved:
+            known[entry] = saved, JobView(
+                f"job-{jobs.job[entry]}", int(jobs.size[entry]), from_ms(int(jobs.start[entry])),
+                None if saved < 0 else from_ms(saved), can_checkpoint=writes, can_shrink=bool(jobs.shrinks[entry]),
+            )  # fmt: skip
+    return [known[entry][1] for entry, *_ in rows]
 
 
 def evicted(

@@ -9,8 +9,9 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
+from math import isnan
 from typing import Final
 
 import numpy as np
@@ -26,6 +27,7 @@ from policy.fleet import JobView, Signals, UnitView
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.requests import Candidate, requests_of, risk_after_pass
+from policy.node_tier.hysteresis import changed
 from policy.plan import LastRequest
 
 _MINUTE_MS: Final = 60_000
@@ -152,6 +154,11 @@ class ProbeReplay:
         self._broken_until: dict[int, int] = {}
         self._passed_at: dict[int, int] = {}
         self._probed: dict[int, LastRequest] = {}
+        self._shown: dict[int, Candidate] = {}
+        # of a decision and the nodes whose risk a passed probe lowers: the risk of each node, and their mean
+        self._now: tuple[int, tuple[int, ...]] = (-1, ())
+        self._risk: list[float] = []
+        self._mean = 0.0
         self._running: dict[int, list[int]] = {}
         self._rows: list[list[int]] = []
         self._rounds = sorted({*at, *(_next_round(since) for since, *_ in self._gaps)})
@@ -166,10 +173,10 @@ class ProbeReplay:
         """Probes so far."""
         return Probes.of(self._rows)
 
-    def passed_at(self, place: int, now: int) -> int | None:
-        """Return when a node last passed a probe; None: not yet."""
+    def passes(self, now: int) -> Mapping[int, int]:
+        """Return when each node last passed a probe."""
         self._settle(now)
-        return self._passed_at.get(place)
+        return self._passed_at
 
     def set_closed(self, places: Iterable[int], now: int) -> None:
         """Set the nodes out of service; their running probes are aborted."""
@@ -202,26 +209,35 @@ class ProbeReplay:
         known = bisect_right(self._at, now) - 1
         if known < 0 or np.isnan(self._risks[known]).all():
             return []
-        risk, lowers = self._risks[known].copy(), duration_ms(config.lowers_for)
-        lowered = [place for place, at in self._passed_at.items() if now < at + lowers]
-        risk[lowered] = self._passed[known, lowered]
-        decided_at, expires_at = from_ms(self._at[known]), from_ms(self._at[known]) + self._policy.horizon
+        lowers = duration_ms(config.lowers_for)
+        lowered = tuple(place for place, at in self._passed_at.items() if now < at + lowers)
+        if self._now != (known, lowered):
+            risk = self._risks[known].copy()
+            risk[[*lowered]] = self._passed[known, [*lowered]]
+            self._now, self._risk, self._mean = (known, lowered), risk.tolist(), float(np.nanmean(risk))
+        decided_at = from_ms(self._at[known])
         candidates = [
-            Candidate(
-                self._views[place], float(risk[place]), decided_at, expires_at, _FREE, True, self._probed.get(place)
-            )
+            self._candidate(place, self._risk[place], decided_at)
             for place in self._idle
-            if place not in self._closed and now >= self._broken_until.get(place, 0) and not np.isnan(risk[place])
+            if place not in self._closed and now >= self._broken_until.get(place, 0) and not isnan(self._risk[place])
         ]
         running = tuple(self._views[place].name for place in self._running)
         signals = Signals(read_at=from_ms(now), probes=running)
-        requests, _, _ = requests_of(candidates, float(np.nanmean(risk)), signals, {}, self._policy, from_ms(now))
+        requests, _, _ = requests_of(candidates, self._mean, signals, {}, self._policy, from_ms(now))
         started = []
         for request in requests:
             place = self._place[request.node]
             self._probed[place] = LastRequest(from_ms(now), request.risk, decided_at)
             started.append((place, self._begin(place, now)))
         return started
+
+    def _candidate(self, place: int, risk: float, decided_at: datetime) -> Candidate:
+        """Show a node; the same candidate in each round as long as nothing changes."""
+        probed, shown = self._probed.get(place), self._shown.get(place)
+        if shown is None or shown.decided_at != decided_at or shown.risk != risk or shown.probed is not probed:
+            ends = decided_at + self._policy.horizon
+            shown = self._shown[place] = Candidate(self._views[place], risk, decided_at, ends, _FREE, True, probed)
+        return shown
 
     def _begin(self, place: int, now: int) -> int:
         fleet, takes = self._fleet, duration_ms(self._policy.probes.duration)
@@ -308,13 +324,13 @@ def replay_checkpoints(
             job, saved_at = int(jobs.job[entry]), view.checkpointed_at
             if saved_at is not None and last_asked[job] >= 0:
                 saved_at = max(saved_at, from_ms(int(last_asked[job])))
-            views.setdefault(job, replace(view, checkpointed_at=saved_at))
+            views.setdefault(job, changed(view, checkpointed_at=saved_at))
             on_node[int(jobs.node[entry])].append(views[job])
             names[view.name] = job
         decided_at = from_ms(now)
         candidates = [
             Candidate(
-                replace(fleet.nodes[place], jobs=tuple(running)), float(risks[number, place]), decided_at,
+                changed(fleet.nodes[place], jobs=tuple(running)), float(risks[number, place]), decided_at,
                 decided_at + policy.horizon, _FREE, idle=False,
             )
             for place, running in on_node.items()

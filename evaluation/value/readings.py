@@ -32,6 +32,7 @@ class ScoredDecision:
     expires_at: datetime
     fitted_at: datetime
     _views: dict[int, UnitView] = field(default_factory=dict, repr=False)
+    _alike: dict[tuple[int, int], tuple[UnitView, ...]] = field(default_factory=dict, repr=False)
 
     def view(self, name: str, code: int) -> UnitView:
         """Return the view of a unit; code -1: never scored."""
@@ -45,8 +46,10 @@ class ScoredDecision:
 
     def alike(self, known: int, unknown: int) -> tuple[UnitView, ...]:
         """Show units of which nothing is asked but that so many have a risk that is far too low for anything."""
-        scores = [Score(0.0, self.decided_at, self.expires_at)] * known + [None] * unknown
-        return tuple(UnitView(f"{number}", score) for number, score in enumerate(scores))
+        if (known, unknown) not in self._alike:
+            scores = [Score(0.0, self.decided_at, self.expires_at)] * known + [None] * unknown
+            self._alike[known, unknown] = tuple(UnitView(f"{number}", score) for number, score in enumerate(scores))
+        return self._alike[known, unknown]
 
 
 class Readings(Sequence[ScoredDecision]):

@@ -32,6 +32,7 @@ from foundation.durations import format_duration
 from foundation.errors import InputError
 from foundation.files import write_bytes
 from foundation.place import Place
+from foundation.running import gc_paused
 from foundation.times import instant_ms, milliseconds
 from pipeline.artefacts import VALUE, load_evaluation, write_json
 from pipeline.matrix_stage import make_matrix
@@ -344,6 +345,7 @@ class _Acting:
             for k in range(min(LOADS, max(2, _AVERAGED // int(fleet.gpus.sum()))))
         ]
 
+    @gc_paused()
     def with_size(self, size: int | None, scores: Readings, allowed: Collection[Rung]) -> dict[str, Any]:
         """Replay the ladder under generated jobs, of one size if one is given."""
         return {"gpus_per_job": size} | self.ladder(self.loads(size), scores).rows(allowed)
@@ -354,6 +356,7 @@ class _Acting:
             self.fleet, loads, scores, self.events, self.assumed, self.horizon, self.reach, self.seed, REPLICATES
         )
 
+    @gc_paused()
     def played(
         self, loads: Sequence[Placements], ways: Mapping[str, _Way], scores: Readings, allowed: Collection[Rung]
     ) -> dict[str, Any]:

@@ -49,6 +49,10 @@ class ProbeConfig:
         """Mean of ``found`` over families."""
         return math.fsum(self.found.values()) / len(self.found) if self.found else 0.0
 
+    def is_due(self, risk: float, rested: timedelta | None, mean_risk: float) -> bool:
+        """Return whether a node may be probed again; ``mean_risk``: of the fleet."""
+        return rested is None or rested >= (self.every if risk >= self.min_lift * mean_risk else self.base_every)
+
 
 @dataclass(frozen=True, slots=True)
 class IdleNode:
@@ -70,12 +74,7 @@ def choose_probes(
     ``running``: number of running probes; ``idle``: number of idle nodes, including those being probed.
     ``mean_risk``: mean risk of the fleet.
     """
-    least = config.min_lift * mean_risk
-    due = [
-        node
-        for node in nodes
-        if node.rested is None or node.rested >= (config.every if node.risk >= least else config.base_every)
-    ]
+    due = [node for node in nodes if config.is_due(node.risk, node.rested, mean_risk)]
     due.sort(key=lambda node: (-node.risk, node.rested is not None, -(node.rested or timedelta()), node.name))
     room = min(config.max_concurrent, max(1, math.floor(config.max_idle_share * idle))) - running
     return [node.name for node in due[: max(0, room)]]

@@ -6,8 +6,9 @@ The controller (:func:`policy.decide.decide`) and the replay (:mod:`evaluation.v
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import is_
 from typing import TypeVar
 
 from policy.breaker import BreakerState
@@ -18,6 +19,7 @@ from policy.ladder.cost_benefit import CostBenefitConfig, Price, hours_of
 from policy.ladder.probes import IdleNode, ProbeConfig, choose_probes
 from policy.ladder.rungs import prices
 from policy.limits import Case, is_blind
+from policy.node_tier.hysteresis import changed
 from policy.plan import LastRequest, PolicyState, RungRequest
 from policy.stages import StageState
 
@@ -145,30 +147,34 @@ def probes_of(
     A node is probed if its risk reaches the break-even, and probed again after the configured interval, or earlier if
     its risk has doubled.
     """
-    known = {candidate.node.name: candidate for candidate in candidates}
     running = set(running)
-    stopped = {name: why for name in sorted(running) if (why := _why_stopped(known.get(name))) is not None}
-    nodes: list[IdleNode] = []
+    probed: dict[str, Candidate | None] = dict.fromkeys(sorted(running))
+    probed |= {candidate.node.name: candidate for candidate in candidates if candidate.node.name in running}
+    stopped = {name: why for name, candidate in probed.items() if (why := _why_stopped(candidate)) is not None}
+    nodes: dict[str, tuple[IdleNode, Candidate]] = {}
     price_of: dict[int, Price] = {}
     for candidate in candidates:
-        name, last, units = candidate.node.name, candidate.probed, len(candidate.node.units)
+        risk, last = candidate.risk, candidate.probed
+        rested = None if last is None or last.at == now else now - last.at
+        if rested is not None and last is not None and not config.is_due(risk, rested, mean_risk):
+            if risk < config.min_lift * mean_risk or risk < NEW_EVIDENCE * last.risk:
+                continue
+            rested = None
+        name, units = candidate.node.name, len(candidate.node.units)
         if candidate.barred["probe"] is not None or not candidate.idle or name in running:
             continue
         if units not in price_of:
             price_of[units] = prices(units, hours_of((), costs, now), costs, config)["probe"]
         even = price_of[units].break_even
-        if even is None or candidate.risk < even:
-            continue
-        rested = None if last is None or last.at == now else now - last.at
-        at_risk = candidate.risk >= config.min_lift * mean_risk
-        if last is not None and at_risk and candidate.risk >= NEW_EVIDENCE * last.risk:
-            rested = None
-        nodes.append(IdleNode(name, candidate.risk, rested))
-    idle = sum(candidate.idle for candidate in candidates)
-    chosen = choose_probes(nodes, running=len(running), idle=idle, mean_risk=mean_risk, config=config)
+        if even is not None and risk >= even:
+            nodes[name] = IdleNode(name, risk, rested), candidate
+    idle = sum(candidate.idle for candidate in candidates) if nodes else 0
+    chosen = choose_probes(
+        [node for node, _ in nodes.values()], running=len(running), idle=idle, mean_risk=mean_risk, config=config
+    )
     requests = []
     for name in chosen:
-        candidate, risk = known[name], known[name].risk
+        candidate, risk = nodes[name][1], nodes[name][0].risk
         price = price_of[len(candidate.node.units)]
         why = f"idle at a risk of {risk:.1%}, {risk / mean_risk:.1f} times the fleet's mean" if mean_risk else "idle"
         saves = risk * price.saved - (1 - risk) * price.unneeded
@@ -259,15 +265,14 @@ def risk_after_pass(risk: _Risk, found: float) -> _Risk:
 
 def after_probes(node: NodeView, config: ProbeConfig, now: datetime) -> NodeView:
     """Lower the risks of units that recently passed a probe (:func:`risk_after_pass`)."""
-    if all(unit.probed_at is None for unit in node.units):
-        return node
-    return replace(node, units=tuple(_after_probe(unit, config, now) for unit in node.units))
+    lowered = [_after_probe(unit, config, now) for unit in node.units]
+    return node if all(map(is_, lowered, node.units)) else changed(node, units=tuple(lowered))
 
 
 def _after_probe(unit: UnitView, config: ProbeConfig, now: datetime) -> UnitView:
     score, passed_at = unit.score, unit.probed_at
-    if score is None or score.risk is None or passed_at is None or not passed_at <= now < passed_at + config.lowers_for:
+    if passed_at is None or score is None or score.risk is None or not passed_at <= now < passed_at + config.lowers_for:
         return unit
     risk = risk_after_pass(score.risk, config.mean_found)
     why = f"it passed a probe at {passed_at:%Y-%m-%d %H:%M} UTC, which lowered its risk from {score.risk:.1%}"
-    return replace(unit, score=replace(score, risk=risk, reasons=(*score.reasons, why)))
+    return changed(unit, score=changed(score, risk=risk, reasons=(*score.reasons, why)))

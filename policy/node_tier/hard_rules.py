@@ -96,7 +96,11 @@ _ACTIONS = {1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset"}
 """Recovery actions by number (NVML's nvmlDeviceGpuRecoveryAction_t); 0 withdraws the request."""
 
 
-def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tuple[tuple[Fact, ...], datetime | None]]:
+Reported = tuple[tuple[Fact, ...], datetime | None]
+"""Facts of a unit, and the time before which its facts are void."""
+
+
+def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, Reported]:
     """Return for each unit the facts from events known by ``now``, and the time before which facts are void.
 
     ``rows``: events of units, boots and repairs of nodes, with :data:`REPORTED` and, for repeated events, ``last_at``.
@@ -135,7 +139,7 @@ def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tupl
         if fact.name in _NAMES and fact.seen_at > now - LONGEST:
             facts[unit][fact.name, fact.seen_at] = fact
     homes = {row["gpu"]: row["node"] for row, _, _ in known}
-    result: dict[str, tuple[tuple[Fact, ...], datetime | None]] = {}
+    result: dict[str, Reported] = {}
     for unit in sorted({*facts, *void}):
         ends = [end for key in (unit, (homes.get(unit, unit),)) if (end := cured.get(key)) is not None]
         end = max(ends, default=None)

@@ -17,11 +17,12 @@ _State = TypeVar("_State")
 
 
 def changed(state: _State, **fields: Any) -> _State:
-    """Replace fields of a dataclass; return the same object if nothing changes, as for most nodes."""
+    """Replace fields of a dataclass with slots; return the same object if nothing changes, as for most nodes."""
     for name, value in fields.items():
         had = getattr(state, name)
         if had is not value and had != value:
-            return replace(state, **fields)  # type: ignore[type-var]  # any dataclass
+            names: tuple[str, ...] = state.__slots__  # type: ignore[attr-defined]
+            return type(state)(**{name: getattr(state, name) for name in names} | fields)  # faster than `replace`
     return state
 
 

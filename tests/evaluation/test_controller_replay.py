@@ -11,6 +11,7 @@ from evaluation.value.controller_replay import Controlled, rule_events
 from evaluation.value.gpu_hours import count_outcome, net_interval, net_of
 from evaluation.value.load import HOUR_MS, Placements, ReplayedFleet
 from evaluation.value.marks import NO_ACTION, ReplayMarks
+from evaluation.value.probing import ProbeReplay, node_risks
 from evaluation.value.readings import Readings
 from foundation.times import NEVER, duration_ms, instant_ms
 from policy.config import PolicyConfig
@@ -143,6 +144,43 @@ def test_the_replay_marks_the_nodes_that_the_controller_marks_at_the_same_decisi
     assert len(marks.node) >= 4
     assert marks.refused, "budgets were put to the test"
     assert differing(ReplayedCluster(*given, diagnostic=diagnostic, reach=REACH).marks(), marks, STEP) == []
+
+
+class AskingAboutAll(Controlled):
+    """The oracle: no node is only counted, so that each round decides about all of them."""
+
+    def _quiet(self, *args):
+        known, unknown, quiet = super()._quiet(*args)
+        self.skipped = getattr(self, "skipped", 0) + int(quiet.sum())
+        return known, unknown, np.zeros_like(quiet)
+
+
+@pytest.mark.parametrize("seed", range(201, 209))
+def test_nodes_that_are_only_counted_change_no_decision(seed):
+    rng = np.random.default_rng(seed)
+    world, load = random_world(seed)
+    world.risk *= rng.uniform(0.5, 5.2, world.risk.shape)  # near the threshold of watch, so that nodes come and go
+    world.risk = np.minimum(world.risk, 0.95)
+    world.planned = [(int(rng.integers(20)), T0 + 100 * HOUR, T0 + 130 * HOUR)]
+    world.removed = {int(rng.integers(20)): 150.0}
+    fleet, scores = world.fleet(), world.scores()
+    policy = fleet.stage(replace(POLICY, rungs=RUNGS), "soft" if seed % 2 else "hard")
+    risks, passed, found = node_risks(fleet, scores), node_risks(fleet, scores, 0.5), rng.random(len(fleet.at)) < 0.5
+
+    def played(kind):
+        probing = ProbeReplay(fleet, load, scores.at, risks, passed, found, REACH, policy) if seed % 3 else None
+        least = Level.AVOID if seed % 2 else Level.SWAP
+        given = (fleet, scores, world.events(), load, policy, REACH, "stated", least, found, probing)
+        replayed = kind(*given)
+        marks = replayed.marks()
+        return replayed, {name: getattr(marks, name) for name in ReplayMarks.__slots__}
+
+    (_, marks), (oracle, expected) = played(Controlled), played(AskingAboutAll)
+    assert oracle.skipped > 100, "some nodes are only counted"
+    assert len(marks["node"]) >= 4
+    assert {name: np.asarray(value).tolist() for name, value in marks.items()} == {
+        name: np.asarray(value).tolist() for name, value in expected.items()
+    }
 
 
 def test_repairs_that_name_no_gpu_change_no_mark():

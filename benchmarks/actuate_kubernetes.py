@@ -1,16 +1,16 @@
-"""How fast a controller taints nodes through a real Kubernetes API server, and what it takes in memory.
+"""Speed and memory of a controller that taints nodes through a real Kubernetes API server.
 
 Run it alone: ``python benchmarks/actuate_kubernetes.py [--quick]``. It starts etcd and kube-apiserver (built once from
-Debian's sources, see tests/system/build_kubernetes.sh), fills them with nodes of 8 GPUs and 7.5 pods a node, and lets a
-controller do its rounds in a process of its own: nodes are listed in each, pods followed by a watch, the switches read
-every 100 ms, each call is recorded in a ledger on disk before and after, and a prediction, a condition, an event, a
-taint and a drain mark are written. The server refuses a write to a node that changed since it was listed. Counted are
-nodes whose taint the server confirmed. Before anything is timed, what is on a tainted node is compared with what
-was announced, and what others had put there with what it was.
+Debian's sources, see tests/system/build_kubernetes.sh), creates nodes with 8 GPUs and 7.5 pods each, and runs the
+controller's rounds in a separate process: each round lists the nodes, pods are watched, the switches are read every
+100 ms, each call is recorded in a ledger on disk before and after, and a prediction, a condition, an event, a taint and
+a drain marker are written. The server rejects a write to a node that changed since it was listed. Only taints that the
+server confirmed count. Before timing, the writes to a tainted node are compared with those of a dry run, and the taint
+of another owner must be unchanged.
 
-Next to it, in the same run, is the official Python client that reads a node and replaces it with a taint more, and
-re-validates and records nothing. NVSentinel's figures are those that it published for 1,503 nodes: 2.5 nodes a second,
-0.50 s from the decision to the taint at the 99th percentile.
+The peer in the same run is the official Python client, which reads a node and replaces it with an additional taint,
+without re-validation or records. NVSentinel's published figures for 1,503 nodes are 2.5 nodes per second, and 0.50 s
+from decision to taint at the 99th percentile.
 """
 
 import argparse
@@ -70,14 +70,14 @@ POLICY: Final = PolicyConfig(
 
 
 class TimedScheduler(KubernetesScheduler):
-    """Notes when each taint was confirmed."""
+    """Records when each taint was confirmed."""
 
     def __init__(self, *given: Any, **others: Any) -> None:
         super().__init__(*given, **others)
         self.tainted: dict[str, datetime] = {}
 
     def apply(self, action: Action, precondition: Precondition) -> WriteResult:
-        """Carry an action out, and record when the taint is set."""
+        """Carry out an action, and record when the taint is set."""
         answer = super().apply(action, precondition)
         if action.verb == "swap" and answer.kind == "done":
             self.tainted[action.node] = self.clock.now()
@@ -100,7 +100,7 @@ def fill(server: KubernetesServer, nodes: int, pods: int) -> None:
             "nodeInfo": {"bootID": f"boot-{i}", "systemUUID": f"uuid-{i}"},
         }  # fmt: skip
         server.request("PATCH", f"{path}/status", {"status": status})
-        server.request("PATCH", path, {"spec": {"taints": [FOREIGN]}})  # the taint of a node that is new is taken off
+        server.request("PATCH", path, {"spec": {"taints": [FOREIGN]}})  # removes the taint of new nodes
 
     environment = [{"name": f"SETTING_{i}", "value": "x" * 40} for i in range(20)]
 
@@ -123,7 +123,7 @@ def fill(server: KubernetesServer, nodes: int, pods: int) -> None:
 
 
 def scored(risks: MemoryRisks, nodes: int, sick: set[str]) -> None:
-    """Score each node, by eight GPUs."""
+    """Set the scores of all nodes, with eight GPUs each."""
     now = datetime.now(UTC)
     end = now + timedelta(hours=6)
     well, ill = Score(0.001, now, end), Score(0.9, now, end, ("its errors rise",))
@@ -139,7 +139,7 @@ def scored(risks: MemoryRisks, nodes: int, sick: set[str]) -> None:
 
 
 def rounds(config: Path, folder: Path, nodes: int, burst: int, singles: int) -> dict[str, Any]:
-    """Do the measured rounds; in a process of its own, whose memory is the controller's."""
+    """Run the measured rounds, in a separate process so that its memory is the controller's."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     clock, risks = SystemClock(), MemoryRisks()
     settings = KubernetesSettings(request_timeout=timedelta(seconds=20))
@@ -158,7 +158,7 @@ def rounds(config: Path, folder: Path, nodes: int, burst: int, singles: int) -> 
     if warm.errors or "n0000" not in scheduler.tainted:
         sys.exit(f"the first node was not tainted: {warm.errors} {warm.notes}")
     (written,) = (step.writes for step in warm.steps if step.action.verb == "swap")
-    others = ("status.conditions", "event ")  # which follow the marks of all nodes
+    others = ("status.conditions", "event ")  # written after the markers of all nodes
     if [write.path for write in written] != [w.path for w in rehearsed["swap"] if not w.path.startswith(others)]:
         sys.exit("what was written is not what was announced")
     node = scheduler.api.read("/api/v1/nodes/n0000")
@@ -166,7 +166,7 @@ def rounds(config: Path, folder: Path, nodes: int, burst: int, singles: int) -> 
         sys.exit("the taint is not next to the foreign one")
 
     def decided(new: set[str]) -> tuple[list[float], float, float]:
-        """Decide on further sick nodes; gives each one's seconds from decision to taint; the round's; the CPU's."""
+        """Decide on more sick nodes; return the seconds from decision to taint of each, of the round, and of CPU."""
         sick.update(new)
         scored(risks, nodes, sick)
         took, cpu = time.monotonic(), time.process_time()
@@ -196,7 +196,7 @@ def rounds(config: Path, folder: Path, nodes: int, burst: int, singles: int) -> 
 
 
 def replaced(server: KubernetesServer, names: list[str]) -> float:
-    """Give how many nodes a second the official client taints by reading and replacing them."""
+    """Return how many nodes per second the official client taints by reading and replacing them."""
     from kubernetes import client, config  # only the peer needs it
 
     api = client.CoreV1Api(config.new_client_from_config(str(server.kubeconfig("admin"))))
@@ -210,7 +210,7 @@ def replaced(server: KubernetesServer, names: list[str]) -> float:
 
 
 def table(measured: dict[str, float], peer: float, singles: int) -> None:
-    """Print what was measured next to the peers."""
+    """Print the measurements next to the peers'."""
     at_once, tail = f"{BURST} at the same time", "99th percentile"
     rows: list[tuple[str, list[str]]] = [
         ("", ["predrain", "client", "NVSentinel"]),

@@ -1,9 +1,9 @@
-"""How long a backtest takes, what share of it the evaluation is, and how much memory it holds.
+"""Duration and memory of a backtest, and the share of the evaluation.
 
-2,000 simulated GPUs over 120 days are replayed with params.yaml, with failures as calibrated, and again with
-``--full``: both must predict the same, byte for byte. With ``--whole`` it is 3.6 million scored rows and 15 refits of
-one learner, on 30,000 generated units without telemetry. Each replay is a process of its own. A second one takes the
-finished refits of the first and does the rest: its seconds are what evaluation takes.
+2,000 simulated GPUs over 120 days are replayed with params.yaml at calibrated failure rates, and again with ``--full``:
+the predictions must be byte-identical. With ``--whole``, 3.6 million rows are scored with 15 refits of one learner, on
+30,000 generated units without telemetry. Each replay is a separate process. A second replay reuses the finished refits
+of the first: its duration is that of the evaluation.
 
     python benchmarks/backtest_speed.py [--quick] [--whole]
 """
@@ -35,10 +35,10 @@ from telemetry.dataset.writer import DatasetWriter
 GPUS, DAYS, SEED = 2_000, 120, 1
 UNITS, SPAN = 30_000, timedelta(days=180)
 LIMITS = {False: (180, 4096), True: (360, 4096)}
-"""Seconds and MB at most; without and with ``--whole``."""
+"""Maximum seconds and MB, without and with ``--whole``."""
 
 MOST_SHARE = 0.2
-"""Share of the evaluation, at most; without ``--whole``, whose learner takes next to no time."""
+"""Maximum share of the evaluation; only without ``--whole``, whose learner takes almost no time."""
 
 ONE_LEARNER = """
 decision: {every: 1d}
@@ -50,7 +50,7 @@ models: {profile: lightgbm, learners: [lightgbm], calibration: {slice: 8d}}
 
 
 def lifetimes(path: Path, units: int) -> None:
-    """Write a dataset of units in service all the time, with failures that nothing announces, and no telemetry."""
+    """Write a dataset of units that are always in service, with failures without precursors and no telemetry."""
     names = [(f"node-{unit // NODE:05d}", f"GPU-{unit:06d}", unit % NODE) for unit in range(units)]
     node, gpu, slot = zip(*names, strict=True)
     installed = pd.Series([START] * units, dtype="datetime64[ms, UTC]")
@@ -72,7 +72,7 @@ def measure(matrix: Path, out: Path, files: list[Path], *, full: bool) -> None:
 
 
 def main() -> None:
-    """Make the fleet, replay it, check, and print the line of JSON; fail where an aim is missed."""
+    """Generate the fleet, replay it, check, and print the line of JSON; fail if an aim is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the units")
     parser.add_argument("--whole", action="store_true", help="3.6 million rows, 15 refits, one learner")

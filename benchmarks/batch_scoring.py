@@ -1,13 +1,13 @@
-"""How long 10,000 GPUs take from stored telemetry to ranked risks, as `predrain score` scores them.
+"""Time from stored telemetry to ranked risks of 10,000 GPUs, as in `predrain score`.
 
 A bundle of the default learners is trained on a small simulated fleet; a fleet of 10,000 GPUs is simulated with 14 days
-of telemetry on disk. What is timed is one decision: the dataset is opened, every GPU's features are computed from the
-stored samples, all models of the profile score them, ranks, tiers and reasons follow, and the decision is written.
-Start-up, compiling and loading the bundle, once a process, are left out and reported separately.
+of telemetry on disk. One decision is timed: open the dataset, compute every GPU's features from the stored samples,
+score them with all models of the profile, compute ranks, tiers and reasons, and write the decision. Start-up,
+compilation and loading the bundle, which happen once per process, are reported separately.
 
     python benchmarks/batch_scoring.py [--quick] [--work FOLDER]
 
-Checked before anything is timed: the ranks follow the scores, and each GPU is scored or reported as unknown.
+Checked before timing: the ranks follow the scores, and nearly all GPUs have a record and a rank.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
 
 REQUIRED_S = 6.0
-"""What a decision about the fleet may take."""
+"""Maximum duration of a decision about the fleet."""
 
 AIM = f"under {REQUIRED_S:g} s"
 
@@ -50,7 +50,7 @@ _SEED = 101
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One scored decision and what it took."""
+    """A scored decision with its wall and CPU seconds."""
 
     result: ScoringResult
     wall: float
@@ -68,7 +68,7 @@ def bundle_of(folder: Path, params: Params, quick: bool) -> Path:
 
 
 def fleet_of(folder: Path, gpus: int) -> Path:
-    """Simulate the fleet that is scored."""
+    """Simulate the fleet to score."""
     out = folder / f"fleet-{gpus}"
     if not out.exists():
         simulate(out, gpus=gpus, days=DAYS, seed=_SEED + 1, scenario="base", acceleration=1.0)
@@ -84,7 +84,7 @@ def decide(dataset: Path, model: ServedModel, out: Path, params: Params, now: da
 
 
 def check(decision: Decision, gpus: int) -> None:
-    """End the run where the decision is not one."""
+    """Exit if records or ranks are missing, or the ranks do not follow the scores."""
     lines = [json.loads(line) for line in _records(decision.result.folder)]
     ranked = sorted((line for line in lines if line["rank"] is not None), key=lambda line: line["rank"])
     risks = [line["score"] for line in ranked]

@@ -1,10 +1,9 @@
-"""How long a decision about a whole fleet takes: 1,500 nodes of 8 GPUs, with jobs, racks and NVLink domains.
+"""CPU time of a decision about a whole fleet: 1,500 nodes of 8 GPUs, with jobs, racks and NVLink domains.
 
-Run it alone: ``python benchmarks/decide_fleet.py [--quick]``. A part of the nodes is at risk, others are drained or
-cordoned by somebody; nothing of it is measured but the pure decision (``policy.decide.decide``), in seconds of the
-processor, in rounds of a day that follow one another, each on the state of the round before and with the marks that it
-asked for. Checked before anything is timed: repeated immediately, the same decision has nothing more to do, and
-the limits on nodes out of service hold.
+Run it alone: ``python benchmarks/decide_fleet.py [--quick]``. Some nodes are at risk, others are cordoned by an
+operator. Only the pure decision (``policy.decide.decide``) is measured, in CPU seconds, in consecutive rounds that each
+start from the state and the markers of the previous one. Each decision is checked: repeated immediately, it has no
+further action, and the limits on nodes out of service hold.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from policy.tiers import TierThresholds
 from scheduler.ports.stored_state import state_json
 
 REQUIRED_S = 1.0
-"""What a decision about :data:`NODES` nodes may take."""
+"""Maximum duration of a decision about :data:`NODES` nodes."""
 
 AIM = f"{REQUIRED_S:g} s at most"
 
@@ -50,7 +49,7 @@ _SEED = 101
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What a round took and asked for."""
+    """CPU seconds, number of actions and size of the state of a round."""
 
     seconds: float
     actions: int
@@ -58,7 +57,7 @@ class Took:
 
 
 def fleet_at(nodes: int, at: datetime, rng: np.random.Generator, marks: Sequence[Marks]) -> tuple[NodeView, ...]:
-    """Make a fleet with fresh scores: most of them low, some nodes' high, their jobs on eight nodes each."""
+    """Generate a fleet with fresh scores, high on some nodes, and jobs on eight nodes each."""
     risk = rng.beta(1, 200, size=(nodes, GPUS))
     risky = rng.random(nodes) < _AT_RISK
     risk[risky, 0] = rng.uniform(0.2, 0.9, risky.sum())
@@ -85,7 +84,7 @@ def fleet_at(nodes: int, at: datetime, rng: np.random.Generator, marks: Sequence
 
 
 def carry_out(fleet: Sequence[NodeView], plan: Plan) -> tuple[NodeView, ...]:
-    """Do what a plan asks for."""
+    """Apply the actions of a plan."""
     marks = {node.name: node.marks for node in fleet}
     for action in plan.actions:
         marks[action.node] = action.after(marks[action.node], plan.now)

@@ -1,16 +1,15 @@
-"""What a day more costs: the feature matrix of 120 days of a fleet, extended by a day, next to building it again.
+"""Cost of extending the feature matrix of 120 days by a day, compared with rebuilding it.
 
-A fleet of 2,000 GPUs is simulated for 121 days, with the failures as calibrated, and cut at the end of day 120. The
-matrix of the 120 days is built with the feature groups and windows of params.yaml and extended; that of the 121 days is
-built again next to it. What is counted is seconds of the processor, in processes of their own, from the dataset to the
-matrix; each has built and extended the matrix of a small fleet before, so that modules and compiled kernels are loaded.
-What loading took is in a column of its own: a process that extends one matrix and ends pays it too; compiling, once
-a machine, is told before. A day takes
-about a second, so it is added in several processes, each to a copy of the matrix; the median of their seconds counts.
+2,000 GPUs are simulated for 121 days at calibrated failure rates, and cut at the end of day 120. The matrix of
+120 days is built with the feature groups and windows of params.yaml and extended; that of 121 days is built from
+scratch. CPU seconds from dataset to matrix are measured, in separate processes that have first built and extended the
+matrix of a small fleet, so that modules and compiled kernels are loaded. Loading has its own column, because a process
+that only extends one matrix pays for it too; compilation, once per machine, is reported first. Extending takes about a
+second, so it is repeated in several processes, each on a copy of the matrix; the median counts.
 
     python benchmarks/features_extend_day.py [--quick] [--gpus N] [--windows 6h 24h 72h] [--work FOLDER]
 
-Checked before anything is reported: the extended matrix has the bytes of the one that was built again.
+Checked before anything is reported: the extended matrix is byte-identical to the rebuilt one.
 """
 
 import argparse
@@ -45,16 +44,16 @@ SEED = 7
 SMALL_GPUS, SMALL_DAYS = 32, 40
 
 TIMES = 5
-"""How often the day is added."""
+"""Number of times the day is added."""
 
 MOST_SHARE = 0.04
-"""What a day may cost of the whole."""
+"""Maximum cost of a day, as a share of rebuilding."""
 
 AIM = f"{MOST_SHARE:.0%} of building again at most"
 
 
 def cut(dataset: Dataset, out: Path, until: datetime) -> None:
-    """Write what a dataset held at an instant (aware)."""
+    """Write a dataset as of an instant (aware)."""
     meta, instant = dataset.meta, pd.Timestamp(until)
     with DatasetWriter(
         out, step=meta.step, channels=meta.channels, unit=meta.unit, buckets=meta.buckets, runs=meta.runs
@@ -73,7 +72,7 @@ def cut(dataset: Dataset, out: Path, until: datetime) -> None:
 
 
 def build(dataset: Path, out: Path, small: list[Path], windows: list[str]) -> None:
-    """Build or extend the matrix at a place in this process, and print what it took as JSON."""
+    """Build or extend a matrix in this process, and print its cost as JSON."""
     params = load_params([ROOT / "params.yaml"])
     if windows:
         features = FeatureSection(groups=("telemetry",), windows=tuple(parse_duration(window) for window in windows))
@@ -95,7 +94,7 @@ def build(dataset: Path, out: Path, small: list[Path], windows: list[str]) -> No
 
 
 def simulated(folder: Path, gpus: int, days: int) -> tuple[Path, Path]:
-    """Simulate a fleet for so many days and one more, unless it exists; give the shorter dataset and the longer."""
+    """Simulate a fleet for ``days`` and for a day more, unless it exists; return the shorter and the longer dataset."""
     longer, shorter = (folder / f"{gpus}-gpus-{length}-days" for length in (days + 1, days))
     if not (shorter / "dataset.json").exists():
         simulate(longer, gpus=gpus, days=days + 1, seed=SEED, scenario="base")
@@ -104,7 +103,7 @@ def simulated(folder: Path, gpus: int, days: int) -> tuple[Path, Path]:
 
 
 def equal(one: Path, other: Path) -> bool:
-    """Whether two folders hold the same files."""
+    """Return whether two folders have identical files."""
     names = sorted(path.name for path in one.iterdir())
     same = names == sorted(path.name for path in other.iterdir())
     return same and all((one / name).read_bytes() == (other / name).read_bytes() for name in names)

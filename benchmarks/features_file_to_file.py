@@ -1,10 +1,9 @@
-"""Window features from file to file, next to pandas and Polars on the same samples.
+"""Window features from Parquet to Parquet, compared with pandas and Polars on the same samples.
 
-Two million generated samples, 10 gauges x 3 windows (1, 3, 7 days) x 5 statistics at a decision every six hours,
-Parquet in, Parquet out. predrain writes more columns than the peers (the change against the window before, the newest
-value). Each side runs twice in a process of its own, and the second run counts (the first also loads libraries and
-compiled code, and is reported apart; compiling, once a machine, is done and reported before). A side is
-reported only if its values equal the others'.
+Two million generated samples, 10 gauges x 3 windows (1, 3, 7 days) x 5 statistics, a decision every six hours. predrain
+writes more columns than its peers (the difference to the previous window, the newest value). Each side runs twice in a
+separate process, and the second run counts; the first, which also loads libraries and compiled code, is reported
+separately. Kernels are compiled, once per machine, and reported first. Times are only reported if all values agree.
 
     python benchmarks/features_file_to_file.py [--quick]
 """
@@ -42,13 +41,13 @@ DELAY = timedelta(minutes=10)
 PEERS = ("pandas", "polars")
 
 REQUIRED = {"polars": 10, "pandas": 25}
-"""How many times as long as predrain a peer is to take."""
+"""Minimum duration of a peer, as a multiple of predrain's."""
 
 AIM = f"{REQUIRED['polars']} times Polars, {REQUIRED['pandas']} times pandas"
 
 
 def make_task(dataset: Dataset, out: Path) -> Task:
-    """Lay the task out over a dataset."""
+    """Define the task for a dataset."""
     every = timedelta(hours=6)
     first, last = dataset.meta.span
     start = first.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -80,7 +79,7 @@ def run_predrain(dataset: Dataset, task: Task) -> None:
 
 
 def run_one(who: str, dataset: Dataset, out: Path) -> None:
-    """Do the task twice in this process, and print what the first and the second took as JSON."""
+    """Run the task twice in this process, and print the cost of both runs as JSON."""
     task = make_task(dataset, out)
     if who == "predrain":
         run = functools.partial(run_predrain, dataset)
@@ -96,12 +95,12 @@ def run_one(who: str, dataset: Dataset, out: Path) -> None:
 
 
 def side(who: str, dataset: Path, out: Path) -> dict[str, float]:
-    """Run one side in a process of its own."""
+    """Run one side in a separate process."""
     return run_json(__file__, "--one", who, "--dataset", dataset, "--out", out)
 
 
 def ours(out: Path, channels: list[str]) -> pd.DataFrame:
-    """Read predrain's matrix under the peers' names."""
+    """Read predrain's matrix with the peers' column names."""
     matrix = FeatureMatrix.open(out)
     names = {
         column.name: f"{column.channel}__{column.statistic}__{hours(column.window)}h"
@@ -115,7 +114,7 @@ def ours(out: Path, channels: list[str]) -> pd.DataFrame:
 
 
 def differing(mine: pd.DataFrame, theirs: pd.DataFrame) -> float:
-    """Return the largest relative difference over the rows that predrain has; NaN must meet NaN."""
+    """Return the largest relative difference over the rows that predrain has; NaNs must coincide."""
     theirs = theirs.copy()
     theirs["decision_time"] = pd.to_datetime(theirs["decision_time"], utc=True).dt.as_unit("ms")
     mine = mine.copy()
@@ -126,7 +125,7 @@ def differing(mine: pd.DataFrame, theirs: pd.DataFrame) -> float:
         a, b = both[name].to_numpy(float), both[f"{name}__peer"].to_numpy(float)
         scale = (
             np.nanmax(np.abs(b)) * 1e-3 if np.isfinite(b).any() else 1.0
-        )  # near zero: against a thousandth of the largest
+        )  # near zero: relative to a thousandth of the largest
         known = np.isfinite(a) & np.isfinite(b)
         alone = int((np.isfinite(a) != np.isfinite(b)).sum())
         if alone:
@@ -137,9 +136,9 @@ def differing(mine: pd.DataFrame, theirs: pd.DataFrame) -> float:
 
 
 def run_sides(folder: Path, *, gpus: int, days: float) -> tuple[dict[str, dict[str, float]], int]:
-    """Let predrain and the peers do the task, and end with an error if one computes something else.
+    """Run the task with predrain and its peers; exit with an error if their results differ.
 
-    Returns: what each side took, by its name, and how many samples there were.
+    Returns: cost of each side by name, and the number of samples.
     """
     dataset = generate(folder / "fleet", gpus=gpus, days=days, channels=channels_of(gauges=CHANNELS, counters=0))
     channels = list(make_task(dataset, folder).channels)

@@ -1,11 +1,11 @@
-"""Features of more samples than fit into memory, end to end: dataset in, matrix out.
+"""Features of more samples than fit into memory, from dataset to matrix.
 
 By default 21.6 million generated samples of 20 channels (1,250 GPUs, 120 days, every ten minutes), a decision every six
-hours, telemetry windows of 6, 24 and 72 hours. ``--all`` takes the feature groups and windows of params.yaml,
-``--whole`` the paper's size as well: 345 million samples of 20,000 GPUs (some 25 GB of disk). Next to it, on the same
-files: what reading the Parquet files alone takes on as many threads, and how fast memory is copied. Compiling the
-kernels, once a machine, is done and told before. Nothing is told of a build unless the windows of some rows equal their
-plain reading; other groups are held against theirs by tests alone.
+hours, telemetry windows of 6, 24 and 72 hours. ``--all`` uses the feature groups and windows of params.yaml,
+``--whole`` also the paper's size: 345 million samples of 20,000 GPUs (about 25 GB of disk). For comparison, reading the
+same Parquet files with as many threads and copying memory are timed. Kernels are compiled, once per machine, and
+reported first. A build is only reported if the window statistics of some rows equal those of a plain Python
+implementation; other groups are verified by tests alone.
 
     python benchmarks/features_out_of_core.py [--quick] [--all] [--whole] [--work FOLDER]
 """
@@ -47,29 +47,29 @@ from tests.features import window_oracle
 CHANNELS = {"gauges": 12, "counters": 6, "flags": 1, "enums": 1}
 WINDOWS = (timedelta(hours=6), timedelta(hours=24), timedelta(hours=72))
 REQUIRED_A_SECOND, REQUIRED_MB = 2e6, 2_000
-"""Samples a second at least, memory at most."""
+"""Minimum samples per second, maximum memory."""
 WHOLE_S, WHOLE_MB = 300, 4_000
-"""The same of ``--whole``: seconds at most, memory at most."""
+"""The same for ``--whole``: maximum seconds, maximum memory."""
 AIM = f"{REQUIRED_A_SECOND:,.0f} samples/s, under {REQUIRED_MB:,} MB"
 WHOLE_AIM = f"{WHOLE_S} s (1.15 million samples/s), under {WHOLE_MB:,} MB"
 
 CHECKED_ROWS, TOLERANCE = 8, 1e-4
-"""Rows that are read slowly, and the largest relative difference."""
+"""Number of rows verified in plain Python, and the maximum relative difference."""
 
 DIFFERENCES = ("delta", "rise_delta")
-"""Statistics that are only as exact as what they are a difference of; they are not compared."""
+"""Statistics that are differences, and so lose precision; they are not compared."""
 
 PHASES = ("rows and plan", "buckets: samples read and summed up", "parts: statistics of rows, parts written")
 
 
 @njit(cache=True)
 def ready(array: npt.NDArray[np.float64]) -> float:
-    """Do next to nothing: the compiler loads its tables for it, as for the first kernel of any process."""
+    """Do almost nothing: the first kernel of a process makes the compiler load its tables."""
     return float(array[0])
 
 
 def build(dataset: Path, out: Path, *, everything: bool) -> None:
-    """Build the matrix in this process, and print what it took as JSON."""
+    """Build the matrix in this process, and print its cost as JSON."""
     params = load_params([ROOT / "params.yaml"])
     features = params.features if everything else FeatureSection(groups=("telemetry",), windows=WINDOWS)
     opened = Dataset.open(dataset)
@@ -123,7 +123,7 @@ def timed(run: Callable[[], None]) -> float:
 
 
 def reading(dataset: Dataset) -> float:
-    """Return the seconds that reading every sample takes on all cores, and nothing else."""
+    """Return the seconds that reading every sample takes on all cores."""
 
     def read() -> None:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -133,7 +133,7 @@ def reading(dataset: Dataset) -> float:
 
 
 def copying() -> float:
-    """Return how many bytes a second all cores copy."""
+    """Return how many bytes per second all cores copy."""
     size = 200_000_000
     sources = [np.ones(size // 8) for _ in range(os.cpu_count() or 1)]
     targets = [np.empty_like(source) for source in sources]
@@ -145,12 +145,12 @@ def copying() -> float:
         for thread in threads:
             thread.join()
 
-    copy()  # the first one also gets the pages
+    copy()  # the first copy also allocates the pages
     return len(sources) * size / min(timed(copy) for _ in range(3))
 
 
 def check_rows(dataset: Dataset, matrix: FeatureMatrix) -> None:
-    """End the run unless the window statistics of one GPU, at times over the whole span, are those of plain Python."""
+    """Exit unless the window statistics of one GPU, at times across the whole span, equal those in plain Python."""
     columns = [
         column for column in matrix.columns if column.group == "telemetry" and column.statistic not in DIFFERENCES
     ]
@@ -208,7 +208,7 @@ def main() -> None:
             )
         )
         samples = dataset.meta.counts["samples"]
-        shutil.rmtree(folder / "matrix", ignore_errors=True)  # or nothing would be built
+        shutil.rmtree(folder / "matrix", ignore_errors=True)  # otherwise nothing would be built
         everything = ["--all"] if args.all or args.whole else []
         print_compile_time(GROUPS if everything else ("telemetry",))
         took = run_json(__file__, "--build", place, "--out", folder / "matrix", *everything)

@@ -1,8 +1,8 @@
-"""Import and replay the fault history of a real GPU cluster: the figures of benchmarks/results/cluster-faults.md.
+"""Import and replay the fault history of a real GPU cluster: the numbers in benchmarks/results/cluster-faults.md.
 
 The history is StepFun's InfiniteHBD-Trace (SIGCOMM'25): every fault of 400 servers over 349 days, with start and end.
-It has no telemetry, so this is a test of the history features, of honesty about the base rate, and of leaks: a ROC-AUC
-above 0.70 would be one until proven otherwise.
+It has no telemetry, so it tests the history features, the base rate, and leakage: a ROC-AUC above 0.70 is considered a
+leak until proven otherwise.
 
     python benchmarks/gpu_cluster_faults.py --trace FOLDER [--work FOLDER]
 """
@@ -23,21 +23,21 @@ LEAK = 0.70
 """A ROC-AUC above this on a fault history alone is a leak until proven otherwise."""
 
 HONEST_CAPTURE = 0.23
-"""Share of the next day's faults in the top 5 % when nodes are ranked by their faults of the last 30 days; measured
-walk-forward and independently of this code: what history alone can do."""
+"""Share of the next day's faults in the top 5 % when nodes are ranked by their faults of the last 30 days: the limit of
+history alone, measured walk-forward and independently of this code."""
 
 EPOCH = "2024-03-30T00:00:00Z"
-"""Day zero of the trace, from its README; the zone is not stated there, UTC is assumed."""
+"""Day zero of the trace, from its README, which states no time zone; UTC is assumed."""
 
 NODES = 400
 """Servers in the trace, from its README; those without a fault carry no id and are added as event-free nodes."""
 
 EXPECTED = {"faults": 584, "nodes": 400, "nodes with a fault": 231, "GPU faults": 158, "double-bit ECC": 60}
-"""Counts that the trace's README and statistics file give; the import is checked against them."""
+"""Counts in the trace's README and statistics file, which the import is checked against."""
 
 
 def write_inventory(trace: Path, work: Path) -> Path:
-    """Write the 400 nodes as an inventory: those that the trace names, and the event-free rest under names of ours."""
+    """Write the 400 nodes as an inventory: those in the trace, and the event-free rest with made-up names."""
     records: list[dict[str, Any]] = json.loads((trace / "fault_trace.json").read_text(encoding="utf-8"))
     named = sorted({record["node_id"] for record in records})
     nodes = [*named, *(f"without-fault-{i:03d}" for i in range(NODES - len(named)))]
@@ -51,7 +51,7 @@ def write_inventory(trace: Path, work: Path) -> Path:
 
 
 def counted(dataset: Dataset) -> dict[str, int]:
-    """Count what the trace's own README counts, in the imported dataset."""
+    """Return the counts of the trace's README for the imported dataset."""
     events = dataset.events()
     faults = events[events["type"] == "failure"]
     return {
@@ -64,7 +64,7 @@ def counted(dataset: Dataset) -> dict[str, int]:
 
 
 def predrain(*args: str | Path) -> dict[str, Any]:
-    """Run a verb of the installed command with ``--json`` and return what it says."""
+    """Run a verb of the installed command with ``--json`` and return its output."""
     command = [str(Path(sys.executable).with_name("predrain")), *map(str, args), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode != 0:
@@ -73,7 +73,7 @@ def predrain(*args: str | Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Import, check the counts, replay, print each model and the line of JSON; fail where more is found than can be."""
+    """Import, check the counts, replay, print each model and the line of JSON; fail if there may be a leak."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, required=True, help="folder that holds fault_trace.json")
     parser.add_argument("--work", type=Path, default=ROOT / "benchmarks" / "work" / "gpu-cluster-faults")
@@ -92,10 +92,9 @@ def main() -> None:
 
 
 def evaluated(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Print what each model reached, and give the line of JSON.
+    """Print the metrics of each model, and return the line of JSON.
 
-    Raises ``SystemExit`` where a model knows more than is known of this trace from outside: a leak, until proven
-    otherwise.
+    Raises ``SystemExit`` if a model is better than a fault history allows: a leak until proven otherwise.
     """
     rows = {
         f"{model}, {variant}": row

@@ -1,9 +1,9 @@
-"""CPU seconds of what brings data in, alongside another checkout: imports, compaction, backfill, remote write, logs.
+"""User CPU seconds of ingestion, compared with another checkout: imports, compaction, backfill, remote write, logs.
 
     python benchmarks/ingest_speed.py [--quick] [--peer CHECKOUT] [--only PART ...]
 
-Each part runs in processes of its own, in turn with the peer's; the least user time of two counts, less the time of
-the same command on an empty log or one sample. Datasets and decoded samples are compared before a time is reported.
+Each part runs in separate processes, alternating with the peer's. The minimum user time of two runs counts, minus that
+of the same command on a tiny input. Times are only reported if the datasets and decoded samples are equal.
 """
 
 import argparse
@@ -40,7 +40,7 @@ GPUS: Final = 64
 STEP_S: Final = 60
 REPEATS: Final = 2
 ALLOWED: Final = 1.05
-"""The noise of a ratio on a machine that others use."""
+"""Tolerance of a ratio for noise on a shared machine."""
 
 CHANNELS: Final = ("gpu_temp_c", "mem_temp_c", "power_w", "energy_mj", "sm_clock_mhz", "gpu_util_pct", "fb_used_mib")
 METRICS: Final = {f"DCGM_FI_DEV_{name}": value for name, value in zip(
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def import_samples(form: str) -> Callable[[list[Path], Path, int], list[float]]:
-    """Return the part that imports samples from a file in this form."""
+    """Return the part that imports samples from a file in a format."""
 
     def measure(checkouts: list[Path], folder: Path, rows: int) -> list[float]:
         inventory(folder / "inventory.csv")
@@ -113,8 +113,8 @@ def import_samples(form: str) -> Callable[[list[Path], Path, int], list[float]]:
 
 
 def compact(checkouts: list[Path], folder: Path, rows: int) -> list[float]:
-    """Time the compaction of staged samples in twenty files, each a span of time."""
-    from telemetry.staging.folder import StagingFolder  # an older checkout, which decodes by this file, lacks it
+    """Time the compaction of staged samples in twenty files, one per period."""
+    from telemetry.staging.folder import StagingFolder  # an older checkout, which runs this file to decode, lacks it
 
     seen = pa.table({
         "node": [f"gpu{number // 8:03d}" for number in range(GPUS)],
@@ -136,7 +136,7 @@ def compact(checkouts: list[Path], folder: Path, rows: int) -> list[float]:
 
 
 def import_log(line: Callable[[int], str]) -> Callable[[list[Path], Path, int], list[float]]:
-    """Return the part that imports a kernel log of one XID a line."""
+    """Return the part that imports a kernel log with one XID per line."""
 
     def measure(checkouts: list[Path], folder: Path, rows: int) -> list[float]:
         inventory(folder / "inventory.csv")
@@ -155,7 +155,7 @@ def import_log(line: Callable[[int], str]) -> Callable[[list[Path], Path, int], 
 
 
 def remote_write(*, new: bool) -> Callable[[list[Path], Path, int], list[float]]:
-    """Return the part that decodes requests: each with series of its own, or after the first with known ones."""
+    """Return the part that decodes requests, each with new series, or all with the series of the first."""
 
     def measure(checkouts: list[Path], folder: Path, rows: int) -> list[float]:
         names, gpus = list(METRICS), GPUS * 8
@@ -176,7 +176,7 @@ def remote_write(*, new: bool) -> Callable[[list[Path], Path, int], list[float]]
 
 
 def decode(path: Path) -> None:
-    """Decode requests with the modules that PYTHONPATH names; print the time, and a digest of the samples."""
+    """Decode requests with the modules on PYTHONPATH; print the time, and a digest of the samples."""
     decoder = RemoteWriteDecoder(SeriesCatalogue(CATALOGUE))
     bodies = np.load(path, allow_pickle=True)
     digest = hashlib.sha256()
@@ -191,7 +191,7 @@ def decode(path: Path) -> None:
 
 
 def backfill(checkouts: list[Path], folder: Path, rows: int) -> list[float]:
-    """Time a backfill from a Prometheus that answers in JSON (``prometheus_backfill.py``)."""
+    """Time a backfill from the Prometheus stub of ``prometheus_backfill.py``."""
     from benchmarks import prometheus_backfill  # an older checkout may lack it
 
     step_s = 600
@@ -232,9 +232,9 @@ def compare(
     *,
     startup: bool = True,
 ) -> list[float]:
-    """Return the least seconds of each checkout, in turn, less those of the small input, which also warms caches up.
+    """Return the minimum seconds of each checkout, minus those of the small input, which also warms up caches.
 
-    ``run``: gets the checkout, the name of the input (``all`` or ``one``), and where to write.
+    ``run``: called with the checkout, the name of the input (``all`` or ``one``), and the output path.
     Exits if the results differ.
     """
     numbers = itertools.count()
@@ -280,7 +280,7 @@ def sorted_samples(dataset: Path) -> pa.Table:
 
 
 def xid_events(dataset: Path) -> pa.Table:
-    """Return what both checkouts say of the XID events of a dataset."""
+    """Return the XID events of a dataset, sorted, in columns that both checkouts write."""
     names = ["timestamp", "gpu", "code", "node", "type"]
     table = pq.read_table(dataset / "events.parquet", columns=names)
     texts = pa.table([table.column(name).cast(pa.string()) for name in names], names)
@@ -298,7 +298,7 @@ def inventory(path: Path) -> None:
 
 
 def samples(rows: int) -> pa.Table:
-    """Return so many samples of the fleet, by time."""
+    """Return ``rows`` samples of the fleet, sorted by time."""
     rng = np.random.default_rng(1)
     number = np.arange(rows)
     start_ms = int(START.timestamp() * 1000)
@@ -318,7 +318,7 @@ def _xid(stamp: str) -> str:
 
 
 def request(names: list[str], gpus: range, minute: int) -> bytes:
-    """Return a remote-write request with a sample of each series: protobuf by hand, as no library is needed for it."""
+    """Return a remote-write request with one sample per series, encoded as protobuf without a library."""
 
     def field(number: int, content: bytes) -> bytes:
         size, length = len(content), b""

@@ -1,11 +1,11 @@
-"""benchmarks/results/ladder.md: which actions pay on simulated fleets that nothing was chosen on, by shape of jobs.
+"""benchmarks/results/ladder.md: which actions pay on simulated fleets that no setting was chosen on, by job size.
 
     python benchmarks/ladder.py [--quick] [--fleets announced-311 base-312]
 
-Each fleet is simulated and assessed as an operator would, by ``predrain assess``. Assessments are kept under
-benchmarks/work/ladder. ``--fleets`` assesses only these, again; the page has every fleet that is kept. ``base-77``,
-which is also assessed un-accelerated, is the fleet of the README: its picture (docs/images/ladder.svg) and its excerpt
-are written too.
+Each fleet is simulated and assessed with ``predrain assess``, as an operator would. Assessments are stored under
+benchmarks/work/ladder. ``--fleets`` reassesses only some fleets; the page has all stored ones. ``base-77``, which is
+also assessed un-accelerated, is the fleet of the README: its plot (docs/images/ladder.svg) and its excerpt are written
+too.
 """
 
 import argparse
@@ -35,7 +35,7 @@ README: Final = "base-77"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A fleet of the page; its name is scenario and seed."""
+    """A fleet of the page, named by scenario and seed."""
 
     gpus: int = 600
     acceleration: int = 5
@@ -55,11 +55,11 @@ EXCERPT: Final = (
     "Are failures", "  precision if", "  recall", "  rung", *(f"  {rung} " for rung in RUNGS), "Recommended:",
     "  Net",
 )  # fmt: skip
-"""Beginnings of the printed lines that the README shows."""
+"""Prefixes of the output lines that the README shows."""
 
 
 def assess(name: str, part: Part) -> None:
-    """Simulate a fleet, unless it is there, and assess it."""
+    """Simulate a fleet, unless it exists, and assess it."""
     scenario, seed, *_ = name.split("-")
     place = WORK / f"{name}-{part.gpus}"
     if not (place / "dataset").is_dir():
@@ -73,13 +73,13 @@ def assess(name: str, part: Part) -> None:
 
 
 def kept(fleets: Mapping[str, Part]) -> dict[str, dict[str, Any]]:
-    """Read the assessments that are there, by name."""
+    """Read the stored assessments, by name."""
     paths = {name: WORK / f"{name}-{part.gpus}" / "assessment" / "assessment.json" for name, part in fleets.items()}
     return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
 
 
 def excerpt(readme: str, printed: str) -> str:
-    """Return the README with the lines of :data:`EXCERPT` in the block that holds an assessment."""
+    """Return the README with its assessment block replaced by the lines of :data:`EXCERPT`."""
     lines = [line for line in printed.splitlines() if line.startswith(EXCERPT)]
     table = next(i for i, line in enumerate(lines) if line.startswith("  rung"))
     once = {line.split()[0]: line.removesuffix(" *") for line in lines[table + 1 :] if line.split()[0] in RUNGS}
@@ -90,7 +90,7 @@ def excerpt(readme: str, printed: str) -> str:
 
 
 def run(*words: object) -> str:
-    """Run predrain; return what it prints."""
+    """Run predrain; return its output."""
     code = "from predrain.command import main; main()"
     command = [sys.executable, "-c", code, *map(str, words)]
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT, text=True).stdout
@@ -153,12 +153,12 @@ def page(fleets: dict[str, dict[str, Any]], command: str) -> str:
 
 
 def interval(row: dict[str, Any] | None) -> str:
-    """Lay out a net with its interval."""
+    """Format a net value with its interval."""
     return "" if row is None else f"{row['net']:,.0f} [{row['net_low']:,.0f}, {row['net_high']:,.0f}]"
 
 
 def main() -> None:
-    """Assess the fleets and write the page; a part of the plan says so in its head."""
+    """Assess the fleets and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one small fleet, which proves nothing; to stdout")
     parser.add_argument("--fleets", nargs="+", choices=list(FLEETS), help="assess these alone")

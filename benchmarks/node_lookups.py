@@ -1,8 +1,8 @@
-"""How long a node look-up takes at 500 requests a second, each timed from the instant at which it was due.
+"""Latency of node lookups at 500 requests per second, each measured from the time at which it was due.
 
     python benchmarks/node_lookups.py [--quick]
 
-``predrain serve`` runs in a process of its own on the scores of 10,000 GPUs; every answer's node and tier are checked.
+``predrain serve`` runs in a separate process on the scores of 10,000 GPUs; node and tier of every response are checked.
 """
 
 import argparse
@@ -69,13 +69,13 @@ def main() -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """Give the seconds of the processor that a process has taken."""
+    """Return the CPU seconds of a process and its finished children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / float(os.sysconf("SC_CLK_TCK"))
 
 
 async def ask_steadily(port: int, seconds: int) -> list[float]:
-    """Ask for one node after another at a steady rate; seconds from due to answered."""
+    """Request nodes at a steady rate; return the seconds from due time to response."""
     took: list[float] = []
     began = time.perf_counter() + 0.2
 
@@ -101,7 +101,7 @@ async def ask_steadily(port: int, seconds: int) -> list[float]:
 
 
 def tier_of(node: int) -> Tier:
-    """Give the tier of a node's GPUs."""
+    """Return the tier of a node's GPUs."""
     return "high" if node % 50 == 0 else "clear"
 
 

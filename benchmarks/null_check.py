@@ -1,21 +1,21 @@
-"""Whether the whole chain finds nothing where nothing is, and something where something is.
+"""Null check of the whole pipeline: no skill on data without signal, detection of a known signal.
 
     python benchmarks/null_check.py [--quick] [--runs RUN ...] [--work FOLDER]
 
 Five runs of features, training, scoring and evaluation on simulated fleets:
 
-``shuffled``     a fleet with failures whose labels were handed to GPUs drawn at random, each incident on its own and at
-                 its own time. Drawn among all GPUs in service, not only those of the same model: else the model's own
-                 rate would rightly be learned. Everything after the features runs on labels that nothing explains.
-``independent``  incidents at a constant rate at random GPUs and times, written into the events of a fleet that has no
-                 failures of its own, and everything rerun from the dataset on: features, labels, models.
-``planted``      the same incidents, and before each of them the GPU runs hot for a day: must be found.
-``leak``         ``independent``, and a feature that reads the future, with noise: the check must notice.
+``shuffled``     the incidents of a fleet are reassigned to random GPUs, independently and at unchanged times. They are
+                 drawn from all GPUs in service, not only those of the same product, whose failure rate would rightly be
+                 learned. Everything after the features runs on labels that nothing explains.
+``independent``  incidents at a constant rate on random GPUs, written into the events of a fleet without failures, with
+                 everything rerun from the dataset: features, labels, models.
+``planted``      the same incidents, but the GPU runs hot for a day before each: must be found.
+``leak``         ``independent`` with a noisy feature that reads the future: must be found.
 ``leak shuffled``  ``shuffled`` with such a feature.
 
-At chance means: of no model does precision@K, average precision or ROC-AUC lie above what chance gives by more than
-sampling explains. The intervals resample GPUs; as three measures of a dozen models are looked at, each is evaluated at
-a twentieth over their number, one-sided. ``--quick`` takes a smaller fleet and fewer trees.
+At chance: no model's precision@K, average precision or ROC-AUC exceeds chance by more than the sampling error.
+With three metrics of a dozen models, each is tested one-sided at 5 % divided by their number (Bonferroni). ``--quick``
+uses a smaller fleet and fewer trees.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from benchmarks.null.runs import (
 
 
 def report(outcome: Outcome) -> None:
-    """Say on stderr what a run found, as soon as it is over: all of them can take an hour."""
+    """Report the findings of a finished run on stderr, because all runs can take an hour."""
     most = max(outcome.findings, key=lambda finding: finding.z)
     largest = f"largest z {most.z:.2f} of {outcome.limit:.2f} ({most.model}, {most.variant}, {most.measure})"
     good = passed({outcome.name: outcome})[outcome.name]
@@ -52,7 +52,7 @@ def report(outcome: Outcome) -> None:
 
 
 def main() -> None:
-    """Run all checks, print the table and the line of JSON; leave with 1 if one came out otherwise than it must."""
+    """Run all checks, print the table and the line of JSON; exit with 1 if a result is not as expected."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smaller fleet and fewer trees")
     parser.add_argument("--runs", nargs="*", choices=NAMES, default=NAMES, help="of the simulated fleets; default: all")

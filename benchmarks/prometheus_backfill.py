@@ -2,8 +2,8 @@
 
     python benchmarks/prometheus_backfill.py [--quick] [--every SECONDS] [--peer CHECKOUT]
 
-The server is a process of its own, and its time is not counted. ``--peer`` runs another checkout of the repository
-on the same history, and compares the datasets cell by cell.
+The server is a separate process whose time is not counted. ``--peer`` runs another checkout of the repository on the
+same history, and compares the datasets cell by cell.
 """
 
 import argparse
@@ -33,8 +33,8 @@ GPUS: Final = 600
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 SAMPLES: Final = 31_000_000
 AIM_S: Final = 120.0
-_HOSTS: Final = 8  # GPUs a node
-_CYCLE: Final = 509  # values repeat after so many samples, a prime
+_HOSTS: Final = 8  # GPUs per node
+_CYCLE: Final = 509  # period of the values in samples, a prime
 
 _GAUGES: Final = {
     "GPU_TEMP": (40, 30),
@@ -98,7 +98,7 @@ def main() -> None:
 
 @contextmanager
 def serving(every_s: int) -> Iterator[int]:
-    """Run a Prometheus that answers with a sample every so many seconds, and give its port."""
+    """Run a Prometheus stub with a sample every ``every_s`` seconds, and yield its port."""
     port = free_port()
     server = subprocess.Popen([sys.executable, __file__, "--serve", str(port), "--every", str(every_s)])
     try:
@@ -131,7 +131,7 @@ def backfill(tree: Path, port: int, span: timedelta, dataset: Path) -> tuple[flo
 
 
 def serve(port: int, every_s: int) -> None:
-    """Answer range selectors of the metrics with made-up, repeating values."""
+    """Answer range selectors of the metrics with synthetic, periodic values."""
     texts = {metric: cycle(metric) for metric in METRICS}
     labels = [gpu_labels(number) for number in range(GPUS)]
     start_s = int(START.timestamp())
@@ -164,7 +164,7 @@ def serve(port: int, every_s: int) -> None:
 
 
 def cycle(metric: str) -> list[str]:
-    """Return the text of a metric's values, one after the other."""
+    """Return one period of a metric's values as text."""
     rng = np.random.default_rng(len(metric))
     if metric.endswith("POWER_USAGE"):
         return [f"{value:.3f}" for value in rng.uniform(60, 700, _CYCLE)]
@@ -175,7 +175,7 @@ def cycle(metric: str) -> list[str]:
 
 
 def matrix(metric: str, texts: list[str], labels: list[str], times: list[int]) -> str:
-    """Return an answer's data."""
+    """Return the ``data`` of a response."""
     stamps = [f'[{time_s},"' for time_s in times]
     place = times[0] // 30 if times else 0
     entries = []
@@ -190,7 +190,7 @@ def matrix(metric: str, texts: list[str], labels: list[str], times: list[int]) -
 
 
 def gpu_labels(number: int) -> str:
-    """Return the labels that dcgm-exporter and a service discovery give a series, as the inside of a JSON object."""
+    """Return the labels of a series from dcgm-exporter and service discovery, as the members of a JSON object."""
     node, slot = divmod(number, _HOSTS)
     pairs = {
         "DCGM_FI_DRIVER_VERSION": "550.144.03",

@@ -36,7 +36,7 @@ from telemetry.dataset.store import Dataset
 PAGE = ROOT / "benchmarks" / "results" / "gwdg.md"
 MAPPING = ROOT / "params" / "gwdg-mapping.yaml"
 KEYS: Final = ("t", "node", "uuid", "gpu", "driverVersion")
-"""Columns of the wide table that are no DCGM field."""
+"""Columns of the wide table that are not DCGM fields."""
 
 EXPECTED: Final = {
     "samples": 66_620,
@@ -45,18 +45,18 @@ EXPECTED: Final = {
     "GPUs with XID 79": 44,
     "node failures by XID 79": 14,
 }
-"""Counts that the data's own description gives; the import is checked against them."""
+"""Counts in the data's own description, which the import is checked against."""
 
 FIRST_DECISION: Final = pd.Timestamp("2025-03-01", tz="UTC")
 HORIZONS_DAYS: Final = (1, 7, 30)
 MEMORY_DAYS: Final = 90
 TICKET_LAG: Final = pd.Timedelta(days=7)
 PUBLISHED_AUC: Final = 0.64
-"""Of the count of the last 90 days for the next seven, computed independently of this code."""
+"""ROC-AUC of the count of the last 90 days for the next seven, computed independently of this code."""
 
 
 def import_telemetry(data: Path, work: Path) -> tuple[dict[str, Any], Dataset]:
-    """Assess the telemetry and the incidents in one command; DCGM's prefix is all that is added to the columns."""
+    """Assess the telemetry and the incidents in one command; column names only get DCGM's prefix."""
     table = pq.read_table(data / "dcgm_wide.parquet")
     names = [name if name in KEYS else f"DCGM_FI_DEV_{name}" for name in table.column_names]
     samples, out = work / "dcgm.parquet", work / "assessment"
@@ -68,10 +68,10 @@ def import_telemetry(data: Path, work: Path) -> tuple[dict[str, Any], Dataset]:
 
 
 def xid79_failures(dataset: Dataset) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Find the XID 79 events, and the failures of nodes that they make.
+    """Find the XID 79 events, and group them into node failures.
 
-    Returns: a row an event, with its ``failure``; and a row a failure, with ``node``, ``start`` and ``gpus``. Events of
-    a node within half an hour belong to one failure.
+    Returns: a row per event, with its ``failure``; and a row per failure, with ``node``, ``start`` and ``gpus``. Events
+    on a node within half an hour of each other are one failure.
     """
     events = dataset.events()
     lost = events[(events["type"] == "xid") & (events["code"].astype(str) == "79")].sort_values(["node", "timestamp"])
@@ -82,7 +82,7 @@ def xid79_failures(dataset: Dataset) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def ticket_lags(tickets: pd.DataFrame, failures: pd.DataFrame) -> pd.Series:
-    """Return how long after the node's latest XID 79 each ticket is dated (a day, at midnight); NaT without one."""
+    """Return the lag of each ticket, dated at midnight, after the node's latest XID 79; NaT: none within a week."""
     lags = []
     for ticket in tickets.itertuples():
         earlier = failures[(failures["node"] == ticket.node) & (failures["start"] <= ticket.day + pd.Timedelta(days=1))]
@@ -92,7 +92,7 @@ def ticket_lags(tickets: pd.DataFrame, failures: pd.DataFrame) -> pd.Series:
 
 
 def fleet_of_nodes(data: Path) -> list[str]:
-    """Name the 29 nodes that any file of the publication mentions: most are known because they failed."""
+    """List the 29 nodes in the published files, most of which are known because they failed."""
     nodes = set(pd.read_csv(data / "incident_events.csv")["node"])
     for path in sorted((data / "telemetry_raw_bz2").glob("nodes_total_gpus_when_good_*.csv.bz2")):
         nodes |= set(pd.read_csv(path, usecols=["node"])["node"])
@@ -106,7 +106,7 @@ def _day_number(days: pd.DatetimeIndex) -> NDArray[np.int64]:
 class Daily:
     """Daily decisions about every node, and whether an incident follows within a horizon.
 
-    ``positive``, ``score``: shape (days, nodes).
+    ``positive``, ``recent``, ``all_so_far``: shape (days, nodes).
     """
 
     def __init__(self, tickets: pd.DataFrame, nodes: Sequence[str], horizon_days: int) -> None:
@@ -120,7 +120,7 @@ class Daily:
         self.all_so_far: Floats = np.column_stack([(age >= 0).sum(axis=1) for age in ages]) * 1.0
 
     def auc(self, score: Floats, weights: Floats) -> Floats:
-        """Area under the ROC curve among the nodes of one day, pooled over days; on each resample of nodes."""
+        """ROC-AUC among the nodes of a day, pooled over days, for each resample of nodes."""
         concordant = np.zeros((len(self.nodes), len(self.nodes)))
         pairs = np.zeros_like(concordant)
         for row, failed in zip(score, self.positive, strict=True):
@@ -130,7 +130,7 @@ class Daily:
         return ratio(*((np.einsum("ri,ij,rj->r", weights, table, weights)) for table in (concordant, pairs)))
 
     def precision_of_one(self, score: Floats, weights: Floats) -> Floats:
-        """Precision of alerting the riskiest node each day; ties share the alert; on each resample of nodes."""
+        """Precision of one alert per day on the riskiest node (ties share it), for each resample of nodes."""
         hits, alerts = np.zeros(len(weights)), 0
         for row, failed in zip(score, self.positive, strict=True):
             masked = np.where(weights > 0, row, -np.inf)
@@ -141,14 +141,14 @@ class Daily:
 
 
 def of_predictions(path: Path, daily: Daily) -> Floats:
-    """Take a profile's risks as scores of the same decisions; NaN where there was none."""
+    """Read a profile's risks for the same decisions, shape (days, nodes); NaN: none."""
     rows = pd.read_parquet(path, columns=["decision_time", "node", "risk"])
     table = rows.pivot_table(index="decision_time", columns="node", values="risk", observed=True)
     return table.reindex(index=daily.days, columns=daily.nodes).to_numpy(np.float64)
 
 
 def replayed(data: Path, nodes: list[str], work: Path, horizon_days: int) -> Path:
-    """Replay the lifetimes profile on the incidents alone, asked once a day."""
+    """Replay the incidents alone, with a decision per day; return the file of predictions."""
     inventory = work / "nodes.csv"
     write_bytes(
         inventory, ("node,installed_at\n" + "".join(f"{node},2025-01-01T00:00:00Z\n" for node in nodes)).encode()
@@ -182,14 +182,14 @@ backtest: {{k: 1, first_test: "{FIRST_DECISION.isoformat()}"}}
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What the import and the assessment of the telemetry hold."""
+    """Results of the import and the assessment of the telemetry."""
 
     assessed: dict[str, Any]
     lost: pd.DataFrame
     failures: pd.DataFrame
 
     def check(self, tickets: pd.DataFrame) -> None:
-        """Raise ``SystemExit`` where a count differs from the one that the publication states."""
+        """Raise ``SystemExit`` if a count differs from the published one."""
         counts = {
             "samples": self.assessed["accounting"]["samples"]["read"],
             "GPUs": self.assessed["data"]["units"],
@@ -205,7 +205,7 @@ class Telemetry:
         return sum(row["count"] for row in self.assessed["accounting"][table]["left_out"] if row["reason"] == reason)
 
     def lines(self, tickets: pd.DataFrame) -> list[str]:
-        """Write the part of the page about the telemetry."""
+        """Return the page's section on the telemetry."""
         sizes = self.failures["gpus"].value_counts()
         lags = ticket_lags(tickets, self.failures).dropna()
         late = lags[lags > pd.Timedelta(0)] / pd.Timedelta(hours=1)
@@ -235,7 +235,7 @@ def _wrapped(text: str) -> str:
 
 
 def _why(predictable: dict[str, Any]) -> str:
-    """Explain the verdict by its reason, or by the failures that it rests on."""
+    """Return the reason of the verdict, or the number of failures behind it."""
     return f" ({predictable.get('reason') or str(predictable['failures']) + ' node failures were replayed'})"
 
 

@@ -1,7 +1,7 @@
-"""The paper's mechanisms on real GPUs: 30,207 of Titan, by lifetimes, places and failures alone; writes a docs page.
+"""The paper's mechanisms on 30,205 real GPUs of Titan, by lifetimes, places and failures alone; writes a results page.
 
-The data is olcf/TitanGPULife (Ostrouchov et al., SC20), one file. It is imported as it is and replayed with
-params/lifetimes.yaml over 2016 to 2018: every 15 days, does the GPU's installation end in a double-bit error or off
+The data is olcf/TitanGPULife (Ostrouchov et al., SC20), one file. It is imported unchanged and replayed with
+params/lifetimes.yaml from 2016 to 2018: every 15 days, does the GPU's installation end with a double-bit error or off
 the bus within 30 days? All decisions are pooled and ranked by risk, K is the number of positives, intervals resample
 GPUs.
 
@@ -29,10 +29,10 @@ from telemetry.dataset.store import Dataset
 PAGE = ROOT / "benchmarks" / "results" / "titan.md"
 HORIZON = np.timedelta64(30, "D")
 PUBLISHED = {"units": 30_205, "failures": 6_307}
-"""What an import of the published file holds; 21 failures are in it twice, 33 after a removal."""
+"""Counts of an import of the published file, in which 21 failures are duplicated and 33 follow a removal."""
 
 AIM = {"precision at K": 0.101, "average precision": 0.056, "ROC-AUC": 0.86}
-"""The best that any model was seen to reach on the same question."""
+"""Best known results of any model on the same task."""
 
 STATISTICS = tuple(AIM)
 ENSEMBLES = ("intersection", "min_votes", "mean_rank", "mean_log_odds", "stacked", "cascade")
@@ -40,17 +40,17 @@ ENSEMBLES = ("intersection", "min_votes", "mean_rank", "mean_log_odds", "stacked
 
 @dataclass(frozen=True, slots=True)
 class Replicates:
-    """What a model reaches: each statistic on the GPUs as they are, and then on each resample."""
+    """A model's statistics: first on the original GPUs, then on each resample."""
 
     values: dict[str, Floats]
 
     def cell(self, name: str) -> str:
-        """Write a statistic with its interval."""
+        """Format a statistic with its interval."""
         bounds = interval(self.values[name][1:])
         return f"{self.values[name][0]:.3f} [{bounds.low:.3f}, {bounds.high:.3f}]"
 
     def minus(self, other: "Replicates", name: str) -> str:
-        """Write the difference to another model on the same resamples."""
+        """Format the difference to another model on the same resamples."""
         difference = self.values[name] - other.values[name]
         bounds = interval(difference[1:])
         verdict = "significant" if bounds.low > 0 or bounds.high < 0 else "not significant"
@@ -58,10 +58,10 @@ class Replicates:
 
 
 def evaluate(risk: Floats, positive: Bools, unit: np.ndarray, weights: Floats) -> Replicates:
-    """Rank pooled rows by risk; equal risks are put in a random order.
+    """Evaluate the ranking of pooled rows by risk; ties are in random order.
 
     ``unit``: position of the row's GPU; shape (rows,).
-    ``weights``: how often each GPU counts, first once and then as resampled; shape (1 + replicates, units).
+    ``weights``: weight of each GPU, first 1 and then by resample; shape (1 + replicates, units).
     """
     order = np.lexsort((np.random.default_rng(0).random(len(risk)), -risk))
     hit, who = positive[order], unit[order]
@@ -80,7 +80,7 @@ def evaluate(risk: Floats, positive: Bools, unit: np.ndarray, weights: Floats) -
 
 
 def ends_in_failure(times: pd.Series, gpus: pd.Series, dataset: Dataset) -> Bools:
-    """Tell whether an installation of the GPU ends in a failure within the horizon; later failures of it end none."""
+    """Return whether an installation of the GPU ends in a failure within the horizon; failures after removal do not."""
     installations, events = dataset.inventory(), dataset.events()
     failures = events[events["type"] == "failure"].astype({"gpu": str})[["gpu", "timestamp"]]
     ends = installations.astype({"gpu": str})[["gpu", "removed_at"]].rename(columns={"removed_at": "timestamp"})
@@ -98,7 +98,7 @@ def ends_in_failure(times: pd.Series, gpus: pd.Series, dataset: Dataset) -> Bool
 
 
 def import_and_replay(data: Path, work: Path, params: list[str | Path]) -> tuple[Dataset, Path]:
-    """Import the published file, check its counts, and replay it; what is done already is kept."""
+    """Import the published file, check its counts, and replay it; finished work is reused."""
     source = data / "gc_full.csv" if data.is_dir() else data
     mapping, dataset, replay = ROOT / "params" / "titan-mapping.yaml", work / "dataset", work / "replay"
     predrain("import", "--inventory", source, "--events", source, "--mapping", mapping, "--out", dataset, *params)
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def written(dataset: Dataset, replay: Path, period: tuple[str, str], replicates: int) -> tuple[str, dict[str, object]]:
-    """Evaluate every model and write the page and the line of JSON."""
+    """Evaluate every model, and return the page and the line of JSON."""
     profile = json.loads((replay / "metrics.json").read_text(encoding="utf-8"))["profile"]
     rows = pd.read_parquet(
         replay / "predictions_all.parquet", columns=["decision_time", "node", "gpu", "model", "variant", "risk"]

@@ -1,8 +1,8 @@
-"""benchmarks/results/fleets.md: what may be claimed of the models on simulated fleets, and by how much.
+"""benchmarks/results/fleets.md: claims about the models on simulated fleets, with effect sizes.
 
-Seeds from 1 on are for reporting: no parameter is chosen on them; development uses seeds from 100 on. A finished fleet
-is kept under benchmarks/work/results as long as code and parameters stay the same, and one that was cut off continues.
-A part of the plan, or another, goes to stdout.
+Seeds from 1 on are for reporting: no parameter is chosen on them; development uses seeds from 100 on. Finished fleets
+are cached under benchmarks/work/results while code and parameters are unchanged, and interrupted ones are resumed. A
+partial or modified plan is printed to stdout.
 
     python benchmarks/results.py [--quick | --first-seed 100 --gpus 200 --days 60] [--scenarios base drift] [--seeds 1]
 """

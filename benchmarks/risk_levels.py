@@ -1,13 +1,13 @@
-"""The level of risks at each refit: the rule that follows the newest failures next to the one that weighs forecasts.
+"""Risk level at each refit: the rule that follows the newest failures, compared with the one that weights forecasts.
 
-Synthetic fleets of 300 units over ten months with daily decisions and scores of a fixed separation, so that only the
-level differs between the rules. Failures come in bursts of two weeks (refits every week, and every four), at a steady
-rate, at one that drifts fourfold, and at one that jumps threefold; rare or common. All decisions are pooled and ranked
-by risk. Intervals are over fleets.
+Synthetic fleets of 300 units over ten months have daily decisions and scores with a fixed separation, so that the rules
+differ only in the level. Failures come in bursts of two weeks (with refits every week or every four weeks), at a steady
+rate, at a rate that drifts fourfold, or at a rate that jumps threefold; rare or common. All decisions are pooled and
+ranked by risk. Intervals resample fleets.
 
     python benchmarks/risk_levels.py [--quick] [--titan FOLDER]
 
-``--titan`` adds the forecasts alone for the failures of olcf/TitanGPULife (``gc_full.csv``), by week.
+``--titan`` adds weekly forecasts of the failures in olcf/TitanGPULife (``gc_full.csv``).
 """
 
 import argparse
@@ -36,7 +36,7 @@ MEASURES = ("average precision", "precision at K", "log loss of weekly counts")
 
 
 def weekly_rates(world: str, rng: np.random.Generator) -> Floats:
-    """Return the expected failures of each week; those of bursts add up to about 100."""
+    """Return the expected number of failures per week; bursts add up to about 100."""
     rates = np.full(
         WEEKS, {"bursts": 1.0, "bursts, monthly": 1.0, "steady": 12.0, "drift": 12.0, "jump": 3.0}.get(world, 2.5)
     )
@@ -56,7 +56,7 @@ def levels(incidents: Floats, rows: Floats, ahead: int = 1) -> Floats:
 
 
 def measure(world: str, seed: int) -> Floats:
-    """Replay one fleet; shape (rules, measures)."""
+    """Replay one fleet; return the measures of each rule, shape (rules, measures)."""
     rng = np.random.default_rng([seed, WORLDS.index(world)])
     incidents = rng.poisson(weekly_rates(world, rng)).astype(np.float64)
     rows = np.full(WEEKS, UNITS * 7.0)
@@ -103,7 +103,7 @@ def interval(values: Floats) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Print the rules side by side, and the line that the results are made of."""
+    """Print the comparison of the rules, and the line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="8 fleets of each kind instead of 60")
     parser.add_argument("--titan", type=Path, help="folder of gc_full.csv")

@@ -2,10 +2,9 @@
 
     python benchmarks/run_all.py [NAME ...] [--quick]
 
-The machine must do nothing else. The page is written after each; with names, such as ``batch_scoring`` or
-``"features_out_of_core --whole"``, only those run, and the other lines stay as they are. What a benchmark prints is
-passed on as it comes. One that misses its aim keeps its line, one that fails has none; at the end the command says
-which were which, and ends with an error if there are any.
+The machine must be otherwise idle. The page is written after each benchmark; with names, such as ``batch_scoring`` or
+``"features_out_of_core --whole"``, only those run, and the other lines are kept. Output is passed through. A benchmark
+that misses its aim gets a line, one that fails gets none; both are reported at the end, with a non-zero exit code.
 """
 
 import argparse
@@ -26,7 +25,7 @@ from foundation.files import write_bytes
 
 PAGE = HERE / "results" / "speeds.md"
 LARGE = "--whole"
-"""An option that is left out of the quick run: gigabytes of disk, and minutes."""
+"""Option of runs that ``--quick`` skips, because they take gigabytes of disk, and minutes."""
 
 RUNS = (
     "features_extend_day", "batch_scoring", "backtest_speed", f"backtest_speed {LARGE}", "node_lookups", "decide_fleet",
@@ -62,12 +61,12 @@ def write_page(lines: dict[str, str]) -> None:
 
 
 def aim_of(report: dict[str, Any]) -> str:
-    """Say what a benchmark's aim is and whether it was met; empty where it has none."""
+    """Return a benchmark's aim and whether it was met; empty without an aim."""
     return f"{report['aim']}: {'met' if report['met'] else '**missed**'}" if report.get("aim") else ""
 
 
 def line_of(report: dict[str, Any]) -> str:
-    """Lay a benchmark's result out as a line of the table."""
+    """Format a benchmark's result as a line of the table."""
     ratio = "" if report["ratio"] is None else f"{report['ratio']:g}"
     cells = (
         report["name"],
@@ -82,7 +81,7 @@ def line_of(report: dict[str, Any]) -> str:
 
 
 def run(command: list[str]) -> tuple[int, dict[str, Any] | None]:
-    """Run a benchmark and pass on what it prints as it comes; give its exit status and its line of JSON, if any."""
+    """Run a benchmark and pass its output through; return its exit status and its line of JSON, if any."""
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     last = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
@@ -94,7 +93,7 @@ def run(command: list[str]) -> tuple[int, dict[str, Any] | None]:
 
 
 def main() -> None:
-    """Run them one after the other, and write the page after each."""
+    """Run the benchmarks, and write the page after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(RUNS)}; default: all")
     parser.add_argument("--quick", action="store_true", help="small, to see that they run; the page stays as it is")

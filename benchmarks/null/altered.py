@@ -1,4 +1,4 @@
-"""What is changed of a fleet so that nothing, or one known thing, can be found in it: incidents and owners."""
+"""Alters a fleet so that it has no signal, or one known signal: drawn incidents, shuffled owners, a leak."""
 
 import hashlib
 from datetime import datetime, timedelta
@@ -17,22 +17,22 @@ from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter
 
 HOT_C = 6.0
-"""What the planted signal adds to the GPU temperature, for :data:`HOT_BEFORE` before an incident."""
+"""Degrees that the planted signal adds to the GPU temperature, for :data:`HOT_BEFORE` before an incident."""
 
 HOT_BEFORE = timedelta(hours=24)
 """How long a GPU runs hot before its incident."""
 
 REPAIR = timedelta(hours=12)
-"""From an incident to its repair."""
+"""Time from an incident to its repair."""
 
 TEMPERATURE = "gpu_temp_c"
-"""The channel that shows the planted signal."""
+"""Channel of the planted signal."""
 
 
 def draw_incidents(dataset: Dataset, count: int, seed: int) -> pd.DataFrame:
-    """Draw failures, and a repair after each, at a constant rate: any GPU and any time of the dataset equally.
+    """Draw failures, each followed by a repair, uniformly over GPUs and time.
 
-    Returns: events of the dataset's own shape.
+    Returns: events in the format of a dataset.
     """
     rng = np.random.default_rng(seed)
     installations = dataset.inventory()
@@ -107,7 +107,7 @@ def heated(table: pa.Table, starts: dict[str, np.ndarray]) -> pa.Table:
 
 
 class Wrapped:
-    """A feature matrix with something of it replaced."""
+    """A feature matrix of which a part is replaced."""
 
     def __init__(self, matrix: Any, tag: str) -> None:
         self._matrix = matrix
@@ -118,12 +118,12 @@ class Wrapped:
 
     @property
     def digest(self) -> str:
-        """Digest of the matrix and of what replaced a part of it."""
+        """Digest of the matrix and the replacement."""
         return self._digest
 
 
 class ShuffledOwners(Wrapped):
-    """A matrix whose incidents belong to GPUs drawn at random, each incident on its own, at its own time."""
+    """A matrix whose incidents are reassigned to random GPUs, independently and at unchanged times."""
 
     def __init__(self, matrix: FeatureMatrix, seed: int) -> None:
         super().__init__(matrix, f"owners shuffled {seed}")
@@ -136,7 +136,7 @@ class ShuffledOwners(Wrapped):
         self._until = removed.to_numpy(dtype="datetime64[ms]")
 
     def incidents(self, as_of: datetime | None = None) -> pd.DataFrame:
-        """Give the incidents with their new owners; an incident keeps its owner whenever it is asked for."""
+        """Return the incidents with their new owners, which are the same in every call."""
         incidents: pd.DataFrame = self._matrix.incidents(as_of).copy()
         owners = []
         for unit, start in zip(incidents["unit"], incidents["start"], strict=True):
@@ -155,7 +155,7 @@ class ShuffledOwners(Wrapped):
     def labels(
         self, as_of: datetime | None = None, *, horizon: timedelta | None = None, rows: Any = None
     ) -> pd.DataFrame:
-        """Label the rows by the new owners' incidents; our own drains and leavers belong to the old ones."""
+        """Label the rows by the new owners' incidents; drains and removals belong to the old owners."""
         labels = self._matrix.config.labels.model_copy(update={"censor_leavers": False})
         if horizon is not None:
             labels = labels.model_copy(update={"horizon": horizon})
@@ -170,7 +170,7 @@ class ShuffledOwners(Wrapped):
 
 
 class ReadsTheFuture(Wrapped):
-    """A matrix with one more feature: whether an incident follows, hidden in noise as large as the signal."""
+    """A matrix with an additional feature that leaks the label, hidden in noise."""
 
     def __init__(self, matrix: Any, seed: int, *, strength: float = 2.0) -> None:
         super().__init__(matrix, f"reads the future {seed} {strength}")
@@ -182,10 +182,10 @@ class ReadsTheFuture(Wrapped):
 
     @property
     def columns(self) -> list[FeatureColumn]:
-        """The columns and the one that leaks."""
+        """The columns, the leaking one last."""
         return self._columns
 
     def values(self, row_indices: Any = None) -> np.ndarray:
-        """Features of rows, the one that leaks last."""
+        """Features of rows, the leaking one last."""
         leak = self._leak if row_indices is None else self._leak[np.asarray(row_indices)]
         return np.column_stack([self._matrix.values(row_indices), leak])

@@ -1,4 +1,4 @@
-"""What a run of the null check found, next to what chance gives, and whether that is more than sampling explains."""
+"""Metrics of a null-check run, compared with chance and the sampling error."""
 
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -9,18 +9,18 @@ from evaluation.metrics.evaluation import evaluate
 from pipeline.params import Params
 
 MEASURES = ("precision_at_k", "average_precision", "roc_auc")
-"""What is looked at of every model."""
+"""Metrics of every model."""
 
 CHANCE = {"roc_auc": 0.5}
-"""What chance gives; of the other measures it is the base rate."""
+"""Level of chance; for the other metrics it is the base rate."""
 
 LEVEL = 0.05
-"""Chance that a clean chain is called a leak, over all models and measures of one run."""
+"""Probability of a false alarm on a clean pipeline, over all models and metrics of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One measure of one model.
+    """One metric of one model.
 
     ``value``, ``low``, ``high``: estimate and 95 % interval.
     """
@@ -37,10 +37,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run found.
+    """Result of a run.
 
-    ``findings``: every model, variant and measure; the baseline ``random`` is among them.
-    ``incidents``: incidents in the period tested.
+    ``findings``: every model, variant and metric, including the baseline ``random``.
+    ``incidents``: number of incidents in the test period.
     """
 
     name: str
@@ -49,16 +49,16 @@ class Outcome:
 
     @property
     def limit(self) -> float:
-        """Standard errors above chance that sampling explains, for as many measures as were looked at."""
+        """Limit in standard errors above chance, corrected for the number of metrics (Bonferroni)."""
         return NormalDist().inv_cdf(1 - LEVEL / max(len(self.findings), 1))
 
     @property
     def above(self) -> tuple[Finding, ...]:
-        """Findings above chance by more than that."""
+        """Findings above the limit."""
         return tuple(finding for finding in self.findings if finding.z > self.limit)
 
     def of(self, model: str, measure: str) -> Finding:
-        """Give a measure of a model refitted all along."""
+        """Return a metric of a model with sliding training."""
         return next(
             finding
             for finding in self.findings
@@ -67,7 +67,7 @@ class Outcome:
 
 
 def measure(name: str, matrix: Any, params: Params) -> Outcome:
-    """Run the backtest on a matrix and set every measure next to what chance gives."""
+    """Run the backtest on a matrix and compare every metric with chance."""
     # Every learner sees all columns: a signal or a leak may be in any.
     models = params.models.model_copy(update={"groups": {}})
     result = run_backtest(matrix, training=params.training, models=models, backtest=params.backtest, seed=params.seed)
@@ -84,7 +84,7 @@ def measure(name: str, matrix: Any, params: Params) -> Outcome:
 
 
 def show(outcomes: dict[str, Outcome], profile: str) -> str:
-    """Give the table: the profile's measures, and the largest of any model."""
+    """Format the table: the profile's metrics, and the largest z of any model."""
     lines = [
         f"{'run':<15}{'measure':<20}{'profile':>9}{'95 % interval':>20}{'chance':>9}{'largest z':>11}{'limit':>7}  of"
     ]

@@ -1,4 +1,4 @@
-"""The runs of the null check on simulated fleets, and whether each came out as it must."""
+"""The runs of the null check on simulated fleets, and whether each has the expected result."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a check is.
+    """Size of a check.
 
-    ``acceleration``: of the fleet whose incidents are shuffled.
-    ``seed``: of the fleets and all draws.
+    ``acceleration``: failure rate factor of the fleet whose incidents are shuffled.
+    ``seed``: seed of the fleets and all draws.
     """
 
     gpus: int
@@ -32,16 +32,16 @@ class Size:
 
 
 QUICK = Size(gpus=64, days=45, incidents=150, acceleration=60.0)
-"""A fleet that finds large leaks, in a minute of computing."""
+"""Size that detects large leaks, in a minute of CPU time."""
 
 MODERATE = Size(gpus=256, days=60, incidents=500, acceleration=25.0)
-"""A fleet that finds moderate ones, at a few minutes of computing a run."""
+"""Size that detects moderate leaks, in a few minutes of CPU time per run."""
 
 
 def small_params() -> Params:
-    """Parameters of the quick check: few trees, few windows, every kind of learner and ensemble.
+    """Return the parameters of the quick check: few trees, few windows, every kind of learner and ensemble.
 
-    GPUs are counted alone: at its failure rates nearly every node of eight has a failure ahead.
+    Metrics are by GPU, because at these failure rates nearly every node of eight GPUs has a failure ahead.
     """
     base = load_params([ROOT / "params.yaml"])
     training = base.training.model_copy(
@@ -70,7 +70,7 @@ def small_params() -> Params:
 
 
 def moderate_params() -> Params:
-    """Take the parameters of params.yaml on one span."""
+    """Return the parameters of params.yaml with a single training window."""
     base = load_params([ROOT / "params.yaml"])
     training = base.training.model_copy(update={"window": timedelta(days=28), "refit_every": timedelta(days=14)})
     return base.model_copy(update={"training": training})
@@ -88,7 +88,7 @@ def run_checks(
     *,
     done: Callable[[Outcome], None] | None = None,
 ) -> dict[str, Outcome]:
-    """Run the checks asked for and give their outcomes by name; ``done`` is called with each as soon as it exists."""
+    """Run the requested checks and return their outcomes by name; ``done`` is called with each outcome."""
     out: dict[str, Outcome] = {}
 
     def look(name: str, matrix: Any) -> None:
@@ -121,15 +121,15 @@ def run_checks(
 
 
 AT_CHANCE = ("shuffled", "independent")
-"""Runs in which nothing may be found."""
+"""Runs that must be at chance."""
 
 
 def passed(outcomes: Mapping[str, Outcome]) -> dict[str, bool]:
-    """Tell of each run whether it came out as it must: at chance, or found."""
+    """Return whether each run has the expected result: at chance, or above."""
     return {name: (not outcome.above) == (name in AT_CHANCE) for name, outcome in outcomes.items()}
 
 
 def line(name: str, outcome: Outcome, good: bool) -> str:
-    """Say what a run found and whether that is as it must be."""
+    """Summarize a run's findings, and whether they are as expected."""
     above = f"{len(outcome.above)} of {len(outcome.findings)} measures above chance"
     return f"{name}: {outcome.incidents} incidents tested, {above}: {'as it must' if good else 'WRONG'}"

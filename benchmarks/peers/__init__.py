@@ -1,1 +1,1 @@
-"""What a user would otherwise take to compute window features: each peer's own best way, on the same files."""
+"""Alternatives to compute window features with, each used in its own best way on the same files."""

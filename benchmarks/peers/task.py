@@ -1,4 +1,4 @@
-"""The task that all peers do: trailing windows of samples at decision times, Parquet in, Parquet out."""
+"""The task of all peers: trailing windows of samples at decision times, from Parquet to Parquet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 STATISTICS = ("mean", "std", "min", "max", "slope")
-"""Statistics of each window; the slope is of least squares, an hour."""
+"""Statistics of each window; the slope is by least squares, per hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to compute.
+    """Input and output of the task.
 
     ``files``: Parquet files with ``timestamp`` (UTC), ``node``, ``gpu`` and the channels.
-    ``windows``: a window of a decision time t holds the samples in (t - delay - window, t - delay].
+    ``windows``: the window at decision time t has the samples in (t - delay - window, t - delay].
     ``times``: decision times, aware, evenly spaced.
-    ``out``: Parquet file with ``gpu``, ``decision_time`` and a column ``CHANNEL__STATISTIC__HOURSh`` each.
+    ``out``: Parquet file with ``gpu``, ``decision_time`` and columns ``CHANNEL__STATISTIC__HOURSh``.
     """
 
     files: Sequence[Path]

@@ -1,4 +1,4 @@
-"""The task with pandas: rolling windows unit by unit, read at rows put in at the decision times."""
+"""The task in pandas: rolling windows by unit, read at rows inserted at the decision times."""
 
 import numpy as np
 import pandas as pd
@@ -7,7 +7,7 @@ from benchmarks.peers.task import Task, hours
 
 
 def run(task: Task) -> None:
-    """Do the task."""
+    """Run the task."""
     columns = ["timestamp", "node", "gpu", *task.channels]
     frame = pd.concat([pd.read_parquet(path, columns=columns) for path in task.files], ignore_index=True)
     frame["gpu"] = frame["gpu"].astype(str)

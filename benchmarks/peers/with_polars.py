@@ -1,4 +1,4 @@
-"""The task with Polars: dynamic groups at the decision times, lazily, one window after the other."""
+"""The task in Polars: lazy dynamic groups at the decision times, window by window."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -12,7 +12,7 @@ def _text(span: timedelta) -> str:
 
 
 def run(task: Task) -> None:
-    """Do the task."""
+    """Run the task."""
     epoch = datetime(2020, 1, 1, tzinfo=UTC)
     passed = (pl.col("timestamp") - epoch).dt.total_milliseconds() / 3_600_000.0
     values = [pl.col(name).cast(pl.Float64) for name in task.channels]

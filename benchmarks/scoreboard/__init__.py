@@ -1,1 +1,1 @@
-"""The page of results: ``fleets`` simulates and replays, ``measure`` counts, ``page`` makes claims of the counts."""
+"""The results page: ``fleets`` simulates and replays, ``measure`` counts, ``page`` derives claims from the counts."""

@@ -1,14 +1,14 @@
-"""The fleets of the page of results: which there are, and each simulated, replayed and kept; finished ones are taken.
+"""Fleets of the results page: plans, simulates and replays them, and caches finished ones.
 
 ::
 
     WORK/FLEET/KEY/profile.parquet   predictions of the profile, its members and the baselines
     WORK/FLEET/KEY/alone.parquet     of the profile without a prior
-    WORK/FLEET/KEY/young.parquet     of the profile in weeks 3 to 6, and young-alone.parquet, where they are replayed
+    WORK/FLEET/KEY/young.parquet     of the profile in weeks 3 to 6, with young-alone.parquet; for some fleets only
     WORK/FLEET/KEY/once.parquet      of the profile trained once
-    WORK/FLEET/KEY/paper.parquet     of the paper's ensembles, where the fleet is replayed with them
+    WORK/FLEET/KEY/paper.parquet     of the paper's ensembles; for some fleets only
     WORK/FLEET/KEY/truth.parquet     the true risks
-    WORK/FLEET/KEY/facts.json        budget, promises; written last: without it the fleet is not finished
+    WORK/FLEET/KEY/facts.json        budget, promises; written last, when the fleet is finished
 """
 
 import hashlib
@@ -42,29 +42,29 @@ from simulator.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILE, ALONE, ONCE, PAPER = "profile", "alone", "once", "paper"
-"""Replays of a fleet: by params.yaml, the same without a prior, trained once, and by params/paper.yaml."""
+"""Replays of a fleet: with params.yaml, the same without a prior, trained once, and with params/paper.yaml."""
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-"""When every fleet's telemetry begins."""
+"""Start of every fleet's telemetry."""
 
 YOUNG, YOUNG_ALONE = "young", "young-alone"
 """Replays of the first weeks of a fleet's telemetry: with the prior and without."""
 
 YOUNG_DAYS = (14, 42)
-"""The first and last day of them: weeks 3 to 6."""
+"""First and last day of these replays: weeks 3 to 6."""
 
 LEFT_OUT = (0.35, 0.65)
-"""Drawn fleets whose share of failures without a precursor lies between these are not in the prior."""
+"""Range of the share of failures without a precursor whose fleets are excluded from the prior."""
 
 SEEDS = {"base": 5, "drift": 5, "announced": 2, "noprecursor": 1}
-"""Fleets of each scenario with failure rates multiplied: as many as an interval needs where models are compared."""
+"""Number of fleets per scenario with accelerated failure rates: as many as the intervals of comparisons need."""
 
 OWN_SEEDS = {"base": 3}
-"""Fleets at failure rates as calibrated."""
+"""Number of fleets at calibrated failure rates."""
 
 QUICK_SEEDS = {"base": 1, "announced": 1, "noprecursor": 1}
 PAPER_SCENARIOS = YOUNG_SCENARIOS = ("base", "drift")
-"""Scenarios whose first fleet is replayed with the paper's profile too, and whose first weeks are."""
+"""Scenarios whose first fleet is also replayed with the paper's profile, and whose first weeks are replayed."""
 
 DEVELOPMENT = 100
 """Seeds from here on are for development; parameters may have been chosen on them."""
@@ -99,7 +99,7 @@ class Fleet:
 
     @property
     def group(self) -> str:
-        """What the page calls the fleets that are measured with it."""
+        """Name of its group of fleets on the page."""
         return f"`{self.scenario}`{' un-accelerated' if self.acceleration == 1 else ''}"
 
 
@@ -114,8 +114,8 @@ def plan(
 ) -> tuple[Fleet, ...]:
     """List the fleets.
 
-    ``first_seed``: seeds are counted from here; default: 1, and for ``quick`` :data:`DEVELOPMENT`.
-    ``seeds``: at most so many of each scenario.
+    ``first_seed``: first seed of each scenario; default: 1, with ``quick`` :data:`DEVELOPMENT`.
+    ``seeds``: maximum number of seeds per scenario.
     """
     first_seed = first_seed or (DEVELOPMENT if quick else 1)
     accelerated, factor, usual = (QUICK_SEEDS, 10.0, (256, 60)) if quick else (SEEDS, 5.0, (2000, 120))
@@ -137,7 +137,7 @@ def plan(
 
 
 def build_prior(work: Path) -> str:
-    """Build the prior of the replays, unless this code has built it: one that has seen no fleet like those measured."""
+    """Build the prior of the replays, without fleets like those measured, unless this code has built it before."""
     out = work / f"prior-{source_digest('simulator', *ROOMS)[:16]}"
     if not out.is_dir():
         with redirect_stdout(sys.stderr):
@@ -146,9 +146,9 @@ def build_prior(work: Path) -> str:
 
 
 def replays_of(fleet: Fleet, prior: str) -> dict[str, Params]:
-    """Give the parameters of each replay of a fleet.
+    """Return the parameters of each replay of a fleet.
 
-    ``prior``: ``training.prior`` of all that have one.
+    ``prior``: ``training.prior`` of the replays with a prior.
     """
     shipped = load_params([ROOT / "params.yaml"])
 
@@ -168,15 +168,15 @@ def replays_of(fleet: Fleet, prior: str) -> dict[str, Params]:
     if fleet.paper:
         paper = load_params([ROOT / "params.yaml", ROOT / "params" / "paper.yaml"])
         members = tuple(dict.fromkeys((*paper.models.parallel.members, *paper.models.cascade.stages)))
-        models = paper.models.model_copy(update={"learners": members})  # and none that no ensemble needs
+        models = paper.models.model_copy(update={"learners": members})  # only those that an ensemble needs
         replays[PAPER] = paper.model_copy(update={"models": models})
     return replays
 
 
 def run_fleet(fleet: Fleet, work: Path, prior: str) -> Path:
-    """Simulate and replay a fleet and give its folder; a finished one is taken, one that was cut off continues.
+    """Simulate and replay a fleet and return its folder; finished fleets are reused, interrupted ones resumed.
 
-    What is finished depends on code, parameters and fleet: all of them make its key.
+    The key of the cache is made of code, parameters and fleet.
     """
     replays = replays_of(fleet, prior)
     content = {name: params.model_dump(mode="json", exclude={"simulate", "data"}) for name, params in replays.items()}
@@ -199,7 +199,7 @@ def run_fleet(fleet: Fleet, work: Path, prior: str) -> Path:
         laps.append(f"{stage} {time.process_time() - begin:.0f}")
         begin = time.process_time()
 
-    if not truth.is_dir():  # it comes last
+    if not truth.is_dir():  # written last
         simulate(
             dataset, gpus=fleet.gpus, days=fleet.days, seed=fleet.seed, scenario=fleet.scenario,
             acceleration=fleet.acceleration, start=START,
@@ -216,7 +216,7 @@ def run_fleet(fleet: Fleet, work: Path, prior: str) -> Path:
             backtest=params.backtest,
             seed=params.seed,
             checkpoint=scratch / (PAPER if name == PAPER else PROFILE),  # so that a learner is fitted once
-            full=name == PAPER,  # for the cascade next to the profile
+            full=name == PAPER,  # includes the cascade
         )
         keep(result, _kept(name, params), folder / f"{name}.parquet")
         if name == PROFILE:
@@ -247,9 +247,9 @@ def keep(result: BacktestResult, models: set[str], path: Path) -> None:
 
 
 def facts_of(result: BacktestResult, matrix: FeatureMatrix, params: Params) -> dict[str, Any]:
-    """Give what is measured by: budget, models, how long an episode lasts, and which risk was promised what.
+    """Return what the measurement needs: budget, models, length of an episode, and promises.
 
-    ``promises`` holds, by target and fold, the threshold of risk from which drains were promised to be so precise.
+    ``promises``: by target precision and fold, the risk threshold from which drains were promised to reach it.
     """
     profile = params.models.profile
     mine = result.predictions[result.predictions["model"] == profile]

@@ -1,4 +1,4 @@
-"""Counts of a fleet's alerts that add up over fleets, on its nodes as they are and on resamples of them."""
+"""Counts of a fleet's alerts, which can be summed over fleets, on its original nodes and on resamples of them."""
 
 import json
 import zlib
@@ -18,22 +18,21 @@ from evaluation.metrics.oracle import ORACLE, oracle_predictions
 from evaluation.metrics.scored import Scored, split_predictions
 
 Sums = Mapping[str, Floats]
-"""Counts by name: first on the fleet as it is, then on each resample; shape (1 + replicates,).
+"""Counts by name: first on the original fleet, then on each resample; shape (1 + replicates,).
 
 ``hits``, ``alerts``: positive and labelled rows among the K riskiest of each decision time. ``right``, ``drains``:
-episodes that the model's alerts open, of known outcome. ``risk``, ``positives``, ``known``: sums over labelled GPUs.
-``caught:CLASS``, ``incidents:CLASS``: incidents, by failure class. ``right@P``, ``drains@P``: episodes from the risks
-on for which a precision P was promised. ``ap``, ``auc``: average precision and area under the ROC curve, which do not
-add up but are averaged over ``fleets``.
+episodes opened by the model's alerts, with known outcome. ``risk``, ``positives``, ``known``: sums over labelled GPUs.
+``caught:CLASS``, ``incidents:CLASS``: incidents by failure class. ``right@P``, ``drains@P``: episodes above the risk
+threshold for which a precision P was promised. ``ap``, ``auc``: average precision and ROC-AUC, which are averaged over
+``fleets``.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one fleet showed.
+    """Measurements of a fleet.
 
-    ``models``: counts by model: the names of replays, of members and baselines, ``oracle``, and
-    ``paper NAME``.
+    ``models``: counts by name: replays, members, baselines, ``oracle``, and ``paper NAME``.
     """
 
     fleet: Fleet
@@ -45,7 +44,7 @@ class Measured:
 
 
 def measure(fleet: Fleet, folder: Path, replicates: int) -> Measured:
-    """Count what a finished fleet's models did; nodes are resampled in the same way for all of them."""
+    """Count the alerts of a finished fleet's models, all on the same resamples of nodes."""
     facts: dict[str, Any] = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     seed = zlib.crc32(fleet.name.encode())
     truth: pd.DataFrame | None = pd.read_parquet(folder / "truth.parquet")
@@ -72,11 +71,11 @@ def measure(fleet: Fleet, folder: Path, replicates: int) -> Measured:
 
 
 def counts(scored: Scored, weights: Floats, promises: Mapping[str, Mapping[str, float]], *, ranked: bool) -> Sums:
-    """Count what one model did.
+    """Count the alerts of one model.
 
-    ``weights``: how often each cluster counts: once, and as resampled; shape (1 + replicates, clusters).
-    ``promises``: threshold of risk by precision and fold.
-    ``ranked``: whether to take the area under its curves too.
+    ``weights``: weight of each cluster: 1, then by resample; shape (1 + replicates, clusters).
+    ``promises``: risk threshold by precision and fold.
+    ``ranked``: whether to compute ``ap`` and ``auc`` too.
     """
     top, known = scored.top(scored.shared.k), scored.known
     incidents = incident_table(scored)
@@ -111,7 +110,7 @@ def counts(scored: Scored, weights: Floats, promises: Mapping[str, Mapping[str, 
 
 
 def added(fleets: Sequence[Measured], model: str) -> dict[str, Floats]:
-    """Add up a model's counts over fleets."""
+    """Sum a model's counts over fleets."""
     every = [fleet.models[model] for fleet in fleets]
     names = dict.fromkeys(name for sums in every for name in sums)
     nothing = np.zeros_like(every[0]["fleets"])
@@ -119,5 +118,5 @@ def added(fleets: Sequence[Measured], model: str) -> dict[str, Floats]:
 
 
 def share(sums: Sums, part: str, whole: str) -> Floats:
-    """Divide one count by another; NaN where there is nothing to divide by."""
+    """Divide one count by another; NaN for a zero divisor."""
     return ratio(sums[part], sums[whole])

@@ -1,4 +1,4 @@
-"""The page of results in Markdown: every number and every verdict comes from the counts."""
+"""The results page in Markdown; every number and every verdict is computed from the counts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from evaluation.metrics.oracle import ORACLE
 from pipeline.report.wording import NONE, between, count, number, percent, points, signed
 
 HALF = 0.5
-"""Share of the oracle's figures that the profile is claimed to reach."""
+"""Share of the oracle's metrics that the profile is claimed to reach."""
 
 CALIBRATED = (0.7, 1.4)
-"""Mean risk over base rate that counts as right."""
+"""Range of mean risk over base rate that counts as calibrated."""
 
 CHANCE = (0.45, 0.55)
-"""Area under the ROC curve that counts as chance."""
+"""Range of the ROC-AUC that counts as chance."""
 
 NO_SIGN, BY_CLASS = "`noprecursor`", ("`base`", "`announced`")
 """Fleets without precursors, and those whose failure classes are reported separately."""
@@ -45,9 +45,9 @@ REAL = (
 class Claim:
     """A row of the table.
 
-    ``own``, ``other``: what the profile reaches, and what it is compared with.
-    ``figure``: the difference or share with its interval, which is ``bounds``.
-    ``least``, ``most``: what is claimed is that the figure lies between these.
+    ``own``, ``other``: value of the profile, and the value that it is compared with.
+    ``figure``: difference or ratio with its interval, ``bounds``.
+    ``least``, ``most``: range of the figure that is claimed.
     """
 
     what: str
@@ -97,7 +97,7 @@ def half_of(what: str, on: str, own: str, other: str, mine: Floats, best: Floats
 
 
 def _twice(on: str, mine: Floats, theirs: Floats) -> Claim:
-    """Claim that a young fleet gains by the prior."""
+    """Claim that a young fleet is twice as precise with the prior."""
     with np.errstate(divide="ignore", invalid="ignore"):
         times = mine / theirs
     bounds = interval(times[1:])
@@ -108,7 +108,7 @@ def _twice(on: str, mine: Floats, theirs: Floats) -> Claim:
 
 
 def claims_of(fleets: Sequence[Measured], on: str) -> list[Claim]:
-    """Make the claims of some fleets that are measured together, in the order of the page."""
+    """Return the claims about a group of fleets, in the order of the page."""
     sums = {model: added(fleets, model) for model in fleets[0].models if all(model in one.models for one in fleets)}
     precision = {model: share(own, "hits", "alerts") for model, own in sums.items()}
     own, risks = sums[PROFILE], share(sums[PROFILE], "risk", "positives")
@@ -161,7 +161,7 @@ def against_paper(fleets: Sequence[Measured], on: str) -> list[Claim]:
 
 
 def promises_of(fleets: Sequence[Measured]) -> list[Claim]:
-    """Say of each precision that was promised whether the drains under it were as precise, over all fleets."""
+    """Claim for each promised precision that its drains reached it, over all fleets."""
     names = {name for one in fleets for name in one.models[PROFILE] if name.startswith("drains@")}
     claims = []
     for name in sorted(names):
@@ -241,7 +241,7 @@ def _facts(groups: Mapping[str, Sequence[Measured]]) -> list[str]:
 
 
 def _classes(groups: Mapping[str, Sequence[Measured]]) -> list[str]:
-    """Recall of each failure class, of the profile and of the oracle at as many alerts."""
+    """Recall of each failure class, of the profile and of the oracle at the same number of alerts."""
     names = [name for name in BY_CLASS if name in groups]
     sums = {name: {model: added(groups[name], model) for model in (PROFILE, ORACLE)} for name in names}
     found = (key for of in sums.values() for key in of[PROFILE])

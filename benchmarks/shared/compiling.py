@@ -1,4 +1,4 @@
-"""What compiling the feature kernels costs, once a machine: a tiny fleet's features with an empty cache of Numba's."""
+"""Cost of compiling the feature kernels, once per machine: features of a tiny fleet with an empty Numba cache."""
 
 import json
 import sys
@@ -21,10 +21,10 @@ LONG = timedelta(hours=72)
 
 
 def print_compile_time(groups: Sequence[str]) -> None:
-    """Print what the kernels of feature groups take to compile, and leave them compiled for whatever is timed next.
+    """Print the compilation time of feature groups' kernels, and leave them compiled for the next measurements.
 
-    It is what the first of two builds of a tiny fleet takes more than the second, in seconds of the processor, each in
-    a process of its own, with a cache that was empty before.
+    It is the difference in CPU seconds between two builds of a tiny fleet in separate processes, the first with an
+    empty cache.
     """
     with tempfile.TemporaryDirectory() as cache:
         cold, warm = (run_json(__file__, *groups, compiled=Path(cache))["cpu"] for _ in range(2))
@@ -33,7 +33,7 @@ def print_compile_time(groups: Sequence[str]) -> None:
 
 
 def main(groups: Sequence[str]) -> None:
-    """Build the groups' features of a tiny fleet, and print what that took as JSON."""
+    """Build the groups' features of a tiny fleet, and print the CPU seconds as JSON."""
     params = load_params([ROOT / "params.yaml"])
     with tempfile.TemporaryDirectory() as name:
         channels = channels_of(gauges=12, counters=6, flags=1, enums=1)

@@ -1,7 +1,7 @@
-"""Generated telemetry for timing: random walks, and events at real rates that have nothing to do with them.
+"""Generated telemetry for timing: random walks, and unrelated events at realistic rates.
 
-Written as a dataset, bucket by bucket. Nothing is learned from it; the simulator's fleets are for that. Generating 350
-million samples this way takes minutes.
+It is written as a dataset, bucket by bucket; 350 million samples take minutes. It has no signal to learn from, unlike
+the simulator's fleets.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -20,18 +20,18 @@ from telemetry.dataset.writer import DatasetWriter
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NODE = 8
-MISSING = 0.002  # share of samples that did not come, and of values that are null
-PART = 16  # GPUs in a part
+MISSING = 0.002  # share of missing samples, and of null values
+PART = 16  # GPUs per part
 
 FAILURES = 0.11
-"""Failures per GPU-year that a drain would answer (Llama-3: 0.111). Each ends by a repair within days."""
+"""Failures per GPU-year that would require a drain (Llama-3: 0.111). Each is repaired within days."""
 
 APPLICATION_XIDS = 3.0
-"""XIDs of applications per GPU-year, which no label counts; the order of magnitude of Acme's."""
+"""XIDs of applications per GPU-year, which no label counts; same order of magnitude as in Acme."""
 
 
 def channels_of(gauges: int, counters: int, flags: int = 0, enums: int = 0) -> dict[str, Channel]:
-    """Take the first so many channels of each kind from the catalogue; gauges of two states are left out."""
+    """Return the first channels of each kind in the catalogue, without boolean gauges."""
     wanted = {"gauge": gauges, "counter": counters, "flags": flags, "enum": enums}
     chosen: dict[str, Channel] = {}
     for kind, count in wanted.items():
@@ -57,9 +57,9 @@ def generate(
     """Write a generated dataset.
 
     ``channels``: from :func:`channels_of`.
-    ``buckets``: Default: about two million samples each.
-    ``runs``: how its time is cut; default: as the simulator would.
-    ``failures``: failures per GPU-year, such as :data:`FAILURES`; with any, there are :data:`APPLICATION_XIDS` too.
+    ``buckets``: default: about two million samples each.
+    ``runs``: partition of its time; default: as in the simulator.
+    ``failures``: failures per GPU-year, such as :data:`FAILURES`; if not 0, there are :data:`APPLICATION_XIDS` too.
     """
     steps = round(timedelta(days=days) / step)
     names = [f"node-{i:05d}" for i in range(-(-gpus // NODE))]

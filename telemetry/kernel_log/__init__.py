@@ -1,6 +1,6 @@
-"""Kernel logs of every form to events: one reader for imports, assessments and collectors.
+"""Kernel log parser shared by imports, assessments and collectors.
 
-``entries`` splits a log into messages, ``stamps`` finds their times and hosts, ``catalogue`` classifies messages
+``entries`` splits a log into messages, ``stamps`` parses timestamps and hostnames, ``catalogue`` classifies messages
 (``messages.yaml`` and XIDs), ``reader`` turns messages into events, ``importing`` reads a saved log.
-``journal`` and ``log_files`` are the sources that collectors follow.
+Collectors tail the sources in ``journal`` and ``log_files``.
 """

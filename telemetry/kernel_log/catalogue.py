@@ -1,8 +1,8 @@
-"""The catalogue of kernel messages about GPUs: ``messages.yaml``, rules that a mapping adds to it, and XIDs.
+"""Catalogue of kernel messages about GPUs: ``messages.yaml``, rules added by a mapping, and XIDs.
 
-XID messages of many driver ages differ: with or without ``PCI:`` before the address, with the GPU's UUID, with a MIG
-instance (``GPU-I:05``), with ``pid=`` and ``name=`` before the text, and, for the NVLink 5 codes 144 to 150, with a
-sub-code, a severity and a link that decide what the event means.
+The format of XID messages varies by driver version: an optional ``PCI:`` before the address, the GPU's UUID, a MIG
+instance (``GPU-I:05``), ``pid=`` and ``name=`` before the text. The NVLink 5 codes 144 to 150 carry a sub-code, a
+severity and a link that determine the meaning.
 """
 
 import functools
@@ -22,13 +22,11 @@ _DESCRIBED: Final = """
     136 137 140 143 144 145 146 147 148 149 150 154 155 156 157 158 171 172
 """
 DESCRIBED_XIDS: Final = frozenset(map(int, _DESCRIBED.split()))
-"""Codes with a known meaning (NVIDIA's XID catalogue, Ampere and later); others are kept and reported."""
+"""Codes described in NVIDIA's XID catalog (Ampere and later); events with other codes are kept and reported."""
 
 GPU_UUID: Final = re.compile(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-"""The UUID of a GPU in a text."""
-
 DETAIL_LENGTH: Final = 400
-"""Characters of a message that are kept in an event."""
+"""Maximum length of an event's ``detail`` in characters."""
 
 _NVLINK5 = range(144, 151)
 _MESSAGE = re.compile(r"NVRM:\s*Xid\s*\((?P<place>[^)]*)\)\s*:\s*(?P<code>\d{1,9})\b(?P<rest>.*)", re.DOTALL)
@@ -43,11 +41,11 @@ _RECOVERY = re.compile(
 
 
 class KernelFinding(NamedTuple):
-    """What a message reports; ``type`` is empty where that is no event, ``unclear`` for an XID without number or GPU.
+    """A classified message; ``type`` is empty without an event, ``unclear`` for an XID without a number or GPU.
 
-    ``gpu``: UUID, where the message has it.
-    ``again_s``: the same of one GPU within this time is part of the first report.
-    ``known``: counts only if the log has named its device as a GPU.
+    ``gpu``: UUID, if the message has it.
+    ``again_s``: repetitions for one GPU within this time are one event.
+    ``known``: ignored unless the log has identified the device as a GPU.
     """
 
     type: str
@@ -66,10 +64,10 @@ def mentions_xid(message: str) -> bool:
 
 
 def parse_xid_message(message: str) -> KernelFinding | None:
-    """Parse the text of a kernel message, with whatever is before ``NVRM:``; None if it has no code or no GPU.
+    """Parse an XID message, with any prefix before ``NVRM:``; None if it has no code or no GPU.
 
-    ``detail`` is the text without process; for 144 to 150 sub-code, severity and link (``NETIR_LINK_EVT Fatal link
-    00``), for 154 the recovery action.
+    ``detail`` is the text without the process; for 144 to 150 it is sub-code, severity and link
+    (``NETIR_LINK_EVT Fatal link 00``), for 154 the recovery action.
     """
     match = _MESSAGE.search(message)
     if match is None:
@@ -103,20 +101,20 @@ def _detail(code: int, rest: str) -> str | None:
 
 
 BOOT: Final = "boot"
-"""Code of ``other`` events: the node's kernel started."""
+"""Code of ``other`` events for a node boot."""
 
 FALLEN_OFF: Final = "fallen_off_the_bus"
-"""Code of ``failure`` events: a GPU is lost."""
+"""Code of ``failure`` events for a lost GPU."""
 
 _FILE: Final = Path(__file__).with_name("messages.yaml")
 _ADDRESS = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 _BEFORE_WORD: Final = 24
-# A message begins at most so many characters before the first word of its driver: "[drm] [nvidia-drm]".
+# Maximum distance from the start of a message to the first of its driver's ``words``: "[drm] [nvidia-drm]".
 _OPEN_MODULE = "Open Kernel"
 
 
 def _compiled(pattern: str) -> str:
-    """Name the first address ``address``, further ones ``address2`` and so on: alternatives cannot share a name."""
+    """Expand the placeholders; addresses become ``address``, ``address2`` and so on, as group names must be unique."""
     for number in range(1, pattern.count("<ADDRESS>") + 1):
         name = "address" if number == 1 else f"address{number}"
         pattern = pattern.replace("<ADDRESS>", f"(?P<{name}>{_ADDRESS})", 1)
@@ -153,7 +151,7 @@ class MessageRule(BaseModel):
 
 
 class Driver(BaseModel):
-    """The rules for the messages of one driver, as ``messages.yaml`` explains."""
+    """Message rules of one driver; the fields are explained in ``messages.yaml``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -165,9 +163,9 @@ class Driver(BaseModel):
 
 
 class MessageCatalogue:
-    """Finds messages of GPU drivers in text and reads them.
+    """Finds and classifies messages of GPU drivers.
 
-    ``added``: rules that come before the shipped ones.
+    ``added``: rules that take precedence over the shipped ones.
     """
 
     def __init__(self, added: Iterable[MessageRule] = ()) -> None:
@@ -179,19 +177,19 @@ class MessageCatalogue:
             (tuple(driver.words), driver.quiet, [(re.compile(rule.pattern, re.DOTALL), rule) for rule in driver.rules])
             for driver in drivers()
         ]
-        # A failing GPU says the same thousands of times.
+        # A failing GPU repeats a message thousands of times.
         self.read: Callable[[str], KernelFinding | None] = functools.lru_cache(maxsize=1024)(self._read)
-        """Read a message; None if no rule knows it."""
+        """Classify a message; None if no rule matches."""
 
     def mentions(self, text: str) -> bool:
-        """Whether a line may hold a message about a GPU."""
+        """Whether a line may contain a message about a GPU."""
         for word in self._words:
             if word in text:
                 return True
         return any(pattern.search(text) for pattern, _ in self._added)
 
     def start(self, text: str) -> int:
-        """Return where a message about a GPU begins in a line; -1 if there is none."""
+        """Return the offset of a message about a GPU in a line, or -1."""
         before = text
         for word in self._words:
             if word in before:
@@ -220,7 +218,7 @@ class MessageCatalogue:
         return None
 
     def is_driver(self, message: str) -> bool:
-        """Whether a message that no rule knows is a GPU driver's, and not one of PCIe or the kernel."""
+        """Whether a message without a matching rule comes from a GPU driver, not from PCIe or the kernel."""
         match = self._begins.match(message)
         return match is not None and any(
             not quiet and any(word in match[0] for word in words) for words, quiet, _ in self._rules
@@ -229,13 +227,13 @@ class MessageCatalogue:
 
 @functools.cache
 def shipped() -> MessageCatalogue:
-    """Return the catalogue without added rules."""
+    """Return the shipped catalogue, without added rules."""
     return MessageCatalogue()
 
 
 @functools.cache
 def drivers() -> tuple[Driver, ...]:
-    """Return the catalogue as the file has it."""
+    """Load ``messages.yaml``."""
     return tuple(Driver.model_validate(part) for part in yaml.safe_load(_FILE.read_text(encoding="utf-8")))
 
 

@@ -1,7 +1,7 @@
-"""Lines of a log to entries: one message each, with what the program that stored it added.
+"""Splits log lines into entries: one message each, with the metadata of the program that stored it.
 
-Plain text is an entry a line. Structured logs name their fields in many ways: journald (JSON, export, verbose), Docker,
-fluentd, Loki, Elastic, cloud loggers, ``dmesg --json``. An entry may span lines: pretty-printed JSON, journal exports.
+In plain text, each line is an entry. Structured logs use many field names: journald (JSON, export, verbose), Docker,
+fluentd, Loki, Elastic, cloud loggers, ``dmesg --json``. Pretty-printed JSON and journal exports span several lines.
 """
 
 import json
@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple
 from telemetry.kernel_log.stamps import RelativeStamps, Stamp, parse_time
 
 MAX_LINE: Final = 1 << 20
-"""Characters of a line that are read; the kernel writes no more than a thousandth of them."""
+"""Longer lines are truncated (characters); kernel messages have about 1000."""
 
 _MAX_RECORD_LINES: Final = 2000
 _MAX_DEPTH: Final = 20
-# Names of fields, in lower case; the first that a record has counts.
+# Field names in lower case, in order of precedence.
 TEXT_FIELDS: Final = ("message", "msg", "log", "line", "short_message", "textpayload", "_raw", "@message", "_msg",
                       "body", "body.stringvalue", "event.original", "log.original", "event", "entry", "syslogmessage",
                       "logmessage", "@m")  # fmt: skip
@@ -37,7 +37,7 @@ _HOST_PLACES: Final = (
     "tags",
     "data",
 )
-# Objects whose fields count after a record's own.
+# Nested objects whose fields are a fallback for the record's own.
 _TEXT_PLACES: Final = ("jsonpayload", "fields", "data")
 _NODE: Final = re.compile(r"(?=[\w.-]*\d)[A-Za-z][\w.-]*")
 _BINARY_FIELDS: Final = ("MESSAGE",)
@@ -55,16 +55,16 @@ _HOST_LINE: Final = re.compile(
     r'Common labels: .*?"(?:host|hostname|node|nodename|node_name|instance)":\s*"([\w.-]+)|'
     r"([\w.-]+) \| [A-Z]+ \| rc=\d+ >>\Z"
 )
-# Grafana and Ansible name the host once, before its lines.
+# Grafana and Ansible name the host once, above its lines.
 
 
 class Entry(NamedTuple):
-    """One message as it was stored.
+    """One stored message.
 
-    ``number``: of its first line, from 1.
-    ``text``: the message, with the prefix that the kernel or syslog wrote.
-    ``stored``: stamp of the program that stored it; of plain text it is a part of ``text``.
-    ``line``: what to show of it.
+    ``number``: line number, from 1.
+    ``text``: the message with its kernel or syslog prefix.
+    ``stored``: timestamp added by the log store; plain text has it in ``text``.
+    ``line``: text to quote in reports.
     """
 
     number: int
@@ -78,8 +78,8 @@ class Entry(NamedTuple):
 class EntryReader:
     """Splits a log into entries.
 
-    ``is_wanted``: whether a line of text may matter; others are counted without a closer look.
-    ``number``: of the line read last. ``extra``: entries beyond the first of one line.
+    ``is_wanted``: filter for lines of text; rejected lines are only counted.
+    ``number``: number of the last line read. ``extra``: number of entries beyond the first on a line.
     """
 
     def __init__(self, is_wanted: Callable[[str], object] = bool) -> None:
@@ -92,12 +92,12 @@ class EntryReader:
         self._relative = RelativeStamps()
 
     def read(self, line: str) -> Iterable[Entry]:
-        """Return the entries that a line completes."""
+        """Return the entries completed by a line."""
         self.number += 1
         return self._read(line.rstrip("\r\n"))
 
     def close(self) -> Iterator[Entry]:
-        """Yield the entry that the end of the log completes."""
+        """Yield the entry completed by the end of the log."""
         return self._finish()
 
     def read_all(self, lines: Iterable[str]) -> Iterator[Entry]:
@@ -110,7 +110,7 @@ class EntryReader:
     def _read(self, line: str) -> Iterable[Entry]:
         if self._kind:
             return self._read_on(line)
-        is_stamped = line[:1] == "[" and line[1:2] != "{" and line[-1] not in " \t[{"  # and no opening of JSON
+        is_stamped = line[:1] == "[" and line[1:2] != "{" and line[-1] not in " \t[{"  # rather than opening JSON
         if (line[:1] in _BEGINNINGS and not is_stamped) or "[s=" in line:
             return self._begin(line)
         is_wanted = bool(self._is_wanted(line))
@@ -133,10 +133,10 @@ class EntryReader:
             yield from self._read(line)
 
     def _belongs(self, line: str) -> bool:
-        """Whether a line is a part of the journal entry that is being read, and not of a log of text."""
+        """Whether a line continues the current journal entry."""
         if self._kind == "verbose":
             return line[:1].isspace()
-        # A name alone announces a binary value on the next line.
+        # A bare field name is followed by a binary value on the next line.
         return bool(_JOURNAL_FIELD.match(line)) or line in _BINARY_FIELDS or self._record[-1] in _BINARY_FIELDS
 
     def _begin(self, line: str) -> Iterator[Entry]:
@@ -154,10 +154,10 @@ class EntryReader:
             yield plain_entry(self.number, line)._replace(host=self._host)
 
     def _read_json(self, line: str) -> Iterator[Entry]:
-        """Read a line of pretty-printed JSON; of objects inside an array, each is an entry of its own."""
+        """Read a line of pretty-printed JSON; each object in an array is an entry."""
         bare = line.strip()
         if bare and not _JSON_LINE.match(bare):
-            # A brace in a log of text, or JSON that was cut short.
+            # A brace in a text log, or truncated JSON.
             self._kind = ""
             yield from self._read(line)
         elif bare in _OPENINGS:
@@ -185,7 +185,7 @@ class EntryReader:
             elif line in _BINARY_FIELDS:
                 name = line.lower()
             elif name:
-                # An export writes a value of several lines behind eight bytes with its length.
+                # The export format prefixes a multi-line value with its length in eight bytes.
                 fields[name] = f"{fields[name]}\n{line.strip()}" if name in fields else line[8:]
         if kind == "verbose":
             fields.setdefault("time", self._record[0].split(" [s=")[0])
@@ -200,7 +200,7 @@ def plain_entry(number: int, line: str) -> Entry:
 
 
 def json_entries(text: str, number: int) -> list[Entry]:
-    """Return the messages of a JSON document; none where it holds no log."""
+    """Return the messages of a JSON document; empty if it is not a log."""
     try:
         document = json.loads(text, object_pairs_hook=lambda pairs: {name.lower(): value for name, value in pairs})
     except (ValueError, RecursionError):
@@ -214,7 +214,7 @@ def json_entries(text: str, number: int) -> list[Entry]:
 
 
 def is_log(beginning: bytes) -> bool:
-    """Whether JSON is a log, and no table of events, by its beginning."""
+    """Whether JSON is a log rather than a table of events, judged by its first bytes."""
     text = beginning.decode("utf-8", errors="replace")
     if re.search(r'"type"\s*:', text) or not _LOG_FIELD.search(text):
         return False
@@ -223,9 +223,9 @@ def is_log(beginning: bytes) -> bool:
 
 
 def _records(document: Any, around: Mapping[str, Any] | None = None, depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """Yield the log records of a document, wherever they are nested.
+    """Yield the log records of a document at any nesting depth up to ``_MAX_DEPTH``.
 
-    ``around``: fields of the enclosing objects, such as the labels of a stream; a record's own fields win.
+    ``around``: fields of the enclosing objects, for example stream labels; the record's own fields take precedence.
     """
     if depth > _MAX_DEPTH or not isinstance(document, dict | list):
         return
@@ -239,7 +239,7 @@ def _records(document: Any, around: Mapping[str, Any] | None = None, depth: int 
             document = {**document, **pairs}
     rows = next((document[name] for name in ("rows", "datarows", "values") if name in document), None)
     names = [_name(column) for column in document.get("columns") or document.get("schema") or ()]
-    if names and isinstance(rows, list):  # a table, of Azure, InfluxDB or SQL
+    if names and isinstance(rows, list):  # a table from Azure, InfluxDB or SQL
         records = [dict(zip(names, row, strict=False)) for row in rows if isinstance(row, list)]
         document = {"rows": records}
     record = {**around, **document} if around else document
@@ -248,7 +248,7 @@ def _records(document: Any, around: Mapping[str, Any] | None = None, depth: int 
         return
     outer = {name: value for name, value in record.items() if name not in TIME_FIELDS}
     for name, value in document.items():
-        if name == "values" and isinstance(value, list):  # Loki: pairs of a time and a line
+        if name == "values" and isinstance(value, list):  # Loki: pairs of time and line
             pairs_of_loki = (pair for pair in value if isinstance(pair, list) and len(pair) >= 2)
             yield from ({**outer, "time": pair[0], "line": pair[1]} for pair in pairs_of_loki)
         else:
@@ -260,7 +260,7 @@ def _name(column: Any) -> str:
 
 
 def _pairs(value: Any) -> dict[str, Any]:
-    """Return the fields of a list of names and values, as OpenTelemetry and CloudWatch Insights have them."""
+    """Convert a list of name-value pairs (OpenTelemetry, CloudWatch Insights) to a dict; empty for other lists."""
     if not isinstance(value, list) or not all(isinstance(pair, dict) and "value" in pair for pair in value):
         return {}
     named = [(pair.get("key", pair.get("field")), pair["value"]) for pair in value]
@@ -272,7 +272,7 @@ def _pairs(value: Any) -> dict[str, Any]:
 
 
 def _at(record: Mapping[str, Any], name: str) -> Any:
-    """Return a field by its name, or by the path to it."""
+    """Return a field by its name or dotted path."""
     if name in record:
         return record[name]
     first, _, rest = name.partition(".")
@@ -281,14 +281,14 @@ def _at(record: Mapping[str, Any], name: str) -> Any:
 
 
 def _field(record: Mapping[str, Any], names: tuple[str, ...], places: tuple[str, ...] = ()) -> Any:
-    """Return the first of the named fields of a record, or else of the objects in it at ``places``."""
+    """Return the first of the fields ``names`` in a record, then in its nested objects ``places``."""
     for place in ("", *places):
         holder = _at(record, place) if place else record
         for name in names if isinstance(holder, Mapping) else ():
             if name not in holder and "." not in name:
                 continue
             value = _at(holder, name)
-            if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):  # fields of Elastic
+            if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):  # Elastic `fields`
                 value = value[0]
             if value is not None and not isinstance(value, dict):
                 return value
@@ -297,7 +297,7 @@ def _field(record: Mapping[str, Any], names: tuple[str, ...], places: tuple[str,
 
 def _entry(record: Mapping[str, Any], number: int) -> Entry | None:
     text = _field(record, TEXT_FIELDS, _TEXT_PLACES)
-    if isinstance(text, list):  # the journal writes text that is not UTF-8 as a list of bytes
+    if isinstance(text, list):  # journald exports non-UTF-8 text as an array of bytes
         try:
             text = bytes(text).decode("utf-8", errors="replace")
         except (TypeError, ValueError):
@@ -306,7 +306,7 @@ def _entry(record: Mapping[str, Any], number: int) -> Entry | None:
         return None
     text = _plain(text[:MAX_LINE].rstrip("\r\n"))
     host, boot_id = _field(record, _HOST_FIELDS, _HOST_PLACES), _field(record, ("_boot_id",))
-    if host is None and _NODE.fullmatch(str(record.get("source"))):  # of Graylog; of others the program
+    if host is None and _NODE.fullmatch(str(record.get("source"))):  # the host in Graylog, the program elsewhere
         host = record["source"]
     stored = _stored(record)
     return Entry(
@@ -329,9 +329,9 @@ def _stored(record: Mapping[str, Any]) -> Stamp | None:
 
 
 def _plain(text: str) -> str:
-    """Remove what a terminal or syslog adds to the text of a message."""
+    """Remove terminal colors, syslog escapes and ``message repeated`` from a message."""
     if not text.isascii():
-        # JSON, and a file read with surrogates, may hold half a pair, which cannot be stored.
+        # JSON, or a file read with surrogateescape, may contain lone surrogates, which cannot be stored.
         text = text.encode("utf-8", "replace").decode()
     if "\x1b" in text:
         text = _COLOUR.sub("", text)

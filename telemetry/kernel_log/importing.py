@@ -1,4 +1,4 @@
-"""A saved kernel log to events, for an import."""
+"""Import of a saved kernel log."""
 
 import io
 from collections import Counter
@@ -22,7 +22,7 @@ from telemetry.kernel_log.stamps import LogContext
 from telemetry.packing import open_packed, read_errors
 
 _MAX_WITHOUT_END: Final = 1 << 26
-# More text without a line end is no log, but a bomb or a binary file.
+# More characters without a newline: a decompression bomb or a binary file.
 
 _NO_LOGS: Final = {
     b"PK\x03\x04": ("a workbook or a zip archive", "Save the sheet as CSV, or unpack the archive."),
@@ -30,18 +30,18 @@ _NO_LOGS: Final = {
     b"LPKSHHRH": ("a binary journal", "Export it: `journalctl --file FILE -k -o short-iso`."),
     b"\x1f\x8b": ("packed by gzip", "Give its name the ending .gz."),
 }
-"""How files begin that are no text: what they are, and what to do."""
+"""Magic numbers of files that are not text logs, each with a description and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLog:
-    """What a kernel log held.
+    """Events of a kernel log, and the lines that were skipped.
 
-    ``events``: with the fields of :class:`telemetry.dataset.event.Event` as columns; ``gpu`` only where a message gave
+    ``events``: one column per field of :class:`telemetry.dataset.event.Event`; ``gpu`` is set only if the log gives
     the UUID.
-    ``unknown_codes``: XIDs without a description, with their number; their events are kept.
-    ``unparsed``: line number from 1, line and problem of lines about an event that could not be used.
-    ``accounting``: of all lines, table :data:`telemetry.kernel_log.reader.TABLE`.
+    ``unknown_codes``: number of events per XID without a description; these events are kept.
+    ``unparsed``: line number (from 1), line and reason for each event that could not be parsed or dated.
+    ``accounting``: covers all lines, in table :data:`telemetry.kernel_log.reader.TABLE`.
     """
 
     events: pd.DataFrame
@@ -61,17 +61,16 @@ def parse_kernel_log(
     messages: Sequence[MessageRule] = (),
     source: str = "kernel_log",
 ) -> KernelLog:
-    """Find the events in a kernel log.
+    """Extract the events from a kernel log.
 
-    ``node``: node of lines that name no host.
-    ``boot_time``: Aware; when the kernel of ``[ 12.345]`` stamps booted.
-    ``reference_time``: Aware; a moment after the last line, such as when the log was fetched. It gives the year to
-    stamps without one.
-    ``timezone``: zone of stamps without an offset.
-    ``messages``: rules that come before the catalogue's.
-    ``source``: ``source`` of the events.
-    Raises ``InputError`` if an event cannot be timed or placed without ``node``, ``boot_time``, ``reference_time`` or
-    ``timezone``; the message says which to give.
+    ``node``: node of lines without a hostname.
+    ``boot_time``: aware; origin of ``[ 12.345]`` timestamps.
+    ``reference_time``: aware, after the last line, for example the time of download; used to infer the year of
+    timestamps without one.
+    ``timezone``: zone of timestamps without an offset.
+    ``messages``: rules that take precedence over the catalogue.
+    Raises ``InputError`` if an event has no node, or no timestamp for lack of ``boot_time``, ``reference_time`` or
+    ``timezone``; the message names the missing parameter.
     """
     catalogue = MessageCatalogue(messages) if messages else shipped()
     splitter = EntryReader(catalogue.mentions)
@@ -88,9 +87,9 @@ def parse_kernel_log(
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a log, packed or not, each up to :data:`MAX_LINE`.
+    """Yield the lines of a log, compressed or not, each truncated to :data:`MAX_LINE`.
 
-    Raises ``InputError`` if it is no regular file, or no text.
+    Raises ``InputError`` if it is not a regular file or not text.
     """
     check_regular(path)
     with read_errors(path), open_packed(path) as (_, stream):
@@ -98,7 +97,7 @@ def read_lines(path: Path) -> Iterator[str]:
         for magic, (what, do) in _NO_LOGS.items():
             if beginning.startswith(magic):
                 raise InputError(f"this is {what}, not a text log", str(path), do)
-        # A shell on Windows redirects in UTF-16.
+        # PowerShell redirects output as UTF-16.
         encoding = "utf-16" if beginning[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
         with io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline="\n") as text:
             length = 0
@@ -115,5 +114,5 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def last_written(path: Path) -> datetime:
-    """Return when a log was last written: no line of it is later."""
+    """Return the modification time of a log, an upper bound of its timestamps (UTC)."""
     return datetime.fromtimestamp(path.stat().st_mtime, UTC)

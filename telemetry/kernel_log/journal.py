@@ -1,4 +1,4 @@
-"""The systemd journal's kernel messages: ``journalctl``, followed from a stored cursor."""
+"""Kernel messages of the systemd journal, read with ``journalctl`` from a stored cursor."""
 
 import json
 import logging
@@ -21,18 +21,18 @@ _log = logging.getLogger(__name__)
 _FIELDS: Final = "MESSAGE,_HOSTNAME,_BOOT_ID"
 _CHUNK: Final = 1 << 18
 RESTARTS: Final = 8
-"""Attempts to start a journalctl again that worked before, over some 20 s."""
+"""Attempts to restart a journalctl that exited after it had worked, over about 20 s."""
 
 MAX_ENTRY_BYTES: Final = 1 << 20
-"""A longer entry is cut, and what is left of it is passed over as no entry."""
+"""Longer entries are skipped."""
 
 
 class Journal:
-    """Follows the kernel messages of the journal; a :class:`LogSource`.
+    """Reads or follows the kernel messages of the journal; implements :class:`LogSource`.
 
-    ``since``: where to begin without a position. Default: at the running boot.
-    Followed, a journalctl that ends is started again at the cursor. :meth:`read` raises ``InputError`` if it is not
-    there or refuses, or does not stay up in :data:`RESTARTS` attempts.
+    ``since``: start time without a position (default: current boot).
+    With ``follow``, a journalctl that exits is restarted at the cursor. :meth:`read` raises ``InputError`` if
+    journalctl is not installed, exits with an error, or fails again in :data:`RESTARTS` attempts.
     """
 
     name = "journal"
@@ -58,7 +58,7 @@ class Journal:
         self._has_worked = False
 
     def read(self, wait_s: float) -> Lines:
-        """Return the available lines; see :class:`LogSource`. Without following, reading ends at the end."""
+        """Return the available lines; see :class:`LogSource`. Without ``follow``, stop at the end of the journal."""
         for attempt in retry_policy(attempts=RESTARTS, wait_max_s=5.0, on=self._starts_again):
             with attempt:
                 return self._read(wait_s)
@@ -93,7 +93,7 @@ class Journal:
         return Lines(lines, self._position(), self._ended, n_lines)
 
     def close(self) -> None:
-        """End journalctl."""
+        """Terminate journalctl."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -111,7 +111,7 @@ class Journal:
         return {} if self._cursor is None else {"cursor": self._cursor, "realtime_us": self._last_us}
 
     def _arguments(self) -> list[str]:
-        # `-k` would mean the running boot only: what the kernel wrote just before a crash would never be read.
+        # `-k` is limited to the current boot: messages just before a crash would be lost.
         made = [*self._command, "--quiet", "--no-pager", "--all", "--output=json", f"--output-fields={_FIELDS}"]
         if self._cursor is not None and not self._by_time:
             made.append(f"--after-cursor={self._cursor}")
@@ -171,6 +171,6 @@ class Journal:
                 _log.warning("a journal entry cannot be read: %r", text[:120])
             return None
         if self._by_time and self._last_us is not None and realtime_us <= self._last_us:
-            return None  # `--since` counts in whole seconds
+            return None  # `--since` has a resolution of seconds
         self._cursor, self._last_us, self._by_time = cursor, realtime_us, False
         return next(iter(json_entries(text, 0)), None)

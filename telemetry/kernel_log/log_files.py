@@ -1,6 +1,6 @@
-"""Log files as a source of kernel messages: syslog in its forms, ``dmesg --time-format iso``, saved journals.
+"""Log files as a source of kernel messages: syslog formats, ``dmesg --time-format iso``, saved journals.
 
-One growing file is followed across rotations: what was read, what it was renamed to, compressed to, or copied to.
+A file is tailed across rotation by rename, compression or copytruncate.
 """
 
 import hashlib
@@ -24,15 +24,15 @@ from telemetry.packing import DAMAGED, UNPACKERS, open_packed
 
 _log = logging.getLogger(__name__)
 _HEAD: Final = 1024
-# So many first bytes tell one log from another: a stamp and some lines.
+# Bytes that identify a log: they hold a timestamp and a few lines.
 _CHUNK: Final = 1 << 20
 _WRITER_DONE: Final = timedelta(minutes=1)
-# A last line without an end is taken when nothing was added to it for so long.
+# With ``once``, an unterminated last line is read if the file has not been modified for this long.
 
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """Where reading stopped; ``head``, the hash of the first ``head_bytes``, identifies a renamed or copied file."""
+    """Read offset in a log file; ``head``, the hash of its first ``head_bytes``, identifies it after rotation."""
 
     inode: int
     offset: int
@@ -41,11 +41,11 @@ class LogPosition:
 
 
 class LogFile:
-    """Reads the whole lines of one path, whatever file exists.
+    """Tails one path by complete lines, across rotation.
 
-    Rotated files are looked for next to ``path``: names that begin with its name (``syslog.1``, ``syslog-20260301.gz``)
-    or with its stem (``kern-20260301.log``). The one we were in is known by inode or, being compressed or copied, by
-    its first bytes; it is read to its end, then those newer than it, oldest first, then the new file.
+    Rotated files are siblings of ``path`` that share its name (``syslog.1``, ``syslog-20260301.gz``) or stem
+    (``kern-20260301.log``). The last one read is recognized by its first bytes, even if compressed or copied, or by
+    inode if it was empty. It is read to its end, then newer ones, oldest first, then ``path``.
     """
 
     def __init__(self, path: Path, place: LogPosition | None = None) -> None:
@@ -55,9 +55,9 @@ class LogFile:
         self._batches: Iterator[list[bytes]] | None = None
 
     def read(self, *, final: bool = False) -> list[bytes]:
-        """Return some lines without their ends; none where nothing more is waiting.
+        """Return the next batch of lines without newlines; empty at the end.
 
-        ``final``: the writer is known to be done, so a last line without an end is taken as it is.
+        ``final``: the writer has finished, so an unterminated last line is returned too.
         """
         lines = [] if self._batches is None else next(self._batches, [])
         if not lines:
@@ -77,7 +77,7 @@ class LogFile:
             yield from self._read_from(self.path, final=final)
 
     def _rotated(self) -> list[Path]:
-        """Return the file that we were in and those newer than it, oldest first; none where it is still in place."""
+        """Return the rotated file that was being read and newer ones, oldest first; empty if it was not rotated."""
         place = self.place
         if place is None or _holds(self.path, place):
             return []
@@ -89,7 +89,7 @@ class LogFile:
         for index, path in enumerate(paths):
             if _holds(path, place):
                 _log.info("%s was rotated to %s", self.path, path.name)
-                # A log that is being compressed is there twice for a while.
+                # While a log is being compressed, both copies exist.
                 return [path, *(newer for newer in paths[index + 1 :] if not _holds(newer, place))]
         if place.offset:
             _log.warning("%s was replaced; lines of the old file may be lost", self.path)
@@ -108,7 +108,7 @@ class LogFile:
         with open_packed(path) as (raw, stream):
             head, offset = b"", 0
             if self.place is not None:
-                # The file may have been rotated since we looked: what is open is what counts.
+                # The path may have been rotated before it was opened: check the open file.
                 known = _known_head(raw, stream, path, self.place)
                 if known is None:
                     return
@@ -123,7 +123,7 @@ class LogFile:
                 at_end = len(chunk) < _CHUNK
                 content = rest + chunk
                 end = content.rfind(b"\n") + 1
-                if (at_end and final) or len(content) - end > _CHUNK:  # such a line is of no use
+                if (at_end and final) or len(content) - end > _CHUNK:  # a line this long is not a kernel message
                     end = len(content)
                 rest = content[end:]
                 offset += end
@@ -149,9 +149,9 @@ def _holds(path: Path, place: LogPosition) -> bool:
 
 
 def _known_head(raw: BinaryIO, stream: BinaryIO, path: Path, place: LogPosition) -> bytes | None:
-    """Read the first bytes of an open file; None if they are not those that were read before.
+    """Read the first bytes of an open file; None if it is not the file of ``place``.
 
-    The content decides, not the inode: that is soon used again, and a copy put in place is the same log.
+    Content decides because inodes are reused and a copied log has a new one.
     """
     stat = os.fstat(raw.fileno())
     if place.head_bytes == 0:
@@ -167,10 +167,10 @@ def _hash(content: bytes) -> str:
 
 
 class LogFiles:
-    """Follows one or more log files; a :class:`LogSource`.
+    """Tails one or more log files; implements :class:`LogSource`.
 
-    ``zone``: of stamps without an offset; None: of this machine. ``once``: a file must exist, and may end without a
-    line end. Raises ``InputError`` if a file does not exist with ``once``, or may not be read.
+    ``zone``: zone of timestamps without an offset (default: the zone of this machine). ``once``: every file must
+    exist, and its last line may be unterminated. Raises ``InputError`` if a file is missing or cannot be read.
     """
 
     name = "file"

@@ -1,4 +1,4 @@
-"""Messages of GPU drivers to events: what a message means after those before it on the same node."""
+"""Turns messages of GPU drivers into events, with per-node state from earlier messages."""
 
 import re
 from collections import OrderedDict, defaultdict
@@ -15,7 +15,7 @@ from telemetry.kernel_log.entries import Entry
 from telemetry.kernel_log.stamps import ADVICE, LogContext, Stamp, date_lines, parse_header
 
 TABLE: Final = "kernel log lines"
-"""Name of the table of :class:`telemetry.accounting.Accounting`."""
+"""Table name in :class:`telemetry.accounting.Accounting`."""
 
 NOT_ABOUT_A_GPU: Final = "not about a GPU"
 WITHOUT_EVENT: Final = "GPU driver message without an event"
@@ -28,27 +28,26 @@ QUOTED: Final = "kernel message quoted by another program"
 _QUOTATION: Final = re.compile(
     r"\s(?!kernel\b)[\w./-]+\[\d+\]:\s+(?![\[{<])(?!.*(?:\bkernel\b|\d\d:\d\d)).*[A-Za-z]{2}.*\Z"
 )
-# Words of a program between its tag and the message: a health check or a job's log. A forwarder's tag is followed by
-# nothing, by the stamp of what it forwards, or by ``kernel:``.
+# Text between a program's syslog tag and the message: a health check or a job log. A forwarder's tag is followed by
+# nothing, by the forwarded timestamp, or by ``kernel:``.
 
 _SENTENCE: Final = timedelta(seconds=5)
-# The messages of one sentence come within milliseconds; syslog has whole seconds.
+# The lines of one message arrive within milliseconds, but syslog has a resolution of seconds.
 _REMEMBERED: Final = 512
 _MAX_MESSAGE: Final = 2000
-# The kernel cuts its messages at about 1000 characters; patterns of the catalogue may take the square of the length.
+# The kernel truncates messages at about 1000 characters; regular expressions may take quadratic time.
 _NO_TIME: Final = timedelta(0)
 _GPU_LOST: Final = "79"
 
 
 class LogLine(NamedTuple):
-    """One message that may be about a GPU.
+    """A message that may be about a GPU.
 
-    ``when``: None where the line has no stamp; a text (a key of :data:`telemetry.kernel_log.stamps.ADVICE`) where the
-    stamp lacks something.
-    ``since_boot``: seconds, where the line gives them.
-    ``history``: it is older than the collector: its events are dated as an import would date them, not as news.
-    ``number``, ``line``: line of the source, from 1, and its text.
-    ``quoted``: another program than the kernel repeats the message, at a time of its own.
+    ``when``: None without a timestamp; a key of :data:`telemetry.kernel_log.stamps.ADVICE` if it is ambiguous.
+    ``since_boot``: seconds, if the line has them.
+    ``history``: the line predates the collector, so ``known_at`` is its time plus the reporting delay.
+    ``number``, ``line``: line number in the source, from 1, and its text.
+    ``quoted``: a program other than the kernel repeats the message, with a later timestamp.
     """
 
     message: str
@@ -64,10 +63,10 @@ class LogLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """What a source gives in one read.
+    """One batch of lines from a source.
 
-    ``position``: where to continue after these lines, in JSON types.
-    ``n_lines``: lines and messages that were read, those included that are not about a GPU.
+    ``position``: resume position after these lines, in JSON types.
+    ``n_lines``: number of lines and messages read, including those not about a GPU.
     """
 
     lines: list[LogLine]
@@ -77,7 +76,7 @@ class Lines:
 
 
 class LogSource(Protocol):
-    """Where kernel messages come from; made from the ``position`` after the lines of an earlier process."""
+    """Source of kernel messages, created from the resume ``position`` of an earlier process."""
 
     name: str
 
@@ -86,19 +85,19 @@ class LogSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of files and processes."""
+        """Release files and processes."""
         ...
 
 
 KnownAt = Callable[[datetime, bool], datetime]
-"""When an event could first have been known: from its time, and whether it is older than the collector."""
+"""Earliest time an event could have been known, given its time and whether it predates the collector."""
 
 
 @dataclass(slots=True)
 class _Host:
-    """What earlier messages of a node say of later ones.
+    """State of a node that later messages depend on.
 
-    ``recent``: when each event was last reported, by code and GPU. ``seen``: messages by their time since boot.
+    ``recent``: last time of each event, by code and GPU. ``seen``: times of messages, by time since boot and text.
     """
 
     boot_id: str | None = None
@@ -113,7 +112,7 @@ class _Host:
 def log_lines(
     entries: Iterable[Entry], catalogue: MessageCatalogue, clock: LogContext, *, history: bool = False
 ) -> list[LogLine]:
-    """Return the messages among entries that may be about a GPU, with their instants."""
+    """Return the messages that may be about a GPU, with their times, and one line per new boot id."""
     found: list[tuple[Entry, str, str | None, tuple[Stamp, ...]]] = []
     last: tuple[str | None, tuple[Stamp, ...]] = (None, ())
     boots: dict[str | None, str] = {}
@@ -129,7 +128,7 @@ def log_lines(
         stamps = header.stamps if entry.stored is None else (entry.stored, *header.stamps)
         host = header.host or entry.host
         if not stamps and entry.text[:1].isspace():
-            # A message of several lines: only the first has the header.
+            # Continuation of a multi-line message: only the first line has the header.
             host, stamps = last
         last = host, stamps
         message = entry.text[max(start, 0) :][:_MAX_MESSAGE].rstrip()
@@ -154,15 +153,14 @@ def log_lines(
 
 
 class KernelLogReader:
-    """Reads messages in their order and gives events.
+    """Converts messages, in log order, to events.
 
-    ``node``: node of messages that name no host; with ``fixed``, of all.
-    ``asks``: raise ``InputError`` where an event cannot be dated for lack of a zone, a year or the boot time.
-    ``state``: of :meth:`state` of an earlier reader.
-    ``source``: of the events.
+    ``node``: node of messages without a hostname; with ``fixed``, of all messages.
+    ``asks``: raise ``InputError`` if the time of an event is ambiguous for lack of a zone, a year or the boot time.
+    ``state``: result of :meth:`state` of an earlier reader.
     ``accounting``: table :data:`TABLE`; :meth:`read` counts each message once.
-    ``unused``: number, text and reason of lines about an event that could not be used.
-    ``reported``: reasons of which the log has an example.
+    ``unused``: number, text and reason for each event that could not be parsed or dated.
+    ``reported``: reasons already logged with an example.
     """
 
     def __init__(
@@ -187,7 +185,7 @@ class KernelLogReader:
         self.reported: set[str] = set()
 
     def state(self) -> dict[str, Any]:
-        """Return, in JSON types, what a next process needs to read on."""
+        """Return the state to resume with, in JSON types."""
         return {
             name: {"boot_id": host.boot_id, "uuids": host.uuids, "addresses": sorted(host.addresses)}
             for name, host in self._hosts.items()
@@ -195,14 +193,14 @@ class KernelLogReader:
         }
 
     def count(self, n_lines: int, messages: int) -> None:
-        """Count lines that were read, of which only ``messages`` are given to :meth:`read`."""
+        """Count lines that were read, of which only ``messages`` are passed to :meth:`read`."""
         self.accounting.read(TABLE, n_lines - messages)
         self.accounting.left_out(TABLE, NOT_ABOUT_A_GPU, n_lines - messages)
 
     def read(self, lines: Iterable[LogLine], known_at: KnownAt = lambda when, _is_history: when) -> Iterator[Event]:
-        """Yield the events of further messages.
+        """Yield the events of the next messages.
 
-        Raises ``InputError`` if an event has no node, or with ``asks`` no instant; the error says what to give.
+        Raises ``InputError`` if an event has no node or, with ``asks``, an ambiguous time.
         """
         self._known_at = known_at
         for line in lines:
@@ -233,7 +231,7 @@ class KernelLogReader:
         return Event(line.when, node, "other", self._source, known_at, BOOT, f"boot id {line.boot_id}")
 
     def _read(self, line: LogLine, node: str | None) -> Event | str | None:
-        """Return the event of a message, why there is none, or None for a part of another event."""
+        """Return the event of a message, the reason for skipping it, or None if it belongs to another event."""
         if line.quoted:
             return QUOTED
         finding = self._catalogue.read(line.message)
@@ -267,7 +265,7 @@ class KernelLogReader:
         if finding.part:
             finding = _sentence(host, finding, when)
         if finding.code == BOOT:
-            # The banner of a boot that its id has reported before is a part of that event.
+            # The boot id has already reported the boot of this banner.
             is_known = host.is_boot_reported and line.boot_id is not None
             self._hosts[node] = _Host(line.boot_id or host.boot_id, is_boot_reported=True)
         else:
@@ -291,7 +289,7 @@ class KernelLogReader:
 
 
 def _sentence(host: _Host, finding: KernelFinding, when: datetime) -> KernelFinding:
-    """Take the GPU of a sentence's event from its first message."""
+    """Set the GPU of a message split over several lines, known from its first line."""
     if finding.part == "begin":
         host.sentence = when, finding.pci_bus_id
     elif finding.part == "end":
@@ -302,11 +300,11 @@ def _sentence(host: _Host, finding: KernelFinding, when: datetime) -> KernelFind
 
 
 def _is_reported(host: _Host, finding: KernelFinding, when: datetime) -> bool:
-    """Whether a message repeats an event of a GPU that was reported just before; remember it otherwise."""
+    """Whether a message repeats a recent event of the same GPU; record it otherwise."""
     unit = finding.pci_bus_id or finding.gpu
     if finding.type == "xid":
         if finding.code == _GPU_LOST:
-            # The driver says it again in words.
+            # The driver follows XID 79 with a text message.
             host.recent[FALLEN_OFF, unit] = when
         return False
     if not finding.again_s:
@@ -319,7 +317,7 @@ def _is_reported(host: _Host, finding: KernelFinding, when: datetime) -> bool:
 
 
 def _is_seen(host: _Host, since_boot: float, message: str, when: datetime) -> bool:
-    """Whether two programs stored one message: the kernel's own stamp tells, within one boot."""
+    """Whether another program has already stored the message: the kernel's own timestamp is unique within a boot."""
     key = since_boot, message
     if key in host.seen and abs(when - host.seen[key]) <= _SENTENCE:
         return True

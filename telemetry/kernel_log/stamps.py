@@ -1,8 +1,8 @@
-"""Times and hosts of log lines: the stamps before a message, and which of them dates it, with its year and zone.
+"""Timestamps and hostnames of log lines, with year and time zone resolved.
 
-Tools write a stamp in dozens of forms, and forwarders put theirs before it. So stamps are searched for anywhere before
-the message, in all forms, instead of matching each tool's line as a whole. Names of months and
-zones are those of :mod:`telemetry.values.dates`.
+Tools write timestamps in dozens of formats, and forwarders prepend their own. The parser therefore searches the whole
+prefix of a message for every format instead of matching complete lines per tool.
+Month and zone names come from :mod:`telemetry.values.dates`.
 """
 
 import os
@@ -19,15 +19,15 @@ from zoneinfo import ZoneInfo
 from telemetry.values.dates import MONTHS, ZONES, clock_time, zone_of_offset
 
 _MAX_PREFIX: Final = 1000
-# Longer prefixes are no header of a log line.
+# A longer prefix is not a log header.
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DIGITS: Final = {10: 1, 13: 10**3, 16: 10**6, 19: 10**9}
 
 
 class Stamp(NamedTuple):
-    """One stamp; exactly one of ``aware``, ``naive`` and ``since_boot`` is given.
+    """A parsed timestamp; exactly one of ``aware``, ``naive`` and ``since_boot`` (seconds) is set.
 
-    ``since_boot``: seconds. ``yearless``: the year of ``naive`` is the leap year 2000 and means nothing.
+    ``yearless``: the year of ``naive`` is a placeholder (2000, a leap year).
     """
 
     aware: datetime | None = None
@@ -37,7 +37,7 @@ class Stamp(NamedTuple):
 
 
 class LinePrefix(NamedTuple):
-    """What is before a message; ``stamps`` in their order, the last one next to the message."""
+    """Header before a message; ``stamps`` in order of appearance."""
 
     stamps: tuple[Stamp, ...] = ()
     host: str | None = None
@@ -86,17 +86,17 @@ _HOST = re.compile(
     re.IGNORECASE,
 )
 _BEFORE_STAMP = re.compile(r"\s*(?P<host>(?=[\w.-]*\d)[A-Za-z][\w.-]*)(?::| kernel:| \| [A-Z]+ \|.*)\s")
-# pdsh and clush put "node-7: " before each line, Ansible "node-7 | CHANGED | rc=0 | (stdout) ".
+# pdsh and clush prefix each line with "node-7: ", Ansible with "node-7 | CHANGED | rc=0 | (stdout) ".
 _LABEL = re.compile(
     r"""\b(?:host|hostname|node|nodename|node_name|instance)(?:["'\\]*\s*[=:]\s*["'\\]+|=)([A-Za-z0-9][\w.-]*)"""
 )
 
 
 class RelativeStamps:
-    """Stamps of ``dmesg --reltime``: a minute where it is new, else the seconds since the line before.
+    """Timestamps of ``dmesg --reltime``: the minute when it changes, otherwise seconds since the previous line.
 
-    A line is dated by its minute and the deltas since, which is up to a minute early. A filter for GPUs may have
-    removed the line with the minute: deltas count where lines about something else are there.
+    A line's time is the last minute plus the deltas since, up to a minute early. In a log filtered for GPU messages
+    lines are missing, so deltas are used only after a line about something else.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class RelativeStamps:
         self._is_whole = False
 
     def read(self, line: str, *, is_about_a_gpu: bool) -> Stamp | None:
-        """Return the stamp of a further line; None where it has another form, or no known minute."""
+        """Return the timestamp of the next line; None if it has another format or the minute is unknown."""
         match = _RELATIVE.match(line)
         if match is None:
             self._last = self._last if line[:1].isspace() else None  # continuation of a multi-line message
@@ -117,15 +117,15 @@ class RelativeStamps:
                 self._last = datetime(2000, month, day, hour, minute)  # noqa: DTZ001 - `naive`
             elif self._last is not None:
                 self._last += timedelta(seconds=float(match["delta"]))
-        except ValueError:  # the 77th of March
+        except ValueError:  # March 77
             self._last = None
         is_dated = self._last is not None and (self._is_whole or match["delta"] is None)
         return Stamp(naive=self._last, yearless=True) if is_dated else None
 
 
 def parse_header(prefix: str) -> LinePrefix:
-    """Find the stamps and the host in what is before a message."""
-    # The kernel's own stamp, the last one, differs from line to line; what is before it often does not.
+    """Parse the timestamps and the hostname before a message."""
+    # The kernel's own timestamp, the last one, is unique to a line; the text before it often hits the cache.
     start = prefix.rfind("[") if prefix.endswith("] ") else -1
     match = _SINCE_BOOT.fullmatch(prefix, start, len(prefix) - 1) if start >= 0 else None
     if match is None:
@@ -136,7 +136,7 @@ def parse_header(prefix: str) -> LinePrefix:
 
 
 def _rsyslog(prefix: str) -> LinePrefix | None:
-    """Read the commonest form, which a cache never holds: its stamps, to the microsecond, differ from line to line."""
+    """Parse the most common format uncached: its microsecond timestamps would never hit the cache."""
     match = _RSYSLOG.fullmatch(prefix)
     if match is None:
         return None
@@ -170,11 +170,11 @@ def _parse(prefix: str) -> LinePrefix:
 
 
 def parse_time(value: object) -> Stamp | None:
-    """Return the time that a field of a structured log gives: text in any form, or a number since 1970."""
+    """Parse a time field of a structured log: text in any format, or a Unix time in seconds to nanoseconds."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int | float):
-        # Numbers tell their unit by their size: seconds to nanoseconds of this century do not overlap.
+        # Magnitude implies the unit: seconds to nanoseconds of this century do not overlap.
         if not 1e9 <= value < 1e19:
             return None
         scale = next(scale for digits, scale in _EPOCH_DIGITS.items() if value < 10**digits)
@@ -198,7 +198,7 @@ def _calendar_stamps(prefix: str) -> list[tuple[int, int, Stamp]]:
 
 
 def _calendar(match: re.Match[str]) -> tuple[Stamp | None, int]:
-    """Return the stamp, None for a date that does not exist, and where it ends."""
+    """Return the timestamp (None for an invalid date) and its end offset."""
     groups = match.groupdict()
     name, zone_name, year = groups.get("name"), groups["zone"], groups.get("year") or groups.get("year2")
     month = int(groups["month"]) if name is None else MONTHS.get(name.lower())
@@ -208,11 +208,11 @@ def _calendar(match: re.Match[str]) -> tuple[Stamp | None, int]:
         naive = clock_time(groups, int(year or 2000), month, int(groups["day"]))
         is_name = bool(zone_name) and zone_name[0].isalpha()
         zone = ZONES.get(zone_name) if is_name else zone_of_offset(zone_name or "")
-    except ValueError:  # the 77th of March, an offset of 99 hours
+    except ValueError:  # March 77, or an offset of 99 hours
         return None, 0
     end = match.end()
     if is_name and zone_name not in ZONES and not groups.get("year2"):
-        end = match.start("zone")  # a host in capitals
+        end = match.start("zone")  # an uppercase hostname
     if year and zone is not None:
         return _aware(naive.replace(tzinfo=zone)), end
     return Stamp(naive=naive, yearless=not year), end
@@ -228,7 +228,7 @@ def _boot_stamps(prefix: str) -> list[tuple[int, int, Stamp]]:
 def _since_boot(match: re.Match[str]) -> Stamp | None:
     seconds = float(match["seconds"]) if match["seconds"] else int(match["us"]) / 1e6
     if seconds >= 1e9:
-        # No uptime is 31 years: such a number is the time since 1970.
+        # Not an uptime (31 years) but a Unix time.
         return _epoch(int(seconds), seconds % 1)
     return Stamp(since_boot=seconds)
 
@@ -270,16 +270,16 @@ ADVICE: Final = {
     NO_YEAR: "Give `kernel_log: {reference_time: …}` in the mapping: a moment after the last line.",
     NO_BOOT: "Give `kernel_log: {boot_time: …}` in the mapping, or write the log with `dmesg --time-format iso`.",
 }
-"""What an instant lacks, and what to do about it."""
+"""Remedy for each reason why a timestamp is ambiguous."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogContext:
-    """What a log leaves unsaid.
+    """Context needed to resolve incomplete timestamps.
 
-    ``zone``: of stamps without an offset.
-    ``reference``: Aware; a moment after the last line, from which years are counted back.
-    ``boot_time``: Aware; when the kernel of stamps in seconds since boot started.
+    ``zone``: zone of timestamps without an offset.
+    ``reference``: aware, after the last line; years are inferred backwards from it.
+    ``boot_time``: aware; origin of timestamps in seconds since boot.
     """
 
     zone: tzinfo | None = None
@@ -300,11 +300,11 @@ def machine_zone() -> tzinfo:
 
 
 def date_lines(lines: Sequence[Sequence[Stamp]], clock: LogContext) -> list[datetime | str | None]:
-    """Return the instant of each line, what it lacks (a key of :data:`ADVICE`), or None where it has no stamp.
+    """Return the UTC time of each line, a key of :data:`ADVICE` if it is ambiguous, or None without a timestamp.
 
-    ``lines``: the stamps of each line, in their order.
+    ``lines``: the timestamps of each line, in log order.
 
-    From the last line to the first, none is over half a year later than the one after it, which gives the years.
+    Years are inferred backwards: no line is more than half a year later than the next one.
     """
     instants: list[datetime | str | None] = []
     limit = (clock.reference or datetime.now(UTC)).astimezone(UTC)
@@ -319,9 +319,9 @@ def date_lines(lines: Sequence[Sequence[Stamp]], clock: LogContext) -> list[date
 
 
 def _date(stamps: Sequence[Stamp], clock: LogContext, limit: datetime) -> datetime | str | None:
-    """Take the stamp nearest to the message: those before it are of the programs that passed the line on.
+    """Resolve the timestamp closest to the message; earlier ones were added by forwarders.
 
-    The time since boot is nearer still, but which boot is rarely known.
+    The kernel's time since boot is closer still but used last, because the boot time is rarely known.
     """
     lacking: str | None = None
     for stamp in reversed(stamps):
@@ -344,10 +344,10 @@ def _date(stamps: Sequence[Stamp], clock: LogContext, limit: datetime) -> dateti
 
 
 def _latest(stamp: Stamp, clock: LogContext, limit: datetime) -> datetime | None:
-    """Return the instant in the latest year that does not put it more than a day after ``limit``."""
+    """Resolve to the latest year that puts the timestamp at most a day after ``limit``."""
     assert stamp.naive is not None
     assert clock.zone is not None
-    for year in range(limit.year + 1, limit.year - 8, -1):  # 29 February comes every four years, or eight
+    for year in range(limit.year + 1, limit.year - 8, -1):  # Feb 29 recurs after four or eight years
         try:
             when = _localised(stamp.naive.replace(year=year), clock.zone, limit)
         except ValueError:
@@ -358,7 +358,7 @@ def _latest(stamp: Stamp, clock: LogContext, limit: datetime) -> datetime | None
 
 
 def _localised(naive: datetime, zone: tzinfo, limit: datetime) -> datetime | None:
-    """Of the hour that a change of the clocks repeats, take the later one unless it is still to come."""
+    """Convert to UTC; in the hour repeated by a DST change, prefer the later time unless it is after ``limit``."""
     try:
         first, second = (naive.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
     except OverflowError:  # the first or the last day that there is

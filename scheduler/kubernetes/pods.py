@@ -12,6 +12,7 @@ from foundation.durations import parse_duration
 from foundation.instants import from_ms
 from foundation.kubernetes.api import CLAIM_VERSIONS, Object
 from foundation.kubernetes.client import IDLE_S
+from foundation.kubernetes.opt_out import read_switch
 from foundation.kubernetes.watching import ChangeKind, Resource, Tracker, follow
 from policy.fleet import JobView
 from scheduler.kubernetes.api import ApiServer
@@ -28,13 +29,29 @@ _GROUP: Final = "/apis/resource.k8s.io"
 _PAGE: Final = 250
 _GROUP_INDEX: Final = "leaderworkerset.sigs.k8s.io/group-index"
 
+OPT_OUTS: Final[Mapping[str, bool]] = {
+    "karpenter.sh/do-not-disrupt": False, "karpenter.sh/do-not-evict": False,
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": True, "descheduler.alpha.kubernetes.io/prefer-no-eviction": False,
+    "nodeset.slinky.slurm.net/pod-protect": False, "cluster.x-k8s.io/drain": False,
+    "autoscaling.cast.ai/removal-disabled": False, "spotinst.io/restrict-scale-down": False,
+    "nvidia.com/gpu-driver-upgrade-drain.skip": False, "nvidia.com/ofed-driver-upgrade-drain.skip": False,
+    "node-lifecycle.datadoghq.com/enabled": True, "agones.dev/safe-to-evict": True,
+}  # fmt: skip
+"""Annotations and labels of other tools that opt a pod out of eviction, and the value that allows it."""
+
+OptOuts = tuple[tuple[str, str], ...]
+"""Keys and values of annotations and labels that do not clearly allow eviction."""
+
 Claim = tuple[str, str]
 """Namespace and name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodPart:
-    """A pod's part of a job; ``gpus`` excludes GPUs of resource claims, whose names are in ``claims``."""
+    """A pod's part of a job; ``gpus`` excludes GPUs of resource claims, whose names are in ``claims``.
+
+    ``name``: ``namespace/pod``; empty for an unparsable pod.
+    """
 
     node: str
     job: str
@@ -46,6 +63,8 @@ class PodPart:
     elastic: bool = False
     namespace: str = ""
     claims: tuple[str, ...] = ()
+    name: str = ""
+    opt_outs: OptOuts = ()
 
 
 class PodKeys:
@@ -94,7 +113,19 @@ def pod_part(pod: Object, rules: KubernetesRules, keys: PodKeys) -> PodPart | No
     return PodPart(
         run.node, job, run.gpus, from_ms(run.started_ms), checkpointed_at, ends_at(pod, keys),
         keys.checkpoint in annotations, annotations.get(keys.elastic) == "true", run.namespace, run.claims,
+        f"{run.namespace}/{pod['metadata']['name']}", opt_outs_of(pod, keys),
     )  # fmt: skip
+
+
+def opt_outs_of(pod: Object, keys: PodKeys) -> OptOuts:
+    """Return the opt-outs of a pod. A value that is neither true nor false is one."""
+    labels, annotations = pod["metadata"].get("labels") or {}, annotations_of(pod)
+    return tuple(
+        (key, str(value))
+        for key, lets_go in {keys.managed: True, **OPT_OUTS}.items()
+        for value in (annotations.get(key), labels.get(key))
+        if value is not None and read_switch(str(value)) is not lets_go
+    )
 
 
 def jobs_of(parts: Iterable[PodPart]) -> dict[str, dict[str, JobView]]:

@@ -109,6 +109,7 @@ class KubernetesScheduler(SchedulerExtras):
         self._device_taints = DeviceTaints(self.api, settings.prefix, drivers) if settings.device_taints else None
         self._claims = ClaimCounts(self.api, self.rules)
         self._jobs: Mapping[str, JobView] = {}
+        self._opted_out: dict[str, list[PodPart]] = {}
         self._cordoner_known = True
         self._pods = RunningPods(self.api, self._part, settings.pod_page_size, follows=follows)
 
@@ -316,6 +317,10 @@ class KubernetesScheduler(SchedulerExtras):
         """Return the whole job of a part, with its GPUs on all nodes as of the last fleet reading."""
         return self._jobs.get(part.name, part)
 
+    def opted_out(self, job: str | None) -> Sequence[PodPart]:
+        """Return the pods of a job that are opted out of eviction, on all nodes as of the last fleet reading."""
+        return self._opted_out.get(job or "", ())
+
     def _nodes(self) -> list[NodeSnapshot]:
         if not self.settings.selector:
             return self._listed({})
@@ -343,6 +348,10 @@ class KubernetesScheduler(SchedulerExtras):
         self._claims.refresh(parts)
         jobs = jobs_of(self._claims.counted(parts))
         self._jobs = {name: job for of_node in jobs.values() for name, job in of_node.items()}
+        self._opted_out = {}
+        for part in parts:
+            if part.opt_outs:
+                self._opted_out.setdefault(part.job, []).append(part)
         return jobs
 
     def _jobs_on(self, node: str) -> tuple[JobView, ...] | None:

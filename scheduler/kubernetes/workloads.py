@@ -5,7 +5,7 @@ import json
 import posixpath
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -16,7 +16,17 @@ from policy.fleet import JobView
 from scheduler.kubernetes.api import CachedReads
 from scheduler.kubernetes.config_map import ConfigMapText
 from scheduler.kubernetes.placement import PlacementCheck
-from scheduler.kubernetes.pods import LIVING, PODS, annotations_of, duration, jobs_of, pod_part
+from scheduler.kubernetes.pods import (
+    LIVING,
+    OPT_OUTS,
+    PODS,
+    OptOuts,
+    annotations_of,
+    duration,
+    jobs_of,
+    opt_outs_of,
+    pod_part,
+)
 from scheduler.kubernetes.restarts import RestartCheck
 from scheduler.kubernetes.scheduler import FIELD_MANAGER, KubernetesScheduler
 from scheduler.ports.codec import instant, json_object
@@ -51,16 +61,6 @@ _MIRROR: Final = "kubernetes.io/config.mirror"
 _SOURCE: Final = "kubernetes.io/config.source"
 _SLURM_GROUPS: Final = ("slinky.slurm.net/", "sunk.coreweave.com/")
 _SLURM_WORKER: Final = "slurm.nebius.ai/nodeset"
-
-OPT_OUTS: Final[Mapping[str, bool]] = {
-    "karpenter.sh/do-not-disrupt": False, "karpenter.sh/do-not-evict": False,
-    "cluster-autoscaler.kubernetes.io/safe-to-evict": True, "descheduler.alpha.kubernetes.io/prefer-no-eviction": False,
-    "nodeset.slinky.slurm.net/pod-protect": False, "cluster.x-k8s.io/drain": False,
-    "autoscaling.cast.ai/removal-disabled": False, "spotinst.io/restrict-scale-down": False,
-    "nvidia.com/gpu-driver-upgrade-drain.skip": False, "nvidia.com/ofed-driver-upgrade-drain.skip": False,
-    "node-lifecycle.datadoghq.com/enabled": True, "agones.dev/safe-to-evict": True,
-}  # fmt: skip
-"""Annotations and labels of other tools that opt a pod out of eviction, and the value that allows it."""
 
 _SYSTEM_PATHS: Final = ("/dev", "/sys", "/proc", "/run", "/var/run", "/etc", "/usr", "/lib", "/lib64", "/boot")
 _NO_DATA: Final = ("Socket", "CharDevice", "BlockDevice")
@@ -114,14 +114,15 @@ class KubernetesWorkloads:
         grace = spec.get("terminationGracePeriodSeconds")
         means: Any = _MEANS.get(annotations.get(self._keys.checkpoint, ""))
         takes = duration(annotations.get(self._keys.checkpoint_takes))
-        stays, opt_out = self._stays(pod, owner, job), self._opt_out(pod, owner)
+        name, gang, stays = f"{namespace}/{metadata['name']}", _gang(job, owner), self._stays(pod, owner, job)
+        opt_out = self._opt_out(pod, owner) or self._opt_out_elsewhere(gang, name)
         ending = bool(metadata.get("deletionTimestamp"))
         matters = stays is None and opt_out is None and not ending
         return Workload(
-            f"{namespace}/{metadata['name']}", metadata["uid"], "pod", spec["nodeName"],
+            name, metadata["uid"], "pod", spec["nodeName"],
             owner=None if owner is None else f"{owner['kind']} {namespace}/{owner['name']}",
             origin=_origin(metadata, namespace, owner), job=job,
-            gang=_gang(job, owner), stays=stays,
+            gang=gang, stays=stays,
             state="ending" if ending else "running",
             placement=self._placements.of(pod) if matters else ANYWHERE, opt_out=opt_out,
             loss=self._loss(pod, owner) if matters else None,
@@ -153,26 +154,34 @@ class KubernetesWorkloads:
 
     def _opt_out(self, pod: Object, owner: Object | None) -> str | None:
         """Return the opt-out of a pod, if any. Only a clear value allows eviction; a duration counts from its start."""
-        keys, labels, annotations = self._keys, pod["metadata"].get("labels") or {}, annotations_of(pod)
-        for key, lets_go in {keys.managed: True, **OPT_OUTS}.items():
-            for value in (annotations.get(key), labels.get(key)):
-                if value is None or read_switch(value) is lets_go:
-                    continue
-                wait = None if lets_go else duration(value)
-                if wait is None:
-                    return unclear(key, value) or f"{key}={value}"
-                if not self._ran_for(pod, wait):
-                    return f"{key}={value}, counted from its start"
+        keys, labels = self._keys, pod["metadata"].get("labels") or {}
+        started = instant((pod.get("status") or {}).get("startTime") or pod["metadata"].get("creationTimestamp"))
+        held = self._held_by(opt_outs_of(pod, keys), started)
+        if held is not None:
+            return held
         if _SLURM_WORKER in labels or str((owner or {}).get("apiVersion")).startswith(_SLURM_GROUPS):
             return "it runs slurmd: its jobs leave through Slurm"
-        asked = annotations.get(keys.checkpoint)
+        asked = annotations_of(pod).get(keys.checkpoint)
         if asked is not None and asked not in _MEANS:  # evicted without a request, it would lose its work
             return f"{keys.checkpoint}={asked} is not one of {', '.join(_MEANS)}"
         return None
 
-    def _ran_for(self, pod: Object, duration: timedelta) -> bool:
-        started = instant((pod.get("status") or {}).get("startTime") or pod["metadata"].get("creationTimestamp"))
-        return started is not None and self._scheduler.clock.now() - started >= duration
+    def _opt_out_elsewhere(self, gang: str | None, name: str) -> str | None:
+        """Return the opt-out of another pod of a gang, if any: it would stop as well."""
+        for part in self._scheduler.opted_out(gang):
+            held = None if part.name == name else self._held_by(part.opt_outs, part.started_at)
+            if held is not None:
+                return f"{part.name} of the same job, on {part.node}, has {held}"
+        return None
+
+    def _held_by(self, opt_outs: OptOuts, started: datetime | None) -> str | None:
+        for key, value in opt_outs:
+            wait = None if OPT_OUTS.get(key, True) else duration(value)
+            if wait is None:
+                return unclear(key, value) or f"{key}={value}"
+            if started is None or self._scheduler.clock.now() - started < wait:
+                return f"{key}={value}, counted from its start"
+        return None
 
     def _loss(self, pod: Object, owner: Object | None) -> str | None:
         """Return what an eviction would destroy, unless the pod allows it."""

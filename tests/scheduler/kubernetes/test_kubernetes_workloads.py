@@ -135,6 +135,24 @@ def test_only_a_clear_word_or_a_duration_that_is_over_lets_a_pod_go(
 
 
 @pytest.mark.parametrize(
+    ("owner", "value", "held"),
+    [("Job", "true", True), ("Job", "24h", True), ("Job", "1h", False), ("ReplicaSet", "true", False)],
+)
+def test_an_opt_out_of_one_pod_keeps_its_gang_on_all_nodes_and_no_replicas(
+    world: World, hand: Hand, owner: str, value: str, held: bool
+) -> None:
+    add(
+        world,
+        pod("a", "n1", owner=owner),
+        pod("b", "n2", owner=owner, annotations={"karpenter.sh/do-not-disrupt": value}),
+    )
+    hand.scheduler.read_fleet()
+    why = the(KubernetesWorkloads(hand.scheduler)).opt_out
+    assert (why is not None) is held
+    assert why is None or why.startswith("team/b of the same job, on n2, has karpenter.sh/do-not-disrupt")
+
+
+@pytest.mark.parametrize(
     ("volume", "held"),
     [
         ({"hostPath": {"path": "/scratch/db"}}, True),

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
+if str(ROOT) not in sys.path:  # not on sys.path when run as a file
     sys.path.insert(0, str(ROOT))
 
 from policy.config import PolicyConfig

@@ -29,7 +29,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-if __name__ == "__main__":  # run as a file, the top of the repository is not on the path; PYTHONPATH goes first
+if __name__ == "__main__":  # not on sys.path when run as a file; PYTHONPATH goes first
     sys.path.append(str(ROOT))
 from telemetry.collect.remote_write.decoding import RemoteWriteDecoder
 from telemetry.collect.series.identity import SeriesCatalogue

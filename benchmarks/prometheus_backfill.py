@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-if __name__ == "__main__":  # run as a file, the top of the repository is not on the path
+if __name__ == "__main__":  # not on sys.path when run as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.shared.processes import free_port, get_once
 

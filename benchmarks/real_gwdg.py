@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[1]
-if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
+if str(ROOT) not in sys.path:  # not on sys.path when run as a file
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu_cluster_faults import predrain

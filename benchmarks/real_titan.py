@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[1]
-if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
+if str(ROOT) not in sys.path:  # not on sys.path when run as a file
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu_cluster_faults import predrain
@@ -80,7 +80,7 @@ def evaluate(risk: Floats, positive: Bools, unit: np.ndarray, weights: Floats) -
 
 
 def ends_in_failure(times: pd.Series, gpus: pd.Series, dataset: Dataset) -> Bools:
-    """Return whether an installation of the GPU ends in a failure within the horizon; failures after removal do not."""
+    """Return whether the GPU's installation ends in a failure within the horizon, ignoring failures after removal."""
     installations, events = dataset.inventory(), dataset.events()
     failures = events[events["type"] == "failure"].astype({"gpu": str})[["gpu", "timestamp"]]
     ends = installations.astype({"gpu": str})[["gpu", "removed_at"]].rename(columns={"removed_at": "timestamp"})

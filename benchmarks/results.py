@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
+if str(ROOT) not in sys.path:  # not on sys.path when run as a file
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.scoreboard.fleets import build_prior, plan, run_fleet

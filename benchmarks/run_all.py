@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-if str(HERE.parent) not in sys.path:  # run as a file, this folder's parent is not on the path
+if str(HERE.parent) not in sys.path:  # not on sys.path when run as a file
     sys.path.insert(0, str(HERE.parent))
 
 from foundation.files import write_bytes

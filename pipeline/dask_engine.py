@@ -171,7 +171,7 @@ def _local_cluster(closing: contextlib.ExitStack, workers: int | None) -> Any:
             dashboard_address="127.0.0.1:0",  # None would use a fixed port
             worker_dashboard_address="127.0.0.1:0",
             local_directory=closing.enter_context(tempfile.TemporaryDirectory(prefix="predrain-dask-")),
-            memory_limit=0,  # tasks limit their memory themselves; Dask must not spill it
+            memory_limit=0,  # tasks manage their own memory; Dask must not spill it
             silence_logs=logging.CRITICAL,
         )
     except (OSError, RuntimeError, TimeoutError) as error:

@@ -111,7 +111,7 @@ class Health:
 def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -> Health:
     """Compare the rows of a matrix since a bundle's fit with the bundle's training data.
 
-    ``until``: time of the check (aware), at which later information is not known; default: the end of the data.
+    ``until``: time of the check (aware); later information is ignored. Default: the end of the data.
     Features are compared on the rows of the :data:`RECENT_SPAN` before it.
     Raises ``InputError`` if bundle or matrix cannot be read, the bundle has no reference, the columns differ, or there
     is no decision between the fit and the check.

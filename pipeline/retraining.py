@@ -1,4 +1,4 @@
-"""Retraining: the gate evaluates a recipe on held-out decisions, and its newest fit is promoted.
+"""Retraining: the gate evaluates a recipe on held-out decisions; if it passes, its newest fit is promoted.
 
 A fit to the end of the data leaves no decisions to evaluate it on, so it is represented by a fit of the same parameters
 that ends earlier. The newest fit itself only gets sanity checks, because labels may have broken since.

@@ -217,7 +217,7 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """Estimated time."""
+        """Estimated time from now."""
         fetching = self.values / self.values_per_second + self.values / _COMPACTED_VALUES_PER_S
         return fetching + _START_S + self.rows / _FEATURE_ROWS_PER_S + self.decisions / _DECISIONS_PER_S
 

@@ -109,7 +109,7 @@ def params_files(given: list[Path] | None) -> list[Path]:
 
 
 def read_place(written: str, out: Path) -> "Place":
-    """Parse the place of a dataset; raise ``InputError`` if it is invalid, or ``out`` is inside it or on storage."""
+    """Parse the location of a dataset; raise ``InputError`` if it is invalid, or ``out`` is inside it or not local."""
     from foundation.place import place_of, refuse_storage
 
     refuse_storage(out)

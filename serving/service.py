@@ -106,7 +106,7 @@ class Service:
         return self._tokens.grant(request.headers.get("authorization"), basic=is_page(request.scope["path"]))
 
     def _refusal(self, request: Request, refused: RequestRefused) -> Response:
-        # A wrong host or ambiguous framing is no user's mistake in a browser: it gets no page.
+        # A request with a foreign host or ambiguous framing is not an ordinary visit: it gets no page.
         if is_page(request.scope["path"]) and refused.reason not in ("host", "framing"):
             return self._pages.refusal(request, refused)
         return problem_response(request, refused)

@@ -1,1 +1,1 @@
-"""Alternatives to compute window features with, each used in its own best way on the same files."""
+"""Other libraries that compute window features, each used in its most efficient way on the same files."""

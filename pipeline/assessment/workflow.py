@@ -219,7 +219,7 @@ def _assessed(folder: Path, params: Params) -> Predictability:
 
 
 def _predictions(folder: Path, *models: str) -> pd.DataFrame:
-    """Read only some models' predictions with sliding training: those of a large fleet are gigabytes in total."""
+    """Read the sliding predictions of some models only, because those of all models can be gigabytes."""
     chosen = [("model", "in", models), ("variant", "==", SLIDING)]
     return pd.read_parquet(folder / "predictions_all.parquet", filters=chosen)
 

@@ -76,7 +76,7 @@ class Plot:
 
 
 def precision_recall(evaluation: Evaluation, profile: str) -> Plot | None:
-    """Precision-recall curves as the alert budget grows, of the profile, each learner and the oracle."""
+    """Precision-recall curves, by alert budget, of the profile, each learner and the oracle."""
     curves = evaluation.pr_curves[evaluation.pr_curves["variant"] != TRAIN_ONCE]
     by_model = {model: curve.dropna() for model, curve in curves.groupby("model", sort=True)}
     row = evaluation.row(profile, SLIDING)

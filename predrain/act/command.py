@@ -184,7 +184,7 @@ def _all_released(chosen: "ChosenScheduler") -> bool:
 
 
 def _given(scheduler: SchedulerKind, file: Path | None) -> "tuple[ActSettings, str | None]":
-    """Return the settings, and why they are invalid; invalid ones only define how to reach the scheduler."""
+    """Return the settings, and None or why they are invalid; invalid ones only define how to reach the scheduler."""
     from foundation.errors import InputError
     from scheduler.controller.settings import ActSettings, read_scheduler_settings, read_settings
 

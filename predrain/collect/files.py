@@ -165,7 +165,7 @@ def diagnostics(
 
 
 def _known_gpus(dataset: Path, observed: list[Path], node: str) -> "GpuNames":
-    """Return the GPUs of a node that are installed by the dataset, and those observed since."""
+    """Return a node's GPUs: those currently installed according to the dataset, and those observed since."""
     from functools import partial
 
     import pyarrow.parquet as pq

@@ -56,7 +56,7 @@ _MODEL: Final = ModelName("0" * 64, "lightgbm", None)
 
 
 class InMemoryDiagnostic:
-    """Simulated remedies and diagnostics, which take time and find nothing, or every failure due within ``within``."""
+    """Simulated remedies and diagnostics: they take time, and find nothing, or every failure up to ``within`` ahead."""
 
     def __init__(
         self,

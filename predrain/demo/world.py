@@ -174,7 +174,7 @@ class World:
         every = policy.cost_benefit.checkpoint_every
         jobs = generated_load(fleet.gpus, first - duration_ms(PAST), last, seed, every, gpus_per_job=_GANG)
         end = np.maximum(jobs.start + 1, jobs.end - duration_ms(_PAUSE))
-        jobs = replace(jobs, end=end, on_request=jobs.job % 2 == 0)  # swaps pay for jobs without them
+        jobs = replace(jobs, end=end, on_request=jobs.job % 2 == 0)  # without checkpoints on request, swaps pay
         events = rule_events(dataset.events(), fleet.boots())
         cluster = ReplayedCluster(
             fleet, None, events, jobs, fleet.stage(policy, "hard"), diagnostic="perfect",

@@ -1,5 +1,5 @@
-"""Questions that only the owner of the tables can answer, asked together and before any long work.
+"""Ambiguities that only the owner of the tables can resolve, reported together before a long import.
 
-``guesses``: what unknown columns may be. ``questions``: these and everything else that the first rows leave open, with
-the mapping to check that answers it. ``trial``: what an import of each table would ask beyond that.
+``guesses`` suggests targets for unknown columns. ``questions`` collects these and other ambiguities of the first rows,
+and proposes a mapping. ``trial`` finds further ones by importing each table into a scratch folder.
 """

@@ -1,4 +1,4 @@
-"""Guesses what columns that predrain does not know may be, by name, unit and values."""
+"""Guesses the meaning of unknown columns from name, unit and values."""
 
 import difflib
 import re
@@ -42,7 +42,7 @@ from telemetry.values.numbers import ANY_UNIT, read_numbers, words_for
 _SURE: Final = 0.8
 _LIKELY: Final = 0.5
 _FITS: Final = 0.95
-"""Share of a column's values that must lie within a channel's range."""
+"""Minimum fraction of values within a channel's range."""
 
 INSTANTS: Final = (
     "timestamp",
@@ -57,12 +57,12 @@ INSTANTS: Final = (
 )
 _UUID: Final = re.compile(r"(?:GPU-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _FEW: Final = 8
-"""Most distinct values of what may be an enum or flags."""
+"""Maximum number of distinct values of an enum or flags."""
 
 _METRIC_COLUMNS: Final = ("metric", "metric_name", "__name__", "_field", "metric_id", "series")
 _VALUE_COLUMNS: Final = ("value", "_value", "metric_value", "val")
 _LEAST_INSTANT: Final = 10_000
-# Smaller numbers are no instants in any unit: `resolved` may be true or false.
+# Smaller numbers are not timestamps in any unit: `resolved` may be a boolean.
 _BY_VALUE: Final = "values are instants"
 _WORDS: Final = {word: meant for meant, words in COLUMN_NAMES["words"].items() for word in words}
 
@@ -71,15 +71,15 @@ _FIELD: Final = re.compile(r"(?:dcgm|field|fi|id)+[ _.-]*(\d+)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What a column of a source may be.
+    """A guess for an unknown column.
 
-    ``file``: the first that has the column.
-    ``target``: the dataset's column, None where nothing is near, or where it is text that no channel takes.
-    ``score``: how near, from 0 to 1; of a guess that is :attr:`sure` only the unit may have to be looked at.
-    ``why``: what speaks for it.
-    ``scale``, ``offset``: from the source's unit to the channel's.
-    ``unit``: of instants that are numbers.
-    ``words``: the values of what may be the type of an event.
+    ``file``: the first file that has the column.
+    ``target``: column of the dataset; None without a similar one, or for text that no channel accepts.
+    ``score``: confidence from 0 to 1; if :attr:`sure`, only the unit may need review.
+    ``why``: evidence.
+    ``scale``, ``offset``: conversion from the source's unit to the channel's.
+    ``unit``: unit of numeric timestamps.
+    ``words``: distinct values of a column that may hold event types.
     """
 
     role: str
@@ -95,22 +95,22 @@ class Guess:
 
     @property
     def sure(self) -> bool:
-        """Whether it need not be confirmed."""
+        """Whether the guess needs no confirmation."""
         return self.score >= _SURE
 
 
 def named(guesses: Sequence[Guess]) -> str:
-    """Name columns with what each may be; a question mark where that is not sure."""
+    """List columns with their guesses; a question mark follows unsure ones."""
     return ", ".join(f"{guess.column!r} ({guess.target or 'no guess'}{'' if guess.sure else '?'})" for guess in guesses)
 
 
 def suggest(
     given: Mapping[str, Sequence[Path]], mapping: ImportMapping, channels: Mapping[str, Channel]
 ) -> list[Guess]:
-    """Guess the columns that an import would refuse, and those of an inventory that it would not know.
+    """Guess the unknown columns that an import would reject, and those of an inventory that may be required ones.
 
-    ``given``: files and folders by role (``samples``, ``events``, ``inventory``, ``jobs``); kernel logs have none.
-    No two columns of a role are guessed to be the same, and none to be one that its file has.
+    ``given``: files and folders by role (``samples``, ``events``, ``inventory``, ``jobs``); kernel logs are skipped.
+    Targets are unique per role, and never a column that the file already has.
     """
     guesses: list[Guess] = []
     for role, paths in given.items():
@@ -138,7 +138,7 @@ def suggest(
 
 
 def long_format(names: Iterable[str]) -> LongFormat | None:
-    """Guess the columns of metric and value of a table with a row for each value."""
+    """Guess the metric and value columns of a table in long format; None if it is not one."""
     columns = {name.lower(): name for name in names}
     metric = next((columns[name] for name in _METRIC_COLUMNS if name in columns), None)
     value = next((columns[name] for name in _VALUE_COLUMNS if name in columns), None)
@@ -148,7 +148,7 @@ def long_format(names: Iterable[str]) -> LongFormat | None:
 def _metrics_of(
     file: Path, long: LongFormat, mapping: TableMapping, channels: Mapping[str, Channel]
 ) -> dict[str, tuple[Path, pa.ChunkedArray]]:
-    """Return the metrics of a long table that are not known by name, with their first values."""
+    """Return the unknown metrics of a long table with their first values."""
     batch = next(iter(read_batches(file, "samples", Quarantine(), long)), None)
     metrics = [] if batch is None else [name for name in batch.table.column_names if name not in column_names(file)]
     unknown = unknown_columns(metrics, mapping, *known_columns("samples", channels, metrics, mapping))
@@ -158,9 +158,9 @@ def _metrics_of(
 def known_columns(
     role: str, channels: Mapping[str, Channel], columns: Sequence[str], mapping: TableMapping
 ) -> tuple[list[str], Mapping[str, str], Callable[[str], bool]]:
-    """Return the dataset's columns of a role, further names of them, and what tells columns that are left out.
+    """Return the dataset columns of a role, their aliases, and a predicate for ignored columns.
 
-    ``columns``: those of the table.
+    ``columns``: columns of the table.
     """
     if role == "samples":
         names = [*SAMPLE_KEYS, *with_rollups(channels), "sample_count"]
@@ -178,14 +178,14 @@ def known_columns(
 def _columns_of(
     file: Path, role: str, mapping: TableMapping, channels: Mapping[str, Channel]
 ) -> tuple[list[str], set[str]]:
-    """Give the columns of a file that are not known, and those of the dataset that it has."""
+    """Return the unknown columns of a file, and the dataset columns it provides."""
     names = column_names(file, role)
     known, aliases, ignored = known_columns(role, channels, names, mapping)
     unknown = unknown_columns(names, mapping, known, aliases, ignored)
-    if mapping.long is not None:  # its columns are labels, of which few matter
+    if mapping.long is not None:  # its columns are labels, few of them relevant
         unknown = []
     mapped = set(targets_of(names, mapping, known, aliases)) | set(mapping.constants)
-    if role == "inventory":  # any other column is a fact of its own, unless something that is needed is missing
+    if role == "inventory":  # unknown columns are attributes, unless a required column is missing
         lacking = [name for name in ("node", "gpu", "installed_at") if name not in mapped]
         unknown = [name for name in unknown if _key_of(name, role)[0] in (lacking if lacking else ())]
     return unknown, mapped
@@ -197,12 +197,12 @@ def _assign(
     known: Mapping[str, set[str]],
     channels: Mapping[str, Channel],
 ) -> list[Guess]:
-    """Give each column its best guess that no nearer column has; ``known``: what files with a column have by itself."""
+    """Assign each column its best target, by descending score; ``known``: targets already present, by column."""
     candidates = [
         guess for name, (file, column) in found.items() for guess in _guesses(role, file, name, column, channels)
     ]
     if len({guess.column for guess in candidates if guess.why == _BY_VALUE}) > 1:
-        # Of several columns of instants only a name tells which one is the time of the event.
+        # With several timestamp columns, only a name can identify the event time.
         candidates = [replace(guess, score=_LIKELY) if guess.why == _BY_VALUE else guess for guess in candidates]
     best: dict[str, Guess] = {}
     taken: set[str] = set()
@@ -219,16 +219,16 @@ def _assign(
 
 
 def _kinds_of_tickets(table: pa.Table, mapping: TableMapping) -> list[str]:
-    """Return the column of types that says nothing of the hardware, such as `Incident` and `Question`."""
+    """Return the type column if it says nothing about hardware, as with `Incident` and `Question`."""
     names = [name for name in table.column_names if name.lower() == "type" and name not in mapping.columns]
     words = [word for name in names for word in as_text(table.column(name), table.num_rows) if word]
     return [] if any(word in EVENT_TYPES or classify(word, "ticket").sure for word in {*words}) else names
 
 
 def _as_tickets(best: Mapping[str, Guess], known: set[str]) -> dict[str, Guess]:
-    """Use what tickets have for what events need: when one was opened as its time, its text as its type.
+    """Map ticket fields to event fields: creation time to ``timestamp``, text to ``type``.
 
-    A type such as `Bug` or `Task` says nothing of the hardware, and the text does.
+    A ticket type like `Bug` or `Task` says nothing about hardware, but the text does.
     """
     of_target = {str(guess.target): guess for guess in best.values()}
     opened, text, kind = (of_target.get(target) for target in ("known_at", "detail", "type"))
@@ -255,7 +255,7 @@ def _nothing(role: str, column: pa.ChunkedArray) -> tuple[float, str]:
 
 
 def _kind(values: npt.NDArray[np.float64]) -> str:
-    """Tell what kind of channel values in the order of a file could be."""
+    """Describe the likely channel kind of values, which are in file order."""
     steps, distinct = np.diff(values), np.unique(values)
     whole = bool((values == np.floor(values)).all())
     if (steps > 0).sum() >= 3 and (steps < 0).sum() <= len(values) // 50:
@@ -300,7 +300,7 @@ def _key_of(name: str, role: str) -> tuple[str | None, float]:
     scores = {
         target: max(
             1.0 - rank / 1e4 if words == known else difflib.SequenceMatcher(None, words, known).ratio() * 0.85
-            for rank, known in enumerate(names)  # the best names come first: a ticket is closed after it is resolved
+            for rank, known in enumerate(names)  # in order of preference: `resolved` before `closed`
             for words in forms
         )
         for target, names in COLUMN_NAMES["keys"][role].items()
@@ -337,7 +337,7 @@ def _channel_guess(file: Path, name: str, values: npt.NDArray[np.float64], chann
 
 
 def _likeness(name: str, channel: Channel) -> float:
-    """Compare a name with all that a channel is called, from 0 to 1."""
+    """Return the similarity (0 to 1) between a column name and the closest name of a channel."""
     words, best = _meaning(name, channel), 0.0
     for known in (channel.name, *channel.dcgm_names, *channel.amd):
         other = _meaning(known, channel)
@@ -357,7 +357,7 @@ def _meaning(name: str, channel: Channel) -> frozenset[str]:
 
 
 def _numbers(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.float64], list[str]]:
-    """Give a column's finite numbers, and what is none."""
+    """Return the finite numbers in a column, and examples of text that is not a number."""
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
         return np.empty(0), []
     part = column.slice(0, 20_000)
@@ -379,10 +379,10 @@ def _range(values: npt.NDArray[np.float64]) -> str:
 
 
 def _are_dates(texts: Sequence[str]) -> bool:
-    """Whether most of some texts are instants."""
+    """Whether most of the texts are timestamps."""
     try:
         parsed = parse_instants(pa.chunked_array([pa.array(texts, pa.string())]), TimeFormat(), "")
-    except InputError:  # of two orders of day and month: dates they are
+    except InputError:  # ambiguous day-month order: still dates
         return True
     are_read = (parsed.status == OK) | (parsed.status == NAIVE)
     return bool(2 * are_read.sum() > (parsed.status != MISSING).sum())

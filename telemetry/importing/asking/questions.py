@@ -1,6 +1,6 @@
-"""What the first rows of some tables leave open: unknown columns, zones, orders of day and month, missing columns.
+"""Ambiguities in the first rows of tables: unknown or missing columns, time zones, day-month order.
 
-The answers are proposed in a mapping file for review, with a guess for each unknown column.
+A mapping file proposes answers for review, with a guess for each unknown column.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ _IGNORE_OTHERS: Final = "  # ignore_others: true        # leave out every column
 def mapping_content(
     guesses: Sequence[Guess], roles: Iterable[str], mapping: Path | None, *, every_guess: bool
 ) -> dict[str, Any]:
-    """Return the content of a mapping: a given one, and guesses; of those that are not sure ``null``, or the target."""
+    """Merge guesses into a mapping; with ``every_guess`` also unsure ones, which are ``null`` otherwise."""
     content: dict[str, Any] = {} if mapping is None else read_yaml(mapping.read_text(encoding="utf-8")) or {}
     for role in roles:
         section: dict[str, Any] = dict(content.get(role) or {})
@@ -58,7 +58,7 @@ def mapping_content(
 
 
 def _settings_of(guesses: Sequence[Guess]) -> dict[str, Any]:
-    """Return what guesses need besides the columns: units, and the types of words."""
+    """Return the mapping settings implied by guesses: time unit, event types, scale and offset."""
     content: dict[str, Any] = {}
     units = {guess.unit for guess in guesses if guess.unit}
     if len(units) == 1:
@@ -76,7 +76,7 @@ def mapping_text(
     answers: Mapping[str, Any] | None = None,
     asked: Sequence[str] = (),
 ) -> str:
-    """Return a mapping file; ``asked``: the questions that the ``answers`` belong to."""
+    """Return the text of a mapping file; ``asked``: questions answered by ``answers``."""
     roles = list(roles)
     content = overlaid(dict(answers or {}), mapping_content(guesses, roles, mapping, every_guess=False))
     lines = [_HEADER.rstrip(), *(f"# CHECK {' '.join(question.split())}" for question in asked)]
@@ -106,7 +106,7 @@ def _comment(guess: Guess) -> str:
 
 
 def _type_of(word: str) -> str | None:
-    """Guess the type of an event from a ticket's own word."""
+    """Guess an event type from a ticket's wording."""
     work = classify(word, "ticket")
     return work.type if work.sure else None
 
@@ -122,7 +122,7 @@ def _factors(key: str, guesses: Sequence[Guess]) -> dict[str, float]:
 
 
 def as_yaml(content: Mapping[str, Any]) -> list[str]:
-    """Return the lines of some content; none if it is empty."""
+    """Return the lines of a YAML document; empty if there is no content."""
     return yaml.safe_dump(dict(content), sort_keys=False).splitlines() if content else []
 
 
@@ -131,7 +131,7 @@ def _quoted(name: Any) -> str:
 
 
 Tables = Mapping[str, Sequence[Path]]
-"""Files and folders by section of the mapping: ``samples``, ``events``, ``inventory``, ``jobs``."""
+"""Files and folders by mapping section: ``samples``, ``events``, ``inventory``, ``jobs``."""
 
 _REQUIRED: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "samples": (("timestamp",), ("gpu", "node")),
@@ -146,11 +146,11 @@ _SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something that only the owner of the tables can answer.
+    """A question to the owner of the tables.
 
-    ``section``: of the mapping. ``what``, ``where``, ``do``: as in an ``InputError``.
-    ``answer``: content of a mapping that would answer it, as a proposal; empty if only the owner knows one.
-    ``missing``: required column that the file ``where`` does not have.
+    ``section``: mapping section. ``what``, ``where``, ``do``: as in ``InputError``.
+    ``answer``: proposed mapping content; empty without a proposal.
+    ``missing``: required column that is missing in the file ``where``.
     """
 
     section: str
@@ -166,7 +166,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """What is open about some tables; ``mapping``: the one given."""
+    """Open questions and guesses about tables; ``mapping``: the mapping given by the user."""
 
     tables: Tables
     mapping: Path | None
@@ -175,20 +175,20 @@ class Inquiry:
 
     @property
     def is_clear(self) -> bool:
-        """Whether an import has nothing to ask; of an inventory unknown columns are facts of its own."""
+        """Whether an import has no open questions; unknown inventory columns are kept as attributes."""
         return not self.questions and all(guess.role == "inventory" for guess in self.guesses)
 
     @property
     def answers(self) -> dict[str, Any]:
-        """Proposed answers to all questions."""
+        """Proposed answers, merged."""
         return reduce(overlaid, (question.answer for question in self.questions), dict[str, Any]())
 
     def mapping_text(self) -> str:
-        """Return a mapping to check: the one given, a guess for each unknown column, and the proposed answers."""
+        """Return a mapping for review: the given one plus guesses for unknown columns and proposed answers."""
         return mapping_text(self.guesses, self.tables, self.mapping, self.answers, [str(q) for q in self.questions])
 
     def report(self, written: Path) -> str:
-        """Return the questions as text; ``written``: where the mapping to check is."""
+        """Return the questions as text; ``written``: path of the mapping for review."""
         lines = []
         for role in self.tables:
             of_role = [guess for guess in self.guesses if guess.role == role]
@@ -204,7 +204,7 @@ class Inquiry:
 
 
 def look(tables: Tables, mapping: ImportMapping, channels: Mapping[str, Channel]) -> tuple[list[Guess], list[Question]]:
-    """Guess unknown columns, and return what else the tables leave open if the guesses are right."""
+    """Guess unknown columns, and return the questions that remain if the guesses are right."""
     guesses = suggest(tables, mapping, channels)
     naive: list[str] = []
     undecided: dict[str, list[str]] = {}
@@ -221,7 +221,7 @@ def look(tables: Tables, mapping: ImportMapping, channels: Mapping[str, Channel]
             if section.long is None and not getattr(section, "parts", None):
                 unsure = {guess.target for guess in guesses if guess.role == role and not guess.sure}
                 missing += _missing(role, file, {*sources, *section.constants} - unsure)
-            if alike[tuple(names)] < _FILES_ALIKE:  # a few files of each kind are enough
+            if alike[tuple(names)] < _FILES_ALIKE:  # a few files with the same columns are enough
                 for column, what, example in _open_instants(role, file, section, sources):
                     shown = f"{example!r} ({file.name}, column {column!r})"
                     (naive if what == "timezone" else undecided.setdefault(role, [])).append(shown)
@@ -244,7 +244,7 @@ def look(tables: Tables, mapping: ImportMapping, channels: Mapping[str, Channel]
 
 
 def _tables_among(paths: Sequence[Path], role: str) -> list[Path]:
-    """Return the files that are no kernel logs."""
+    """Return the files that are not kernel logs."""
     return [file for file in expand_sources(tuple(paths), role) if role != "events" or not is_kernel_log(file)]
 
 
@@ -261,7 +261,7 @@ def _missing(role: str, file: Path, present: set[str]) -> Iterator[Question]:
 def _open_instants(
     role: str, file: Path, section: TableMapping, sources: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield columns whose zone or order of day and month is open: the column, which of the two, and an example."""
+    """Yield columns with naive or ambiguous dates: the column, ``timezone`` or ``order``, and an example."""
     wanted = {sources[target] for target in INSTANTS if target in sources and target not in section.constants}
     batch = next(iter(read_batches(file, role, Quarantine())), None) if wanted else None
     if batch is None or not batch.table.num_rows:
@@ -276,7 +276,7 @@ def _open_instants(
             if order is None:
                 yield column, "order", error.text
             parsed = parse_instants(values, time, column, order=order or "dmy")
-        except InputError:  # which the reader reports
+        except InputError:  # reported by the reader
             continue
         reported = parsed.status[parsed.status != MISSING]
         if len(reported) and bool((reported == NAIVE).all()):
@@ -284,7 +284,7 @@ def _open_instants(
 
 
 def refuse_open(tables: Tables, mapping: ImportMapping, channels: Mapping[str, Channel]) -> None:
-    """Raise ``InputError`` with everything that the tables leave open, or a mapped column that none of a role's has."""
+    """Raise ``InputError`` with all open questions, or for a mapped column that is missing in all files of a role."""
     for role, paths in tables.items():
         section: TableMapping = getattr(mapping, role)
         files = _tables_among(paths, role)
@@ -295,7 +295,7 @@ def refuse_open(tables: Tables, mapping: ImportMapping, channels: Mapping[str, C
     guesses, questions = look(tables, mapping, channels)
     unknown = [guess for guess in guesses if guess.role != "inventory"]
     if not unknown and all(question.missing for question in questions):
-        return  # a missing column is named by the reader, which knows its other columns
+        return  # the reader reports a missing column, along with those present
     problems = [f"{question.what} in {question.where}" if question.missing else question.what for question in questions]
     advice = [question.do for question in questions if question.answer]
     if unknown:

@@ -1,7 +1,7 @@
-"""What an import of some tables would ask, found by importing the first rows of each into a scratch folder.
+"""Finds further questions by a trial import of each table (the first rows of samples) into a scratch folder.
 
-Where an error proposes lines of a mapping, it becomes a question, the lines are taken for the moment, and the table is
-imported again: one question does not hide the next.
+An error that proposes mapping lines becomes a question. The table is then imported again with these lines, so that one
+error does not mask the next.
 """
 
 import re
@@ -34,12 +34,12 @@ from telemetry.importing.quarantine import Quarantine, advice
 _HEAD_ROWS: Final = 20_000
 _HEAD_FILES: Final = 5
 _MOST_QUESTIONS: Final = 8
-"""Questions about one file; after them the file itself is wrong."""
+"""Maximum number of questions per file; beyond it the file itself is broken."""
 
 _UPPER: Final = frozenset({"UTC", "GMT"})
 _BACKTICKS: Final = re.compile(r"`([^`]+)`")
 _ELSEWHERE: Final = frozenset({"unknown node", "unknown gpu", "before installation", "after removal"})
-"""Reasons that the whole telemetry decides: GPUs and installations are known only after it was read."""
+"""Reasons that depend on the complete telemetry, which a trial does not read."""
 
 _ALL_ELSEWHERE: Final = 0.9
 _FEWEST: Final = 10
@@ -54,10 +54,10 @@ def inquire(
     known: pd.DataFrame | None = None,
     now: datetime | None = None,
 ) -> Inquiry:
-    """Find out everything that an import of some tables would ask.
+    """Collect all questions that an import of the tables would raise.
 
-    ``importing``: :func:`telemetry.importing.importer.import_dataset` with all settings.
-    ``known``: inventory of the GPUs whose telemetry comes from elsewhere; None where the files hold samples.
+    ``importing``: :func:`telemetry.importing.importer.import_dataset` with all settings bound.
+    ``known``: inventory of GPUs whose telemetry is already available; None if ``tables`` has the samples.
     """
     guesses, questions = look(tables, load_mapping(mapping), channels)
     asked = Inquiry(tables, mapping, guesses, questions)
@@ -73,7 +73,7 @@ def inquire(
 
 @dataclass(slots=True)
 class _Trial:
-    """Imports of single tables; ``content``: the mapping, with each answer that was proposed so far."""
+    """Trial imports, one table at a time; ``content``: the mapping with all answers proposed so far."""
 
     folder: Path
     importing: Callable[..., ImportResult]
@@ -86,7 +86,7 @@ class _Trial:
     number: int = 0
 
     def questions(self, tables: Tables) -> Iterator[Question]:
-        """Try the samples first: without them nothing else can be placed."""
+        """Import samples first: events and jobs cannot be assigned to GPUs without them."""
         if self.known is not None:
             self.inventory = self.folder / "known.parquet"
             self.known.to_parquet(self.inventory, index=False)
@@ -116,13 +116,13 @@ class _Trial:
     def _import(self, **given: Any) -> ImportResult:
         self.number += 1
         mapping = self.folder / "mapping.yaml"
-        span = [datetime(1990, 1, 1, tzinfo=UTC), self.now]  # so that a table without usable rows is no error
+        span = [datetime(1990, 1, 1, tzinfo=UTC), self.now]  # avoids an error for a table without usable rows
         mapping.write_text(yaml.safe_dump({"span": span} | self.content, sort_keys=False), encoding="utf-8")
         out, files = self.folder / f"trial-{self.number}", {"inventory": self.inventory, "samples": self.heads}
         return self.importing(out, **files, mapping=mapping, max_loss=1.0, now=self.now, **given)
 
     def _ask(self, section: str, file: Path, **given: Any) -> Generator[Question, None, bool]:
-        """Ask what a table leaves open; return whether it can be imported once that is answered."""
+        """Yield questions about a table; return whether it can be imported with the answers."""
         for _ in range(_MOST_QUESTIONS):
             try:
                 result = self._import(**given)
@@ -142,7 +142,7 @@ class _Trial:
 
 
 def _losses(section: str, file: Path, result: ImportResult) -> Iterator[Question]:
-    """Ask about rows of a table that many would be lost of; what is left out on purpose is no loss."""
+    """Yield a question if many rows of a table would be lost; rows left out on purpose do not count."""
     account = result.accounting.tables["events" if section == "kernel_log" else section]
     losses = {reason: number for reason, number in account.left_out.items() if advice(reason) != advice("")}
     for share, is_placing in ((DEFAULT_MAX_LOSS, False), (_ALL_ELSEWHERE, True)):
@@ -154,7 +154,7 @@ def _losses(section: str, file: Path, result: ImportResult) -> Iterator[Question
 
 
 def _answer_in(do: str, section: str, file: Path, now: datetime) -> dict[str, Any]:
-    """Return the lines of a mapping that the advice of an error proposes in backticks."""
+    """Return the mapping content that an error's advice proposes in backticks."""
     for text in _BACKTICKS.findall(do):
         try:
             content = read_yaml(text)
@@ -167,14 +167,14 @@ def _answer_in(do: str, section: str, file: Path, now: datetime) -> dict[str, An
 
 
 def _has_placeholder(content: Any) -> bool:
-    """Whether a proposal says NAME, SOURCE or the like, which nothing but the user can fill in."""
+    """Whether a proposal contains a placeholder like NAME or SOURCE for the user to fill in."""
     if isinstance(content, dict):
         return any(_has_placeholder(part) for pair in content.items() for part in pair)
     return isinstance(content, str) and content.isupper() and content not in _UPPER
 
 
 def _filled(value: Any, file: Path, now: datetime) -> Any:
-    """Fill the gaps of a proposal: the moment after the last line of a log is at most that of its last change."""
+    """Replace ``…`` by a time after the last line of a log: its modification time plus a minute, at most now."""
     if isinstance(value, dict):
         return {key: _filled(inner, file, now) for key, inner in value.items()}
     if value not in ("…", "..."):
@@ -192,7 +192,7 @@ def _is_valid(content: Mapping[str, Any]) -> bool:
 
 
 def _storable(table: pa.Table) -> pa.Table:
-    """Return a table that Parquet can hold: columns of nothing are columns of empty text."""
+    """Convert columns of type null to text, which Parquet can store."""
     for place, kind in enumerate(table.schema.types):
         if pa.types.is_null(kind):
             table = table.set_column(place, table.column_names[place], table.column(place).cast(pa.string()))
@@ -200,7 +200,7 @@ def _storable(table: pa.Table) -> pa.Table:
 
 
 def write_inquiry(inquiry: Inquiry, out: Path) -> Path:
-    """Write the mapping to check into a folder, never over another file; return its path."""
+    """Write the mapping for review to a new file in a folder; return its path."""
     names = ["mapping.yaml", *(f"mapping-{number}.yaml" for number in range(2, 1000))]
     path = next(out / name for name in names if not (out / name).exists())
     out.mkdir(parents=True, exist_ok=True)

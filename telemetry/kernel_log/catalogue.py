@@ -59,7 +59,7 @@ class KernelFinding(NamedTuple):
 
 
 def mentions_xid(message: str) -> bool:
-    """Whether a message is about an XID, parsable or not."""
+    """Whether a message reports an XID, parsable or not."""
     return _MENTION.search(message) is not None
 
 
@@ -127,7 +127,7 @@ def _compiled(pattern: str) -> str:
 
 
 class MessageRule(BaseModel):
-    """A rule of the catalogue; the fields are explained in ``messages.yaml``."""
+    """A rule of the catalogue; ``messages.yaml`` documents the fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -195,7 +195,7 @@ class EntryReader:
 
 
 def plain_entry(number: int, line: str) -> Entry:
-    """Return the entry of a line of text."""
+    """Return a line of text as an entry."""
     return Entry(number, _plain(line), line=line)
 
 

@@ -81,7 +81,7 @@ class LogSource(Protocol):
     name: str
 
     def read(self, wait_s: float) -> Lines:
-        """Return the available lines; without any, wait up to ``wait_s`` seconds."""
+        """Return the available lines; if there are none, wait up to ``wait_s`` seconds."""
         ...
 
     def close(self) -> None:

@@ -253,12 +253,12 @@ def _epoch(seconds: int, fraction: float) -> Stamp | None:
 def _aware(when: datetime) -> Stamp | None:
     try:
         return Stamp(aware=when.astimezone(UTC))
-    except OverflowError:  # the first or the last day that there is
+    except OverflowError:  # the first or last representable day
         return None
 
 
 _AHEAD: Final = timedelta(days=1)
-# Clocks and zones of a log and its reader differ a little; a stamp further ahead is of the year before.
+# Clocks and zones of the log and of this machine may differ; a timestamp further ahead is from the year before.
 _CLOCK_ERROR: Final = timedelta(minutes=5)
 _DISORDER: Final = timedelta(days=182)
 
@@ -361,6 +361,6 @@ def _localised(naive: datetime, zone: tzinfo, limit: datetime) -> datetime | Non
     """Convert to UTC; in the hour repeated by a DST change, prefer the later time unless it is after ``limit``."""
     try:
         first, second = (naive.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
-    except OverflowError:  # the first or the last day that there is
+    except OverflowError:  # the first or last representable day
         return None
     return second if first < second <= limit + _CLOCK_ERROR else first

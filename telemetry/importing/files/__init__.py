@@ -1,5 +1,5 @@
-"""Source files (``sources``) and the one reader of tables (``tables``): CSV, JSON, Parquet, and a row for each value.
+"""Source files (``sources``) and the table reader (``tables``): CSV, JSON and Parquet, wide or long.
 
-Every reader yields row numbers in the file, from 1 without the header, and a table of text (Parquet: of the file's
-types). What is not a row goes to the quarantine.
+Every reader yields row numbers (from 1, excluding the header) and a table of strings (Parquet: the file's types).
+Malformed rows go to the quarantine.
 """

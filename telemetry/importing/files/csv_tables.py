@@ -1,4 +1,4 @@
-"""CSV and its relatives as they stream in: other separators, blanks after commas, repeated columns and headers."""
+"""Streaming CSV reader: any common separator, spaces after commas, repeated columns and headers."""
 
 import codecs
 import contextlib
@@ -29,14 +29,14 @@ BATCH_ROWS: Final = 1 << 17
 MAX_COLUMNS: Final = 20_000
 
 NULL_TEXTS: Final = ("", "NA", "N/A", "n/a", "[N/A]", "NaN", "nan", "null", "NULL", "None", "[Not Supported]")
-"""Texts that are null in any column."""
+"""Strings read as null in any column."""
 
 
 class FileRows(NamedTuple):
     """Rows of a file.
 
-    ``numbers``: shape (n,).
-    ``disagreeing``: columns that the file has several times with different values in one row, with an example.
+    ``numbers``: row numbers, shape (n,).
+    ``disagreeing``: repeated columns whose values differ in a row, with an example.
     """
 
     numbers: npt.NDArray[np.int64]
@@ -51,20 +51,20 @@ _RELEASE_S: Final = 5.0
 _SEPARATORS: Final = ",;\t|"
 
 REPEATED_HEADER: Final = "the header again"
-"""Why a line is left out: a tool that appends to a file writes its header with every run."""
+"""Reason for skipping a line: tools that append to a file write the header on every run."""
 
 _ANNOTATION: Final = r"^#(?:group|datatype|default)$"
-"""First cell of the lines that InfluxDB writes before each header."""
+"""First cell of InfluxDB's annotation lines, which precede each header."""
 
 
 @dataclass(frozen=True, slots=True)
 class CsvHeader:
-    """The first line of a CSV.
+    """Header line and dialect of a CSV file.
 
-    ``written``: the columns as the file has them.
-    ``skipped_lines``: comments, blank lines and Excel's ``sep=;`` before the header.
-    ``encoding``: of the file, for Arrow.
-    ``date_and_time``: two columns that together are one instant; read as the first.
+    ``written``: column names as in the file.
+    ``skipped_lines``: number of comments, blank lines and Excel's ``sep=;`` before the header.
+    ``encoding``: codec name for Arrow.
+    ``date_and_time``: date and time-of-day columns, joined into the first.
     """
 
     written: tuple[str, ...]
@@ -75,12 +75,12 @@ class CsvHeader:
 
     @property
     def names(self) -> list[str]:
-        """The distinct columns, without surrounding blanks."""
+        """Distinct column names, stripped."""
         return list(dict.fromkeys(name.strip() for name in self.written))
 
     @property
     def columns(self) -> list[str]:
-        """The columns that the file is read as."""
+        """Column names of the resulting table."""
         return [name for name in self.names if self.date_and_time is None or name != self.date_and_time[1]]
 
 
@@ -89,21 +89,21 @@ _CLOCK: Final = re.compile(r"time|uhrzeit|zeit|heure|hora", re.IGNORECASE)
 _TIME_OF_DAY: Final = re.compile(r"\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?(?: ?[AaPp]\.?[Mm]\.?)?")
 _VALUE: Final = re.compile(
     r"(GPU-|MIG-)?[0-9A-Fa-f]{8}-([0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}"  # a UUID
-    r"|\d{4}[-/]\d\d?[-/]\d\d?[ T]\d\d?:\d\d.*"  # an instant
+    r"|\d{4}[-/]\d\d?[-/]\d\d?[ T]\d\d?:\d\d.*"  # a timestamp
     r"|-?\d+(\.\d+)? ?(%|W|C|MiB|MHz)"  # a number with its unit
 )
-"""What is a value and never the name of a column."""
+"""Values that are never a column name."""
 
 
 def read_header(path: Path) -> CsvHeader:
-    """Read the columns, and what separates them.
+    """Detect header, separator and encoding.
 
-    Raises ``InputError`` if the file is empty or has no header, or its header is longer than any header is.
+    Raises ``InputError`` if the file is empty, is not a table, or its header is missing, malformed or too long.
     """
     with open_for_arrow(path) as stream:
         content = stream.read(_MAX_HEADER_BYTES)
     encoding = _encoding(content)
-    text = codecs.getincrementaldecoder(encoding)().decode(content)  # may end within a character
+    text = codecs.getincrementaldecoder(encoding)().decode(content)  # may end in the middle of a character
     lines = text.removeprefix("\ufeff").splitlines()
     skipped = 0
     while skipped + 1 < len(lines) and _is_comment(lines[skipped : skipped + 2]):
@@ -135,7 +135,7 @@ def read_header(path: Path) -> CsvHeader:
 
 
 def _encoding(content: bytes) -> str:
-    """Return UTF-16 of Excel and PowerShell by its mark, and Windows-1252 for text that is not UTF-8."""
+    """Detect UTF-16 (Excel, PowerShell) by its byte order mark; fall back to Windows-1252 if it is not UTF-8."""
     if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         return "utf-16"
     try:
@@ -148,7 +148,7 @@ def _encoding(content: bytes) -> str:
 
 
 def _date_and_time(written: list[str], cells: list[str]) -> tuple[str, str] | None:
-    """Return a column of dates and one of times of day, by their names and the first row."""
+    """Return the names of a date and a time-of-day column, detected by name and first row."""
     first_row = {name.strip(): cell.strip() for name, cell in zip(written, cells, strict=False)}
     date = next((name for name, cell in first_row.items() if _DATE.fullmatch(name) and ":" not in cell), None)
     clocks = (name for name, cell in first_row.items() if _CLOCK.fullmatch(name) and _TIME_OF_DAY.fullmatch(cell))
@@ -165,14 +165,14 @@ def _joined(content: pa.Table, header: CsvHeader) -> pa.Table:
 
 
 def _is_comment(lines: list[str]) -> bool:
-    """Whether the first of two lines is none of the table, such as a comment or one of InfluxDB's annotations."""
+    """Whether the first of two lines precedes the table: blank, a comment or an InfluxDB annotation."""
     if not lines[0].strip() or lines[0].strip('"').startswith("sep="):
         return True
     return lines[0].startswith("#datatype,") or lines[0].startswith(("#group,", "#default,")) or lines[0][:2] == "# "
 
 
 def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) -> Iterator[FileRows]:
-    """Read a file in batches."""
+    """Read a CSV file in batches."""
     malformed: list[tuple[int | None, str]] = []
 
     def skip(row: Any) -> str:
@@ -201,7 +201,7 @@ def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) 
     try:
         with reader:
             for batch in reader:
-                # Arrow numbers lines from 1 with the header; a malformed row counts: the rows after it move on by one.
+                # Arrow counts from 1 including the header and malformed rows, so numbers after one shift.
                 gone = np.array([number - before for number, _ in malformed if number is not None], np.int64)
                 numbers = np.arange(first, first + batch.num_rows + len(gone), dtype=np.int64)
                 if len(gone):
@@ -212,13 +212,13 @@ def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) 
                 _count_swallowed(content, numbers, table, path, quarantine)
                 yield FileRows(numbers, _joined(content, header), disagreeing)
     finally:
-        # Arrow reads ahead in a thread of its own, which takes the GIL to release ``skip``. While the interpreter ends
-        # this aborts the process (std::terminate), so a caller that stops early waits for the release.
+        # Arrow's read-ahead thread takes the GIL to release ``skip``. During interpreter shutdown this aborts the
+        # process (std::terminate), so wait for the release, also when the caller stops early.
         del reader, skip
         released.wait(_RELEASE_S)
     for number, text in malformed:
         row = None if number is None else number - before
-        lines = text.count("\n") + 1  # a quote that is not closed swallows the lines after it
+        lines = text.count("\n") + 1  # an unclosed quote swallows the following lines
         quarantine.read_rows(table, path, lines)
         expected = f"expected {len(header.written)} fields"
         quarantine.set_aside("malformed row", table, path, row, text, expected, rows=lines)
@@ -228,9 +228,9 @@ def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) 
 
 
 def distinct(names: Sequence[str], values: Sequence[pa.Array]) -> tuple[pa.Table, dict[str, str]]:
-    """Name columns without blanks, and make one of those that share a name: its first value that is not null.
+    """Strip column names and coalesce columns with the same name; Jira repeats a column for each label of a ticket.
 
-    Returns the columns of which one row has different values, too: Jira repeats a column for each label of a ticket.
+    Also return the repeated columns whose values differ in a row, with an example.
     """
     columns: dict[str, pa.Array] = {}
     disagreeing: dict[str, str] = {}
@@ -267,7 +267,7 @@ def _without_headers(
 def _count_swallowed(
     content: pa.Table, numbers: npt.NDArray[np.int64], table: str, path: Path, quarantine: Quarantine
 ) -> None:
-    """Count the lines in values of more lines than any text has as lost."""
+    """Count the lines inside implausibly long multi-line values as lost."""
     for name in content.column_names:
         if not _has_line_break(content.column(name)):
             continue
@@ -279,6 +279,6 @@ def _count_swallowed(
 
 
 def _has_line_break(column: pa.ChunkedArray) -> bool:
-    """Whether any text of a column may have a line break: a search of the bytes takes a tenth of one by value."""
+    """Whether any value may contain a line break; searching the raw buffer is 10 times faster than by value."""
     texts = (chunk.buffers()[2] for chunk in column.chunks)
     return any(text is not None and b"\n" in text.to_pybytes() for text in texts)

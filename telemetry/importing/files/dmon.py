@@ -1,7 +1,7 @@
-"""Tables of ``nvidia-smi dmon`` and ``dcgmi dmon``: cells between blanks, GPUs by index, headers every few rows.
+"""Output of ``nvidia-smi dmon`` and ``dcgmi dmon``: space-separated cells, GPUs by index, headers every few rows.
 
-Neither names its node or its GPUs. ``nvidia-smi dmon -o DT`` writes date and time; before the rows of ``dcgmi dmon``
-they are those of ``ts`` or of the script that recorded them. The columns are in ``dmon.csv``.
+Neither gives the node or GPU UUIDs. ``nvidia-smi dmon -o DT`` writes date and time; rows of ``dcgmi dmon`` are
+prefixed with a timestamp by ``ts`` or a recording script. ``dmon.csv`` maps the columns to channels.
 """
 
 import re
@@ -23,21 +23,21 @@ _BEGINNING: Final = 1 << 12
 
 
 class _Header(NamedTuple):
-    """``before``: how many cells of whoever recorded the table are before the named ones."""
+    """``before``: number of unnamed cells at the start of a row, written by ``ts`` or a script."""
 
     before: int
     names: list[str]
 
 
 def is_dmon(path: Path) -> bool:
-    """Return whether a file begins as such a table does."""
+    """Whether a file is dmon output, judged by its first bytes."""
     return _read_header(path) is not None
 
 
 def dmon_columns(path: Path) -> list[str]:
-    """Return the dataset's columns of a table, and its own names of unknown ones.
+    """Return the dataset columns of a table; unknown ones keep their dmon name.
 
-    Raises ``InputError`` if its rows have no date or no time.
+    Raises ``InputError`` if rows have no date or time.
     """
     header = _read_header(path)
     assert header is not None
@@ -51,7 +51,7 @@ def dmon_columns(path: Path) -> list[str]:
 
 
 def _column(name: str) -> str | None:
-    """Return the column that a name of the header becomes; None for none."""
+    """Map a header name to a column; None if it has none."""
     if name in ("Date", "Time", "gpu", "Entity"):
         return None
     row = _CHANNELS.get(name)
@@ -86,7 +86,7 @@ def _header(line: str) -> _Header | None:
 
 
 def _row(cells: list[str], header: _Header) -> list[str] | str:
-    """Return the cells of a row by :func:`dmon_columns`, or why it is no row of a GPU."""
+    """Return the cells in the order of :func:`dmon_columns`, or the reason for skipping the row."""
     before, named = cells[: header.before], cells[header.before :]
     if header.names[0] == "Entity":
         if named[:1] != ["GPU"]:

@@ -1,4 +1,4 @@
-"""JSON as tables of text, as it streams in: a list of objects, an object, or an object a line."""
+"""Streaming JSON reader: a list of objects, a single object, or JSON Lines."""
 
 import io
 import json
@@ -25,7 +25,7 @@ _TOO_DEEP: Final = "nested too deeply"
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; a second value of a key gets the key with a blank, which makes it a column that repeats."""
+    """Build an object; a second value of a key is stored under the key plus a space, as a repeated column."""
     content = dict(pairs)
     if len(content) == len(pairs):
         return content
@@ -46,7 +46,7 @@ class _Malformed(Exception):
 
 
 def json_columns(path: Path) -> list[str]:
-    """Return the columns of a file; reads it once."""
+    """Return the columns of a file, which is read completely."""
     names: dict[str, None] = {}
     for _, record in _records(path):
         if not isinstance(record, _Malformed):
@@ -56,9 +56,9 @@ def json_columns(path: Path) -> list[str]:
 
 
 def read_json(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileRows]:
-    """Read all values as text, as a CSV has them; objects inside an object become columns named ``outer.inner``.
+    """Read all values as strings, like a CSV; nested objects become columns named ``outer.inner``.
 
-    Raises ``InputError`` if one value is larger than 16 MiB, or the objects have too many keys.
+    Raises ``InputError`` if a value exceeds 16 MiB or the objects have more than ``MAX_COLUMNS`` keys.
     """
     numbers: list[int] = []
     records: list[dict[str, str | None]] = []
@@ -104,7 +104,7 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, str | None] | _Malform
 
 
 def json_values(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of a file with their numbers, as parsed."""
+    """Yield row numbers and parsed values."""
     with io.TextIOWrapper(open_for_arrow(path), encoding="utf-8-sig") as stream:
         head = stream.read(_CHUNK)
         start = head.lstrip()
@@ -127,7 +127,7 @@ def json_values(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _list_in(text: str) -> int | None:
-    """Return where the rows begin in what an API returns (``{"meta": {…}, "jobs": [{…``), by the name of the list."""
+    """Return the offset of the first row in an API response (``{"meta": {…}, "jobs": [{…``), found by list name."""
     place = 1
     while (key := _KEY.match(text, place)) is not None:
         place = key.end()
@@ -161,7 +161,7 @@ def _lines(head: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[int, 
 
 
 def _elements(text: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the elements of a list; elements after one that is not JSON cannot be separated and are lost with it."""
+    """Yield the elements of a list; elements after a malformed one cannot be delimited and are lost."""
     number, place = 0, 0
     while True:
         while place < len(text) and text[place] in " \t\r\n,":

@@ -1,4 +1,4 @@
-"""Exports of log stores as CSV: a kernel log with a row for each line, read as the JSON of such a store."""
+"""CSV exports of log stores: kernel logs with a row per line, converted to JSON lines."""
 
 import json
 import re
@@ -25,7 +25,7 @@ _CLEAR: Final = 20
 
 
 def is_log_table(path: Path) -> bool:
-    """Return whether a CSV is a kernel log: times, texts mostly of drivers, and no column of tickets."""
+    """Whether a CSV is a kernel log: it has timestamps, mostly driver messages, and no ticket columns."""
     names = read_header(path).names
     fields = {name.lower() for name in names}
     if not fields & {*TEXT_FIELDS} or not fields & {*TIME_FIELDS}:
@@ -43,7 +43,7 @@ def is_log_table(path: Path) -> bool:
 
 
 def table_lines(path: Path, quarantine: Quarantine) -> Iterator[str]:
-    """Yield the rows of a CSV as lines of JSON, with the year first where a column shows the order of its dates."""
+    """Yield CSV rows as JSON lines; dates become year-first if a column reveals its day-month order."""
     order: DateOrder | None = None
     for rows in read_csv(path, read_header(path), "events", quarantine):
         times = [name for name in rows.table.column_names if name.lower() in TIME_FIELDS]
@@ -56,7 +56,7 @@ def table_lines(path: Path, quarantine: Quarantine) -> Iterator[str]:
 
 
 def _value(cell: str | None) -> Any:
-    """Return a cell, or the object that it is the JSON of, such as the labels of a stream."""
+    """Parse a cell that holds a JSON object, for example stream labels."""
     if cell is not None and cell.startswith("{"):
         with suppress(ValueError, RecursionError):
             return json.loads(cell)

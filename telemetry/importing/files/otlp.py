@@ -1,7 +1,7 @@
-"""Metrics of OpenTelemetry as JSON, which the collector's file exporter writes, as lines of a dump.
+"""Converts OTLP metrics in JSON, as written by the OpenTelemetry Collector's file exporter, to exposition lines.
 
-Attributes of resource and data point become labels, with ``_`` for other characters. Names that the Prometheus
-receiver keeps stay; those of OpenTelemetry are in ``otlp.csv``, and their values are converted by the metric's unit.
+Resource and data point attributes become labels, with ``_`` for other characters. Metric names of the Prometheus
+receiver are kept; ``otlp.csv`` maps OpenTelemetry names to channels, and values are converted by the metric's unit.
 """
 
 import json
@@ -33,7 +33,7 @@ _NAMES: Final = [
     for row in read_table("otlp.csv", __file__)
 ]
 BAD_EXPORT: Final = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
-"""What reading a damaged export raises."""
+"""Exceptions raised by malformed exports."""
 
 _DELTA: Final = (1, "AGGREGATION_TEMPORALITY_DELTA")
 _NO_VALUE: Final = 1
@@ -42,7 +42,7 @@ _NO_VALUE: Final = 1
 def otlp_lines(request: Mapping[str, Any], totals: dict[str, tuple[float, int]]) -> Iterator[str]:
     """Yield the data points of an export request.
 
-    ``totals``: value and time in ms of each series of deltas, which begins at 0; updated.
+    ``totals``: running total and last time (ms) of each delta series, starting at 0; updated in place.
     """
     for resource in request["resourceMetrics"]:
         of_resource = _labels(resource.get("resource", {}).get("attributes", ()))
@@ -103,7 +103,7 @@ def _series(metric: Mapping[str, Any], labels: dict[str, str], point: Mapping[st
             name, value = channel, value * scale.scale + scale.offset
             break
     if not labels.keys() & _IDENTITIES:
-        # Of a device without one, the series is of its place in the node.
+        # A device without a UUID is identified by its slot in the node.
         component = labels.get("hw_id", "")
         labels["UUID"], slot = (component, "") if _UUID.fullmatch(component) else ("", component)
         labels.setdefault("gpu", slot)

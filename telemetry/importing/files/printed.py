@@ -1,4 +1,4 @@
-"""Tables that tools print: their lines, and columns of fixed width below a line of dashes (sacct, sacctmgr, qstat)."""
+"""Tables printed by tools, including fixed-width columns under a line of dashes (sacct, sacctmgr, qstat)."""
 
 import io
 import re
@@ -24,14 +24,14 @@ _MAX_LINE: Final = 1 << 16
 
 
 class FixedColumns(NamedTuple):
-    """The columns of a table: names, and where each begins and ends in a line."""
+    """Column names of a table, and the start and end offset of each."""
 
     names: list[str]
     spans: list[tuple[int, int]]
 
 
 def fixed_columns(path: Path) -> FixedColumns | None:
-    """Return the columns if the first line of a file is their names, and the second one dashes; None otherwise."""
+    """Return the columns if the first line of a file is a header and the second one dashes; None otherwise."""
     with open_packed(path) as (_, stream):
         beginning = stream.read(_BEGINNING).decode("utf-8-sig", "replace")
     header, _, rest = beginning.lstrip("\r\n").partition("\n")
@@ -48,8 +48,8 @@ def printed_rows(
 ) -> Iterator[FileRows]:
     """Read the lines of a printed table in batches.
 
-    ``read``: returns the cells of a line, None for another header, or a text: empty for a line to skip,
-    :data:`REPEATED_HEADER` for the header, :data:`OTHER_ENTITY`, or why the line is malformed.
+    ``read``: returns the cells of a line, None for a different header, or a string: empty for a line to skip,
+    :data:`REPEATED_HEADER`, :data:`OTHER_ENTITY`, or the reason why the line is malformed.
     The iterator raises ``InputError`` if a later header has other columns.
     """
     numbers: list[int] = []
@@ -105,7 +105,7 @@ def _spans(dashes: str) -> list[tuple[int, int]]:
 
 
 def _cells(line: str, spans: list[tuple[int, int]]) -> list[str] | None:
-    """Return the cells of a line, of which the last runs to its end; None if there is text between two columns."""
+    """Return the cells of a line, the last one up to its end; None if there is text between columns."""
     starts, ends = zip(*spans, strict=True)
     if any(line[end:start].strip() for end, start in zip((0, *ends), (*starts, 0), strict=True)):
         return None

@@ -1,6 +1,6 @@
-"""Exports of time series, as lines of a dump: Prometheus' ``query_range``, VictoriaMetrics, Grafana, OpenTelemetry.
+"""Converts time-series exports of Prometheus, VictoriaMetrics, Grafana and OpenTelemetry to exposition lines.
 
-They name GPUs and nodes by labels, which only the reader of dumps resolves.
+They identify GPUs and nodes by labels, which only the OpenMetrics reader resolves.
 """
 
 import csv
@@ -29,12 +29,12 @@ _LEAST_MS_DIGITS: Final = 12
 
 
 def is_series_export(path: Path) -> bool:
-    """Return whether a file begins as one of these exports does."""
+    """Whether a file is a time-series export, judged by its first bytes."""
     return _export_kind(path) is not None
 
 
 def dump_lines(path: Path) -> Iterator[str] | None:
-    """Return the samples of an export as lines of a dump in milliseconds; None if the file is none.
+    """Return the samples of an export as exposition lines with timestamps in ms; None if it is not an export.
 
     The iterator raises ``InputError`` if times have no time zone.
     """
@@ -57,7 +57,7 @@ def _of_json(path: Path) -> Iterator[str]:
             except BAD_EXPORT as error:
                 yield f"no metrics of OpenTelemetry ({error!r}): {str(value)[:60]}"
             continue
-        answer = value.get("data") if isinstance(value, Mapping) else None  # one of several in a file
+        answer = value.get("data") if isinstance(value, Mapping) else None  # a file may hold several responses
         for series in answer.get("result") or () if isinstance(answer, Mapping) else (value,):
             try:
                 yield from _of_series(series)

@@ -1,4 +1,4 @@
-"""Source files: which there are, what they are by name and content, and which a dataset holds already."""
+"""Source files: discovery, format detection, and comparison with those already in the dataset."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -28,23 +28,23 @@ _CSV_BYTES_PER_ROW, _PACKED_BYTES_PER_ROW = 100, 10
 
 
 def stem_of(path: Path) -> str:
-    """Return a file's name without its suffix, and without ``.gz`` and the like."""
+    """Return a file's name without its suffix and compression suffix."""
     return Path(path.stem).stem if is_packed(path) else path.stem
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file is compressed, by its name."""
+    """Whether a file is compressed, judged by its suffix."""
     return path.suffix.lower() in UNPACKERS
 
 
 def kind_of(path: Path) -> str:
-    """Return ``parquet``, ``csv``, ``json`` or ``other`` by a file's name, seen through ``.gz`` and the like."""
+    """Return ``parquet``, ``csv``, ``json`` or ``other`` by suffix, ignoring compression suffixes."""
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in UNPACKERS]
     return _SUFFIXES.get(suffixes[-1] if suffixes else "", "other")
 
 
 def is_kernel_log(path: Path) -> bool:
-    """Whether an event source is a kernel log: ``.log`` and other text, or JSON or CSV of a journal or log store."""
+    """Whether an event source is a kernel log: text, or JSON or CSV exported from a journal or log store."""
     kind = kind_of(path)
     if kind == "parquet":
         return False
@@ -57,7 +57,7 @@ def is_kernel_log(path: Path) -> bool:
 
 
 def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
-    """Return the files of ``paths``, sorted: those in each folder and those that each glob matches.
+    """Expand globs and folders (recursively) into files, sorted within each.
 
     Raises ``InputError`` if a path does not exist, a glob matches nothing, or a folder is empty.
     """
@@ -78,14 +78,14 @@ def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
 
 
 def _matches(written: Path) -> list[Path]:
-    """Return what a glob that no shell has expanded matches; a path that exists is no glob."""
+    """Expand a glob that the shell has not expanded; an existing path is not a glob."""
     found = [] if written.exists() else sorted(Path(name) for name in glob(str(written.expanduser()), recursive=True))
     return found or [written]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One source file; ``entry`` is what dataset.json keeps of it: no path, and no time of reading."""
+    """One source file; ``entry`` is its record in dataset.json, without path and import time."""
 
     role: str
     path: Path
@@ -93,10 +93,9 @@ class SourceFile:
 
 
 def new_sources(sources: Sequence[SourceFile], existing: Dataset | None) -> list[SourceFile]:
-    """Return the sources that the dataset does not hold yet; a file given twice counts once.
+    """Return the sources that are not in the dataset yet, without duplicates.
 
-    Raises ``InputError`` if the dataset holds a source that was read with other settings: its rows cannot be taken
-    back.
+    Raises ``InputError`` if a source was imported with other settings: its rows cannot be removed again.
     """
     entries = [] if existing is None else existing.meta.sources
     settings = {(entry["role"], entry["sha256"]): entry["settings"] for entry in entries if "sha256" in entry}
@@ -117,11 +116,11 @@ def new_sources(sources: Sequence[SourceFile], existing: Dataset | None) -> list
 
 
 def expected_rows(files: Iterable[Path]) -> int:
-    """Estimate how many rows files of samples have: from the metadata of Parquet, from the size of text."""
+    """Estimate the number of rows in sample files from Parquet metadata or text size."""
     rows = 0
     for path in files:
         if kind_of(path) == "parquet":
-            with suppress(pa.ArrowException):  # reading the file reports what is wrong with it
+            with suppress(pa.ArrowException):  # reported when the file is read
                 rows += int(pq.read_metadata(path).num_rows)
         else:
             rows += path.stat().st_size // (_PACKED_BYTES_PER_ROW if is_packed(path) else _CSV_BYTES_PER_ROW)

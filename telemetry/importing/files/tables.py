@@ -1,4 +1,4 @@
-"""The one reader of tables: Parquet, CSV and JSON in batches that fit into memory."""
+"""Table reader for Parquet, CSV, JSON and printed tables, in batches that fit into memory."""
 
 import json
 import re
@@ -37,7 +37,7 @@ _PAIR: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_.]*)\s*=~?\s*"?((?:[^",}\\]|\\.
 
 
 def long_columns(batches: Iterable[FileRows], long: LongFormat, wanted: Callable[[str], bool]) -> list[str]:
-    """Return the columns that a long table has once it is wide: its other columns, its labels, its wanted metrics."""
+    """Return the columns of a long table pivoted to wide: keys, labels and wanted metrics."""
     names: dict[str, None] = {}
     for batch in batches:
         keys, metrics, _ = _keys(batch.table, long)
@@ -49,10 +49,10 @@ def long_columns(batches: Iterable[FileRows], long: LongFormat, wanted: Callable
 def widen(
     batches: Iterable[FileRows], long: LongFormat, wanted: Callable[[str], bool], left_out: Callable[[str, int], None]
 ) -> Iterator[FileRows]:
-    """Yield rows of all metrics that a thing has at one time in a batch.
+    """Pivot long to wide: a row has all metrics with the same keys within a batch.
 
-    ``left_out``: called with each unwanted metric and its rows.
-    A metric that a thing has twice at one time gets two rows, which merging compares.
+    ``left_out``: called with each unwanted metric and its number of rows.
+    A metric that occurs twice with the same keys yields two rows, compared when merging.
     """
     for batch in batches:
         keys, metrics, disagreeing = _keys(batch.table, long)
@@ -81,7 +81,7 @@ def widen(
 
 
 def _keys(table: pa.Table, long: LongFormat) -> tuple[pd.DataFrame, np.ndarray, dict[str, str]]:
-    """Return the columns that distinguish things, labels too, the metric of each row, and see :func:`distinct`."""
+    """Return key columns (with labels), the metric of each row, and differing columns as in :func:`distinct`."""
     length = table.num_rows
     names = [name for name in table.column_names if name not in {long.metric, long.value, long.labels}]
     keys = [as_text(table.column(name), length) for name in names]
@@ -106,14 +106,14 @@ def _labels(text: str) -> dict[str, str]:
 
 
 def _reason_columns(names: list[str]) -> dict[str, int]:
-    """Return the bits of nvidia-smi's columns of single reasons for reduced clocks, where none has the mask of all."""
+    """Return the bit of each nvidia-smi clock event reason column; empty if a column has the complete mask."""
     if any(re.fullmatch(r"clocks_(?:event|throttle)_reasons(?:[._]active)?", name) for name in names):
         return {}
     return {name: bit for name in names if _CLOCK_REASON.fullmatch(name) and (bit := clock_reason(name))}
 
 
 def _with_reasons(batches: Iterable[FileRows]) -> Iterator[FileRows]:
-    """Add the mask of the reasons that have columns; the bit of one without a column, or that is unsupported, is 0."""
+    """Add the bit mask of clock event reason columns; missing and unsupported reasons are 0."""
     for rows in batches:
         mask, is_known = np.zeros(len(rows.numbers), np.int64), np.zeros(len(rows.numbers), np.bool_)
         unreadable: list[tuple[pa.Array, pa.ChunkedArray]] = []
@@ -141,11 +141,11 @@ def read_batches(
 ) -> Iterator[Batch]:
     """Read a source file in batches that fit into memory.
 
-    ``path``: ``.parquet``, ``.csv``, ``.tsv``, ``.json`` (a list of objects), ``.jsonl`` or columns below a line of
-    dashes; text may be compressed (``.csv.gz``). Samples may be a table of dmon. Objects inside an object become
+    ``path``: ``.parquet``, ``.csv``, ``.tsv``, ``.json`` (a list of objects), ``.jsonl``, a fixed-width table with a
+    line of dashes, or for samples dmon output; text may be compressed (``.csv.gz``). Nested JSON objects become
     columns named ``outer.inner``.
-    ``long``: set for a file with a row for each value; ``wanted`` tells the metrics that become columns.
-    Raises ``InputError`` if the file is of another kind, damaged, or not UTF-8.
+    ``long``: set for a table in long format; ``wanted`` selects the metrics that become columns.
+    Raises ``InputError`` if the format is unknown or the file is damaged or cannot be decoded.
     """
     kind = table_kind(path, table)
     known_orders: dict[str, DateOrder] = {}
@@ -165,7 +165,7 @@ def read_batches(
             batch = Batch(
                 path, table, rows, content, quarantine, decimal=decimal, disagreeing=disagreeing, orders=known_orders
             )
-            if kind == "parquet":  # text formats are checked while they are parsed
+            if kind == "parquet":  # text formats are checked during parsing
                 batch.refuse_unstorable()
             yield batch
 
@@ -176,7 +176,7 @@ def column_names(
     long: LongFormat | None = None,
     wanted: Callable[[str], bool] = lambda _name: True,
 ) -> list[str]:
-    """Return the columns of a file; JSON, and tables with a row for each value, are read once for it."""
+    """Return the columns of a file; JSON and long tables are read completely."""
     kind = table_kind(path, table)
     with read_errors(path):
         if long is not None:
@@ -200,9 +200,9 @@ def _names_of(path: Path, kind: str) -> list[str]:
 
 
 def table_kind(path: Path, table: str) -> str:
-    """Return ``parquet``, ``csv``, ``json``, ``dmon`` or ``fixed``; ``InputError`` if a file is none of them."""
+    """Return ``parquet``, ``csv``, ``json``, ``dmon`` or ``fixed``; raise ``InputError`` for another format."""
     kind = kind_of(path)
-    if table != "events" and path.suffix.lower() in (".txt", ".log"):  # of events they are kernel logs
+    if table != "events" and path.suffix.lower() in (".txt", ".log"):  # for events these are kernel logs
         kind = "csv"
     if path.exists():
         check_regular(path)
@@ -224,7 +224,7 @@ def table_kind(path: Path, table: str) -> str:
 
 
 def _rows_of(path: Path, kind: str, table: str, quarantine: Quarantine) -> tuple[Decimal, Iterator[FileRows]]:
-    """Return the decimal mark that a file implies, and its rows."""
+    """Return the decimal separator that a file implies, and its rows."""
     if kind == "csv":
         header = read_header(path)
         return "," if header.separator == ";" else ".", read_csv(path, header, table, quarantine)
@@ -239,7 +239,7 @@ def _read_parquet(path: Path) -> Iterator[FileRows]:
         for batch in file.iter_batches(batch_size=BATCH_ROWS):
             table, disagreeing = distinct(batch.schema.names, batch.columns)
             for place, name in enumerate(table.column_names):
-                if pa.types.is_string_view(table.schema.types[place]):  # which Arrow can hardly filter
+                if pa.types.is_string_view(table.schema.types[place]):  # few Arrow kernels support string views
                     table = table.set_column(place, name, table.column(place).cast(pa.string()))
             yield FileRows(np.arange(first, first + batch.num_rows), table, disagreeing)
             first += batch.num_rows

@@ -1,8 +1,8 @@
-"""Job sources: what ran where, and when.
+"""Import of job tables: what ran where, and when.
 
-Slurm's own exports (``sacct``, ``sacct -P``, ``sacct --json``, ``squeue --json``) are tables of jobs as well, and those
-of PBS and LSF: a job on several nodes is a row for each, its GPUs are shared out evenly, and steps of jobs and jobs
-without a start are left out.
+Besides generic tables, exports of Slurm (``sacct``, ``sacct -P``, ``sacct --json``, ``squeue --json``), PBS and LSF are
+read. A multi-node job becomes one row per node with its GPUs divided evenly; job steps and jobs that have not started
+are left out.
 """
 
 import json
@@ -25,7 +25,7 @@ from telemetry.importing.mapping import TableMapping
 from telemetry.values.numbers import read_numbers
 
 _MOST = {"gpus": 100_000, "min_gpus": 1_000_000}
-"""Numbers above are no GPUs."""
+"""Larger numbers are not GPU counts."""
 
 _RESOURCES: Final = re.compile(r"(?:^|,)(?:billing=|cpu=|mem=|node=|energy=|gres[/:]|gpu[:/=]|shard:|mps:)")
 _NO_GPU: Final = re.compile(r"gpu[^,(]*[:=]0+(?:[,(]|\Z)")
@@ -42,11 +42,11 @@ _COUNTED: Final = re.compile(
 """``8 GPUs``, ``2x A100``, ``4xH100-SXM``, ``A100 x 2``, ``gpus=8``."""
 
 _LIST: Final = re.compile(r"\s*[1-9]\d*,\s?\d{1,2}\s*")
-"""``8,8``: counts by node, or places of GPUs, or with a decimal comma."""
+"""``8,8``: counts per node, GPU indices, or a decimal comma."""
 
 _STEP: Final = re.compile(r"(?P<job>\d+(?P<part>[_+]\d+)?)\.(?:(?P<word>batch|extern|interactive|[a-z]*\+)|\d+)")
 CUT: Final = "text cut off by the width of its column"
-"""Reason of rows whose job or nodes end in the ``+`` with which sacct truncates a cell."""
+"""Reason for rows whose job or nodes end in ``+``, which marks a cell truncated by sacct."""
 
 _STATE: Final = re.compile(r"[A-Z][A-Z_]+(?:\+| by .+)?")
 _NO_NODE, _NO_START = "none assigned", ("unknown", "none", "n/a")
@@ -55,9 +55,9 @@ _HOSTS: Final = {
     "+": re.compile(r"\(?(?P<node>[A-Za-z0-9][\w.-]*)(?:/\d[\d,*-]*|(?:\[\d+\])?(?::\w+=[^:()]*)+)\)?"),
     ":": re.compile(r"(?:\d+\*)?(?P<node>[A-Za-z][\w.-]*)"),
 }
-"""Separator and entries of ``exec_host``: ``n1/0*8+n2/0*8`` of PBS, ``n1/0-7+n2/0`` of Torque, ``8*n1:8*n2`` of LSF.
+"""Separators and entries of ``exec_host``: PBS ``n1/0*8+n2/0*8``, Torque ``n1/0-7+n2/0``, LSF ``8*n1:8*n2``.
 
-The first one's are those of PBS' ``exec_vnode``, too: ``(n1:ncpus=8:ngpus=4)+(n2[0]:ncpus=8:ngpus=4)``.
+The first also matches PBS ``exec_vnode``: ``(n1:ncpus=8:ngpus=4)+(n2[0]:ncpus=8:ngpus=4)``.
 """
 
 
@@ -66,7 +66,7 @@ def read_jobs(
 ) -> pd.DataFrame:
     """Read a table of jobs; ``job``, ``node`` and ``started_at`` are required.
 
-    ``not_after``: a job that starts later has a wrong clock; one that ends later still runs.
+    ``not_after``: a later start means a wrong clock; a job that ends later is still running.
     Raises ``InputError`` if a required column is missing, a column is unknown, or all starts are naive.
     """
     frames: list[pd.DataFrame] = []
@@ -86,9 +86,9 @@ def read_jobs(
             batch.refuse(f"impossible number in {name}", wrong.to_numpy())
             content[name] = numbers.mask(wrong).astype("Int32")
         frame = pd.DataFrame(content)
-        # Not by Series.map: without any state of Slurm the result is a column of floats.
+        # Not Series.map: without any Slurm state, it would return floats.
         states = pd.Series([_slurm_state(outcome) for outcome in frame["outcome"]], index=frame.index, dtype=object)
-        runs = states.isin(UNFINISHED | {"RUN"})  # squeue and bjobs give one that runs the end of its time limit
+        runs = states.isin(UNFINISHED | {"RUN"})  # squeue and bjobs print their time limit as the end
         frame["ended_at"] = frame["ended_at"].mask(runs)
         frame["outcome"] = states.str.lower().fillna(frame["outcome"]).mask(runs, None).astype(object)
         is_cut = [frame[name].astype("string").str.endswith("+").fillna(False) for name in ("job", "node")]
@@ -110,9 +110,9 @@ def read_jobs(
 
 
 def _leave_out_others(batch: Batch, seen: set[str]) -> None:
-    """Leave out rows that are no jobs: steps of one, and jobs that have not started.
+    """Leave out job steps and jobs that have not started.
 
-    ``seen``: the jobs of earlier rows; ``12.0`` is a step if there is a job 12.
+    ``seen``: jobs of earlier batches, updated in place; ``12.0`` is a step if there is a job 12.
     """
     names = batch.texts("job")
     seen.update(name for name in names if isinstance(name, str))
@@ -130,9 +130,9 @@ def _leave_out_others(batch: Batch, seen: set[str]) -> None:
 
 
 def _placed(frame: pd.DataFrame, batch: Batch, installations: InstallationIndex) -> pd.DataFrame:
-    """Return a row for each node of each job, by the index of the job's row; refuse jobs on unknown nodes.
+    """Return a row per job and node, with the job's index; reject jobs without a known node.
 
-    The GPUs of a job on several nodes are shared out evenly; they are unknown where that is not possible.
+    A multi-node job's GPUs are divided evenly; their number is null if that is not possible.
     """
     nodes = frame["node"].map(_nodes, na_action="ignore")
     number = nodes.map(len, na_action="ignore").fillna(1)
@@ -151,7 +151,7 @@ def _placed(frame: pd.DataFrame, batch: Batch, installations: InstallationIndex)
 
 
 def _nodes(text: str) -> list[str]:
-    """Return the nodes of a host list; a text that is none is the name of a node."""
+    """Return the nodes of a host list; any other text is a node name."""
     for separator, entry in _HOSTS.items():
         hosts = [entry.fullmatch(part) for part in text.strip().split(separator)]
         if all(hosts):
@@ -164,7 +164,7 @@ def _nodes(text: str) -> list[str]:
 
 
 def _slurm_state(outcome: object) -> str | None:
-    """Return the state in a text of sacct or in its JSON; None if it is another program's word."""
+    """Return the Slurm state in a cell of sacct's text or JSON output; None if it is not one."""
     if not isinstance(outcome, str):
         return None
     if outcome.startswith('["'):
@@ -173,7 +173,7 @@ def _slurm_state(outcome: object) -> str | None:
 
 
 def _slurm_texts(batch: Batch) -> pd.Series:
-    """Return texts of resources in the column of GPUs in a form of Slurm, null where it is a number."""
+    """Return the GPU column's resources in Slurm's notation; null if not recognised, e.g. a plain number."""
     column = batch.column("gpus")
     if column is None:
         return pd.Series(None, index=range(len(batch.rows)), dtype=object)
@@ -182,7 +182,7 @@ def _slurm_texts(batch: Batch) -> pd.Series:
 
 
 def _resources(text: str) -> str | None:
-    if text.startswith("["):  # sacct --json; others list the indices or UUIDs
+    if text.startswith("["):  # sacct --json; or a list of indices or UUIDs
         try:
             rows = json.loads(text)
             if not any(isinstance(row, dict) for row in rows):
@@ -190,7 +190,7 @@ def _resources(text: str) -> str | None:
             return ",".join(f"{row['type']}/{row.get('name') or ''}={int(row['count'])}" for row in rows)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
-    if text.endswith("+"):  # cut off by the width of its column
+    if text.endswith("+"):  # truncated to the column width
         return None
     if _RESOURCES.search(text):
         is_read = "gpu" not in text or gpus_of(text) or shares_a_gpu(text) or _NO_GPU.search(text)
@@ -201,9 +201,9 @@ def _resources(text: str) -> str | None:
 
 
 def _counts(batch: Batch, name: str) -> pd.Series:
-    """Return a column of whole numbers; shares are rounded up, for a failure hits a job with half a GPU as well.
+    """Return a column of integers; fractions are rounded up, since a failure also hits a job with half a GPU.
 
-    ``gpu:a100:4`` and ``cpu=8,gres/gpu=4``, as Slurm writes them, are 4; ``2x A100`` is 2.
+    Slurm's ``gpu:a100:4`` and ``cpu=8,gres/gpu=4`` are 4; ``2x A100`` is 2.
     """
     column = batch.column(name)
     if column is None:
@@ -214,7 +214,7 @@ def _counts(batch: Batch, name: str) -> pd.Series:
         numbers_of = {text: str(gpus_of(text)) for text in resources.dropna().unique()}
         texts = [numbers_of.get(resource, text) for resource, text in zip(resources, column.to_pylist(), strict=True)]
         column = pa.chunked_array([pa.array(texts, pa.string())])
-    numbers = read_numbers(column, "ratio", decimal=batch.decimal)  # 50 % of a GPU is a share
+    numbers = read_numbers(column, "ratio", decimal=batch.decimal)  # "50 %" is a fraction of a GPU
     is_list = column.to_pandas().str.fullmatch(_LIST).eq(True).to_numpy(bool) & (batch.decimal == ".")
     places = np.flatnonzero((numbers.unreadable | is_list) & batch.good)
     details = [f"{name} = {value}" for value in column.take(pa.array(places)).to_pylist()]
@@ -225,7 +225,7 @@ def _counts(batch: Batch, name: str) -> pd.Series:
 
 
 def merge_jobs(old: pd.DataFrame | None, new: pd.DataFrame) -> pd.DataFrame:
-    """Add newer rows to older ones; a row is known by job, node, gpu and start, and the newer one has its end."""
+    """Merge newer rows into older ones, replacing those with the same job, node, gpu and start."""
     both = [frame for frame in (old, new) if frame is not None and len(frame)]
     if not both:
         return new

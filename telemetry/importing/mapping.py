@@ -29,11 +29,11 @@ Scalar = str | int | float | bool | None
 
 _SectionT = TypeVar("_SectionT", bound=Section)
 _Text = Annotated[str, BeforeValidator(str)]
-"""YAML reads a key such as 0 as a number."""
+"""YAML parses a key like 0 as a number."""
 
 
 class TimeFormat(Section):
-    """How a table writes its instants."""
+    """Timestamp format of a table."""
 
     unit: Literal["ns", "us", "ms", "s", "m", "h", "d"] | None = None
     """Unit of numbers since ``origin``; null: detected for s to ns since 1970 and for Excel days."""
@@ -52,7 +52,7 @@ class TimeFormat(Section):
 
 
 def _stripped(columns: Any) -> Any:
-    """Strip names of columns, as the reader strips a file's header."""
+    """Strip column names, as the reader does for a file's header."""
     if columns is None:
         return {}
     if not isinstance(columns, Mapping):
@@ -61,7 +61,7 @@ def _stripped(columns: Any) -> Any:
 
 
 class LongFormat(Section):
-    """Which columns of a table with a row for each value hold the metric's name and the value."""
+    """Columns of a long-format table (one row per value)."""
 
     metric: str
     """Column with the name of the metric."""
@@ -74,7 +74,7 @@ class LongFormat(Section):
 
 
 class TableMapping(Section):
-    """How one kind of source becomes a table of the dataset."""
+    """How a source is converted to a table of the dataset."""
 
     columns: Annotated[dict[str, str | tuple[str, ...] | None], BeforeValidator(_stripped)] = Field(
         default_factory=dict
@@ -116,7 +116,7 @@ def _named_groups(pattern: re.Pattern[str]) -> re.Pattern[str]:
 
 
 class InventoryMapping(TableMapping):
-    """How an inventory source becomes installations; with a column ``seen_at`` its rows are observations."""
+    """How an inventory is converted to installations; with a ``seen_at`` column, its rows are observations."""
 
     parts: dict[str, Annotated[re.Pattern[str], AfterValidator(_named_groups)]] = Field(default_factory=dict)
     """Source column: regular expression for whole values;
@@ -127,7 +127,7 @@ class InventoryMapping(TableMapping):
 
 
 class KernelLogMapping(Section):
-    """What kernel logs leave unsaid."""
+    """Context that kernel logs lack."""
 
     node: str | None = None
     """Node of lines without a host; null: the file name, if it is a node."""
@@ -146,7 +146,7 @@ class KernelLogMapping(Section):
 
 
 class NodesMapping(Section):
-    """What nodes are called."""
+    """Node names."""
 
     aliases: dict[_Text, _Text] = Field(default_factory=dict)
     """Other name of a node, in any letter case: node; for every table."""
@@ -196,7 +196,7 @@ class ImportMapping(Section):
     @model_validator(mode="before")
     @classmethod
     def _spread_timezone(cls, content: Any) -> Any:
-        """Give the file's zone to each table that has none."""
+        """Apply the mapping's ``timezone`` to each table without one."""
         zone = content.get("timezone") if isinstance(content, Mapping) else None
         if zone is None:
             return content
@@ -219,5 +219,5 @@ class ImportMapping(Section):
 
 
 def load_mapping(path: Path | None) -> ImportMapping:
-    """Read and check a mapping file; None gives the mapping that changes nothing."""
+    """Load and validate a mapping file; without a path, return the default mapping."""
     return ImportMapping() if path is None else read_settings(path, ImportMapping)

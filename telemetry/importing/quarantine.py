@@ -1,6 +1,6 @@
-"""Rows and values that cannot be used: counted by reason, kept with their content, and held against the loss budget.
+"""Unusable rows and values: counted by reason, kept with their content, and checked against the loss budget.
 
-A :class:`Quarantine` is the account of a run, too: whatever it sets aside, it counts as left out for the same reason.
+A :class:`Quarantine` is also the accounting of a run: quarantined rows count as left out for the same reason.
 """
 
 import json
@@ -29,10 +29,10 @@ QUARANTINE: Final = pa.schema(
         pa.field("content", pa.string(), nullable=False),
     ]
 )
-"""quarantine/*.parquet: ``row`` counts from 1 without the header, ``content`` is the row as JSON or as read."""
+"""quarantine/*.parquet: ``row`` counts from 1 after the header, ``content`` is the row as JSON or as read."""
 
 BY_MAPPING: Final = "left out by the mapping"
-"""Reason of rows that the mapping drops on purpose: they are no loss."""
+"""Reason for rows dropped deliberately by the mapping; they do not count as lost."""
 
 VALUES: Final = " values"
 """Suffix of the tables that count values instead of rows (``sample values``)."""
@@ -42,7 +42,7 @@ _EXAMPLES = 3
 _MAX_CONTENT = 1 << 16
 
 FEWEST_LOST: Final = 10
-"""A loss of fewer rows or values than this is within the budget, unless it is most of the rows of a file."""
+"""Losing fewer rows or values than this never exceeds the budget, unless they are most of a file's rows."""
 
 _NAMES: Final = (
     "Name nodes and GPUs as the inventory does, add the missing ones to it, or import without --inventory where "
@@ -80,7 +80,7 @@ _ADVICE: Final[Mapping[str, str]] = {
 
 
 def advice(reason: str) -> str:
-    """Return what to do about rows that are left out for a reason."""
+    """Return what to do about rows left out for a reason."""
     for known in (reason, *(name for name in _ADVICE if reason.startswith(f"{name} in "))):
         if known in _ADVICE:
             return _ADVICE[known]
@@ -89,7 +89,7 @@ def advice(reason: str) -> str:
 
 @dataclass(slots=True)
 class _Loss:
-    """The loss of a file's rows, or of a column's values; ``present`` are those that should have been usable."""
+    """Losses among a file's rows or a column's values; ``present``: how many should have been usable."""
 
     present: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
@@ -115,11 +115,10 @@ def _rows_of(file: Path) -> str:
 
 
 class Quarantine(Accounting):
-    """Accounts for rows, and collects unusable ones into one Parquet file of the dataset that is being built.
+    """Accounts for rows, and collects unusable ones into a Parquet file of the dataset being built.
 
-    ``max_loss``: share of a file's rows, or of a column's values, that may be lost; None: any.
-
-    ``counts``: records set aside by reason, rows and values equally.
+    ``max_loss``: maximum share of a file's rows, or of a column's values, that may be lost; None: no limit.
+    ``counts``: quarantined rows and values by reason.
     """
 
     def __init__(self, max_loss: float | None = None) -> None:
@@ -127,19 +126,19 @@ class Quarantine(Accounting):
         self._path: Path | None = None
         self._max_loss = max_loss
         self._writer: pq.ParquetWriter | None = None
-        self._rows: list[tuple[object, ...]] = []  # as the schema of the quarantine says
+        self._rows: list[tuple[object, ...]] = []  # as in QUARANTINE
         self._losses: defaultdict[tuple[str, str], _Loss] = defaultdict(_Loss)
         self.counts: Counter[str] = Counter()
 
     def read_rows(self, table: str, file: Path, number: int) -> None:
-        """Count rows of a file that were read, usable or not."""
+        """Count rows read from a file, usable or not."""
         self.read(table, number)
         self._losses[table, _rows_of(file)].present += number
 
     def leave_out(
         self, table: str, file: Path, reason: str, number: int, example: object = None, *, lost: bool = False
     ) -> None:
-        """Count rows that are left out and not kept; those that were never of use dilute no loss."""
+        """Count rows left out without keeping them; unless ``lost``, they do not count towards the loss budget."""
         self.left_out(table, reason, number, example)
         if lost:
             self._lose(table, _rows_of(file), reason, number, str(example))
@@ -147,7 +146,7 @@ class Quarantine(Accounting):
             self._losses[table, _rows_of(file)].present -= number
 
     def values(self, table: str, column: str, usable: int, problems: Mapping[str, tuple[int, str]]) -> None:
-        """Count the values of a column; ``problems``: how many cannot be used, and an example, by reason."""
+        """Count the values of a column; ``problems``: number of unusable values and an example, by reason."""
         name, what = table.removesuffix("s") + VALUES, f"column {column}, values"
         self.used(name, usable)
         self.read(name, usable + sum(number for number, _ in problems.values()))
@@ -163,14 +162,14 @@ class Quarantine(Accounting):
             loss.examples += [example] if len(loss.examples) < _EXAMPLES else []
 
     def example(self, reason: str) -> str:
-        """Return an example of what was set aside for a reason."""
+        """Return an example of a row or value left out for a reason; empty if there is none."""
         return next((account.examples[reason] for account in self.tables.values() if reason in account.examples), "")
 
     def check_loss(self, table: str) -> None:
-        """Stop an import that loses more than it may.
+        """Stop an import that exceeds the loss budget.
 
-        Raises ``InputError`` if of a file's rows, or of a column's values, more than ``max_loss`` are lost, and these
-        are at least :data:`FEWEST_LOST` or most rows of the file; the message names all such files and columns.
+        Raises ``InputError`` if more than ``max_loss`` of a file's rows or a column's values are lost, and they are at
+        least :data:`FEWEST_LOST` or most of the file's rows; the message names all such files and columns.
         """
         if self._max_loss is None:
             return
@@ -203,12 +202,11 @@ class Quarantine(Accounting):
         rows: int = 1,
         lost: bool = True,
     ) -> None:
-        """Set one row aside.
+        """Quarantine a row.
 
-        ``row``: row of the source, from 1, the header not counted.
-        ``content``: the row.
-        ``rows``: rows that are left out with it: 0 where only a value is, more where it has swallowed others.
-        ``lost``: whether they might have been of use.
+        ``row``: row number in the source, from 1 after the header.
+        ``rows``: number of rows left out: 0 if only a value is, more than 1 if the row has swallowed others.
+        ``lost``: whether they count towards the loss budget.
         """
         place = file.name if row is None else f"{file.name}, row {row}"
         example = f"{place}: {detail or content}"[:EXAMPLE_LENGTH]
@@ -227,19 +225,19 @@ class Quarantine(Accounting):
     def set_aside_frame(
         self, reason: str, table: str, file: Path, frame: pd.DataFrame, *, rows: int = 1, lost: bool = True
     ) -> None:
-        """Set aside the rows of a frame; their place in the file is not known any more."""
+        """Quarantine the rows of a frame; their row numbers are no longer known."""
         for record in frame.to_dict("records"):
             content = {str(name): value for name, value in record.items() if not pd.isna(value)}
             self.set_aside(reason, table, file, None, row_text(content), rows=rows, lost=lost)
 
     @contextmanager
     def stored_in(self, folder: Path) -> Iterator[None]:
-        """Store the rows in a folder, which is made with the first; those that were quarantined before, too."""
+        """Write rows, including those already quarantined, to a folder that is created with the first of them."""
         self._path = folder / _new_name(folder)
         try:
             yield
         except BaseException:
-            # The folder is discarded; a full disk must not hide the error.
+            # The folder is discarded; a full disk must not mask the original error.
             with suppress(OSError):
                 self._close()
             raise
@@ -264,17 +262,17 @@ class Quarantine(Accounting):
 
 
 def _storable(value: object) -> object:
-    """Return what Arrow can store: text without lone surrogates and of bounded length."""
+    """Make text storable in Arrow: without lone surrogates, and truncated."""
     return value.encode("utf-8", "replace").decode()[:_MAX_CONTENT] if isinstance(value, str) else value
 
 
 def row_text(record: Mapping[str, Any]) -> str:
-    """Write a row as one line of JSON; values that JSON does not know are written as text."""
+    """Return a row as one line of JSON; values that JSON cannot represent become text."""
     return json.dumps(record, ensure_ascii=False, default=str)
 
 
 def _new_name(folder: Path) -> str:
-    """Return a name that is free, so that the rows of earlier imports stay; some of them may have been removed."""
+    """Return an unused file name: earlier imports' files are kept, and some of them may have been deleted."""
     number = len(list(folder.glob("*.parquet"))) + 1
     while (folder / f"import-{number:04d}.parquet").exists():
         number += 1

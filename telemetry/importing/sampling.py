@@ -1,4 +1,4 @@
-"""How often a source samples, and the step of a dataset that is made from it."""
+"""Sampling interval of a source, and the step of the dataset imported from it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -24,20 +24,20 @@ from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.samples.rollup import median_gaps
 
 STEPS: Final = tuple(timedelta(minutes=minutes) for minutes in (10, 15, 20, 30, 60, 120, 180, 240, 360, 720, 1440))
-"""Steps of new datasets, ascending; each divides a day. Finer samples are rolled up to the first."""
+"""Possible steps of a new dataset, ascending; each divides a day. Finer samples are rolled up to the first."""
 
 _JITTER: Final = 0.95
-"""Share of a step from which an interval belongs to the next longer one: scrapes are seconds late or early."""
+"""Tolerance for scrape jitter: a step need only be this share of the interval."""
 
 _ROWS: Final = 200_000
-"""Rows of staged samples that are enough to see an interval."""
+"""Number of staged rows from which to estimate the interval."""
 
 _FILES: Final = 5
-"""Files that are read, evenly spread over those that are given."""
+"""Number of files read, evenly spaced among those given."""
 
 
 def step_for(interval: timedelta | None) -> timedelta:
-    """Return the shortest step that is not shorter than an interval; the first of :data:`STEPS` if it is unknown."""
+    """Return the shortest step not shorter than an interval; the first of :data:`STEPS` if it is unknown."""
     if interval is None:
         return STEPS[0]
     return next((step for step in STEPS if interval * _JITTER <= step), STEPS[-1])
@@ -46,7 +46,7 @@ def step_for(interval: timedelta | None) -> timedelta:
 def sampling_interval(units: Sequence[str] | npt.NDArray[Any], ms: npt.NDArray[np.int64]) -> timedelta | None:
     """Return the median over units of each unit's median interval; None if no unit has two samples.
 
-    ``units``: of each sample; ``ms``: its instant in milliseconds.
+    ``units``, ``ms``: unit and time (milliseconds) of each sample.
     """
     codes, _ = pd.factorize(np.asarray(units))
     medians = median_gaps(codes, ms)
@@ -56,7 +56,7 @@ def sampling_interval(units: Sequence[str] | npt.NDArray[Any], ms: npt.NDArray[n
 def interval_of_files(
     samples: Sequence[Path], mapping: TableMapping, channels: Mapping[str, Channel]
 ) -> timedelta | None:
-    """Return the sampling interval of files, by the first rows of a few of them; None where they do not show it."""
+    """Estimate the sampling interval from the first rows of a few files; None if they do not suffice."""
     files = expand_sources(tuple(samples), "samples")
     places = sorted({*np.linspace(0, len(files) - 1, min(_FILES, len(files))).astype(int)})
     intervals = [_interval_of_file(files[place], mapping, channels) for place in places]
@@ -65,11 +65,11 @@ def interval_of_files(
 
 
 def interval_of_staged(files: Sequence[Path]) -> timedelta | None:
-    """Return the sampling interval of staged samples; None where they do not show it."""
-    # A staged file may hold one scrape only: those that follow each other are looked at together.
+    """Estimate the sampling interval of staged samples; None if they do not suffice."""
+    # A staged file may contain a single scrape, so consecutive files are read together.
     tables: list[pa.Table] = []
     for path in reversed(files):
-        with suppress(pa.ArrowException, OSError):  # compaction puts a damaged file aside
+        with suppress(pa.ArrowException, OSError):  # compaction sets damaged files aside
             tables.append(pq.read_table(path, columns=["timestamp", "node", "gpu"]).slice(0, _ROWS))
         if sum(table.num_rows for table in tables) >= _ROWS:
             break
@@ -81,7 +81,7 @@ def interval_of_staged(files: Sequence[Path]) -> timedelta | None:
 
 
 def _units(columns: Iterable[pa.ChunkedArray | None], length: int) -> npt.NDArray[np.int64]:
-    """Return a number for each row that is the same for the same names."""
+    """Return a code per row, equal for rows with equal names."""
     units = np.zeros(length, np.int64)
     for column in columns:
         codes, names = pd.factorize(as_text(column, length))
@@ -102,7 +102,7 @@ def _interval_of_file(file: Path, mapping: TableMapping, channels: Mapping[str, 
         batch.mapping = mapping
         instants = batch.instants("timestamp")
     except InputError:
-        return None  # the import says what is wrong with it
+        return None  # the import reports the error
     assert instants is not None
     units = _units([batch.column("node"), batch.column("gpu")], len(batch.rows))
     good = instants.ok
@@ -110,7 +110,7 @@ def _interval_of_file(file: Path, mapping: TableMapping, channels: Mapping[str, 
 
 
 def step_of(out: Path, samples: Sequence[Path], mapping: TableMapping, channels: Mapping[str, Channel]) -> timedelta:
-    """Return the step of the dataset at ``out``; where there is none, that of a new one made from samples."""
+    """Return the step of the dataset at ``out``, or if there is none, the step of a new one with these samples."""
     if (out / META_NAME).exists():
         return Dataset.open(out, lease=False).meta.step
     return step_for(interval_of_files(samples, mapping, channels) if samples else None)

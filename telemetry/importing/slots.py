@@ -1,7 +1,7 @@
-"""Which GPU was in which slot of a node, and at which PCI address, as samples show it.
+"""Which GPU was in which slot of a node, and at which PCI address, according to samples.
 
-A slot or index identifies a GPU only at an instant at which both were observed: devices are renumbered after one of
-them is lost. Between observations a slot holds a GPU if the observations before and after agree.
+A slot or index identifies a GPU only at the time of an observation: devices are renumbered after one of them is lost.
+Between observations, a slot's GPU is known if the observations before and after agree.
 """
 
 import re
@@ -18,7 +18,7 @@ _INDEX: Final = re.compile(
     re.IGNORECASE,
 )
 _EDGE_MS: Final = 86_400_000
-# A node whose GPU fails is rebooted within hours or days, and may number its GPUs again.
+# A node is rebooted within hours or days of a GPU failure, and may then renumber its GPUs.
 
 _PLACE: Final = ["node", "pci_bus_id", "slot"]
 
@@ -27,13 +27,13 @@ Names = tuple[npt.NDArray[np.int64], Sequence[str]]
 
 
 def slot_key(text: str) -> str:
-    """Return the form in which slots are compared: of an index its number, however it is written."""
+    """Return a slot name in normalised form for comparison; an index becomes its number."""
     index = _INDEX.match(text)
     return str(int(index[1])) if index else text.strip().casefold()
 
 
 def is_index(text: str) -> bool:
-    """Return whether a text is an index, such as ``3``, ``gpu-3`` or ``slot 3``."""
+    """Whether a text is an index (``3``, ``gpu-3``, ``slot 3``)."""
     return _INDEX.match(text) is not None
 
 
@@ -52,7 +52,7 @@ class PlaceRuns:
         address: Names,
         slot: Names,
     ) -> None:
-        """Take a batch of rows; codes of units and nodes, shape (n,)."""
+        """Add a batch of rows; ``unit`` and ``node`` are codes, shape (n,)."""
         (address_of, addresses), (slot_of, slots) = address, slot
         packed = (node * (len(addresses) + 1) + address_of + 1) * (len(slots) + 1) + slot_of + 1
         distinct, first, inverse = np.unique(packed, return_index=True, return_inverse=True)
@@ -64,7 +64,7 @@ class PlaceRuns:
         self._parts.append(_runs(rows))
 
     def frame(self) -> pd.DataFrame:
-        """Return a row for each time that a unit was in one place, by (unit, first_ms).
+        """Return a row for each stay of a unit in a place, ordered by (unit, first_ms).
 
         Columns: ``unit`` and ``node`` (codes), ``pci_bus_id``, ``slot``, ``first_ms``, ``last_ms``.
         """
@@ -82,9 +82,9 @@ def _runs(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 class ObservedSlots:
-    """Answers which GPU was in a slot at a time.
+    """Looks up which GPU was in a slot at a time.
 
-    ``runs``: ``gpu``, ``node``, ``slot``, ``first_ms``, ``last_ms``; rows without a slot say nothing.
+    ``runs``: ``gpu``, ``node``, ``slot``, ``first_ms``, ``last_ms``; rows without a slot are ignored.
     """
 
     def __init__(self, runs: pd.DataFrame | None = None) -> None:
@@ -105,7 +105,7 @@ class ObservedSlots:
         self.renumbered = frozenset(renumbered | several)
 
     def find(self, node: str, slot: str, ms: int) -> str | None:
-        """Return the GPU of a slot (:func:`slot_key`) at a time; None if that is not known."""
+        """Return the GPU in a slot (a :func:`slot_key`) at a time; None if unknown."""
         runs = self._in_slot.get((node, slot), [])
         inside = {gpu for first, last, gpu in runs if first <= ms <= last}
         if inside:

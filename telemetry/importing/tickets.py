@@ -1,4 +1,4 @@
-"""Tickets as events: the type of their words, the second event of a resolved ticket, and the GPU that one names."""
+"""Tickets as events: classifying their words, the second event of a resolved ticket, and the GPU a ticket names."""
 
 import re
 from collections import Counter
@@ -26,19 +26,19 @@ REPLACED: Final = "replaced_at"
 RESOLUTION: Final = "resolution"
 GPU_COLUMNS: Final = ("slot", "pci_bus_id", "serial")
 TICKET_COLUMNS: Final = (RESOLVED, REPLACED, RESOLUTION, *GPU_COLUMNS)
-"""Columns that a table of events may have besides those of the dataset."""
+"""Additional columns of event tables, on top of the dataset's."""
 
 EARLY: Final = "resolved before it was opened"
-"""Why a ticket has no second event; its first stays."""
+"""Reason a ticket has no second event; its first event is kept."""
 
 UNKNOWN_GPU: Final = "events_of_the_node_as_their_gpu_is_unknown"
-"""Count of events whose slot, address or index names no GPU at their time."""
+"""Count of events whose slot, address or index matches no GPU at the time."""
 
 NAMED_IN_TEXT: Final = "gpus_named_in_the_text_of_their_events"
-"""Count of events whose GPU only their text names, by UUID, PCI address or index."""
+"""Count of events whose GPU is named only in their text, by UUID, PCI address or index."""
 
 SEVERAL_IN_TEXT: Final = "events_of_the_node_as_their_text_names_several_gpus"
-"""Count of events whose text names more than one GPU, or one by two names that disagree."""
+"""Count of events whose text names several GPUs, or one GPU by contradictory names."""
 
 _OF_NODES: Final = ("drain", "maintenance")
 _LIMITS: Final = {"installed_at": -NEVER, "removed_at": NEVER}
@@ -60,14 +60,14 @@ _INDEX_IN_TEXT: Final = re.compile(
     r"(?!\s*(?:%|°|×|(?:x|of|gi?b|[wc]|gpus?|(?:hour|day|minute|time|node|server|error|failure)s?)\b)|[.:]\d)",
     re.IGNORECASE,
 )
-"""``GPU 3``, ``GPU #3``, ``gpu index: 3``; ``more`` where others follow, as in ``GPUs 0-3``."""
+"""``GPU 3``, ``GPU #3``, ``gpu index: 3``; ``more`` if others follow, as in ``GPUs 0-3``."""
 
 
 def types_of(kinds: Texts, rows: Mapping[str, Texts], review: PhraseReview) -> Texts:
-    """Return the type of each event; null where the given one is a number.
+    """Return the type of each event; null if the given type is a number.
 
-    A word that is no type is classified by its context; one that no rule is sure of is ``other``. Where it is the only
-    text, it becomes the ``detail``, and an XID in it the ``code``: ``rows`` is changed in place.
+    Words that are not event types are classified as ticket text. They become the ``detail`` if the event has none, and
+    an XID in them the ``code``: ``rows`` is modified in place.
     """
     types = np.array([None if kind is None else str(kind).strip().lower() for kind in kinds], dtype=object)
     for row in np.flatnonzero(~np.isin(types.astype(str), EVENT_TYPES)).tolist():
@@ -88,9 +88,9 @@ def types_of(kinds: Texts, rows: Mapping[str, Texts], review: PhraseReview) -> T
 
 
 def node_finder(installations: InstallationIndex) -> Callable[[str | None], str | None]:
-    """Return what writes a text about a node as that node's known name.
+    """Return a function that converts a node name, or text naming one, to the node's known name.
 
-    A title such as ``node-17: GPU 3 is lost`` means the one node that it names; any other text stays as it is.
+    A title like ``node-17: GPU 3 is lost`` means the only known node in it; other text is treated as a name.
     """
 
     @cache
@@ -105,7 +105,7 @@ def node_finder(installations: InstallationIndex) -> Callable[[str | None], str 
 
 
 def nodes_of_list(text: str, installations: InstallationIndex) -> list[str]:
-    """Return the nodes of a list of names, of which each must be known; empty if it is none."""
+    """Return the nodes of a list of names; empty if it is not a list or a node is unknown."""
     try:
         listed = expand_hostlist(re.sub(r"\s*(?:[;/&+,\s]|\band\b)\s*", ",", text.strip()))
     except ValueError:
@@ -121,12 +121,12 @@ def resolve_tickets(
     opened_ms: npt.NDArray[np.int64],
     counts: Counter[str],
 ) -> None:
-    """Read :data:`RESOLVED` and :data:`REPLACED`: a ticket that was resolved is what was opened, and its repair.
+    """Read :data:`RESOLVED` and :data:`REPLACED`: a resolved ticket is two events, the problem and its resolution.
 
-    Adds ``resolved_ms`` (-1: none) and ``resolved_type`` to ``rows``. Where the type of a resolved ticket is the work
-    on it (``repair``, ``replacement``), the ticket was opened for a ``failure``. :data:`RESOLUTION` is the text of the
-    second event, and tells a replacement from a repair; so does an instant of :data:`REPLACED`, the second event's.
-    ``texts``: details as given, without those that :func:`types_of` has classified.
+    Adds ``resolved_ms`` (-1: none), ``resolved_type`` and ``resolved_detail`` to ``rows``. If the type of a resolved
+    ticket is the work done (``repair``, ``replacement``), its first event is a ``failure``. :data:`RESOLUTION` is the
+    text of the second event and distinguishes replacement from repair; a time in :data:`REPLACED` means replacement.
+    ``texts``: the details as given, without those set by :func:`types_of`.
     """
     ends = [batch.instants(name, optional=True, day_end=True) for name in (RESOLVED, REPLACED)]
     if ends == [None, None]:
@@ -152,9 +152,9 @@ def resolve_tickets(
 
 
 def _work_of(kind: object, texts: Sequence[object]) -> str | None:
-    """Return the type of what resolved a ticket; None where nothing is known to have been mended.
+    """Return the event type of a ticket's resolution; None if no work is known to have been done.
 
-    ``texts``: the first one that names work decides.
+    ``texts``: the first text that names work decides.
     """
     if kind in WORK or kind == "drain":
         return str(kind)
@@ -164,12 +164,12 @@ def _work_of(kind: object, texts: Sequence[object]) -> str | None:
 
 
 def resolutions(rows: Mapping[str, npt.NDArray[Any]], good: npt.NDArray[np.bool_], delay: timedelta) -> pd.DataFrame:
-    """Return the events of resolutions of the good rows, after GPU and node were found; instants in milliseconds."""
+    """Return the resolution events of the good rows, once GPUs and nodes are resolved; times in milliseconds."""
     if "resolved_ms" not in rows:
         return pd.DataFrame(rows)[:0]
     events = pd.DataFrame(rows)[good & (rows["resolved_ms"] >= 0)]
     is_drain, is_failure = events["resolved_type"] == "drain", events["type"] == "failure"
-    # A repair with the code of its failure leaves other failures open; an XID or diagnostic code means something else.
+    # A repair with its failure's code leaves other failures open; codes of XIDs and diagnostics have another meaning.
     code = events["code"].where(is_failure, None).mask(is_drain, _RELEASE)
     known_ms = events["resolved_ms"] + int(delay.total_seconds() * 1000)
     texts = {"type": events["resolved_type"], "code": code, "detail": events["resolved_detail"]}
@@ -183,11 +183,11 @@ def name_gpus(
     installations: InstallationIndex | None,
     counts: Counter[str],
 ) -> None:
-    """Replace what a row says of its GPU by the GPU's identity; ``rows`` is changed in place.
+    """Resolve each row's GPU to its identity; ``rows`` is modified in place.
 
-    A GPU is named by its identity, or by serial number, PCI address or slot, each in ``gpu`` or in a column of its own.
-    Slots and addresses are those of the GPU that was in the node at that time. Where it is not known which GPU that
-    was, the event is of the node, and counted.
+    A GPU is given by identity, serial number, PCI address or slot, in ``gpu`` or in a separate column, or else named
+    in the event's text. Slots and addresses are resolved to the GPU in that node at that time; if it is unknown, the
+    event is attributed to the node and counted.
     """
     gpu, node = rows["gpu"], rows["node"]
     given = {name: batch.texts(name) for name in GPU_COLUMNS if name in batch and name not in rows}
@@ -219,14 +219,14 @@ def name_gpus(
 
 
 def _gpus_in_text(text: str) -> set[str]:
-    """Return the GPUs that a text names by UUID, PCI address or index; for a list or range of indices, two of them."""
+    """Return the GPUs named in a text by UUID, PCI address or index; of a range of indices, both ends."""
     indices = list(_INDEX_IN_TEXT.finditer(text))
     lists = {re.sub(r"\D+", "", match["more"]) for match in indices if match["more"]}
     return {*_GPU_IN_TEXT.findall(text), *(match["index"] for match in indices), *lists}
 
 
 def _keep_address(rows: Mapping[str, Texts], row: int, names: list[str]) -> None:
-    """Keep what named the GPU: an address for a later look-up, else the text."""
+    """Keep an unresolved GPU's names: an address in ``pci_bus_id``, and all of them in ``detail``."""
     if "pci_bus_id" in rows and pd.isna(rows["pci_bus_id"][row]):
         rows["pci_bus_id"][row] = next(filter(None, map(normalise_pci_bus_id, names)), None)
     detail = rows["detail"][row]
@@ -234,7 +234,7 @@ def _keep_address(rows: Mapping[str, Texts], row: int, names: list[str]) -> None
 
 
 class GpuPlaces:
-    """Finds GPUs by serial number, and by node and PCI address or slot, with the time that each was there."""
+    """Finds GPUs by serial number, or by node and PCI address or slot at a given time."""
 
     def __init__(self, installations: InstallationIndex) -> None:
         self._installations = installations
@@ -256,7 +256,7 @@ class GpuPlaces:
         return int(self._installations.codes([name])[0]) >= 0
 
     def find(self, names: list[str], slot: object, node: object, ms: int) -> str | None:
-        """Return the one GPU that any of the names means in a node at a time; None: none, or several."""
+        """Return the GPU that any of the names refers to in a node at a time; None if unknown or ambiguous."""
         for name in names:
             found = self._gpus.find(name)
             if found is not None:
@@ -271,7 +271,7 @@ class GpuPlaces:
         )
 
     def gpu_at(self, node: str, key: str, ms: int) -> str | None:
-        """Return the one GPU at an address of a node at a time; of two at the instant of a swap the newer one."""
+        """Return the GPU at an address or slot of a node at a time; at the instant of a swap, the new one."""
         there = [
             installation for installation in self._at.get((node, key), ()) if installation[0] <= ms <= installation[1]
         ]
@@ -279,7 +279,7 @@ class GpuPlaces:
         return gpus.pop() if len(gpus) == 1 else None
 
     def _in_slot(self, node: str, slot: str, ms: int) -> str | None:
-        """Return the GPU of a slot at a time; None where samples and inventory number the slots in two ways."""
+        """Return the GPU of a slot at a time; None if samples and inventory disagree."""
         given, slots = self.gpu_at(node, f"slot {slot}", ms), self._installations.slots
         observed = slots.find(node, slot, ms)
         if observed is None:

@@ -43,6 +43,7 @@ from pipeline.tracking import (
     library_versions,
     measurements_of,
     record_backtest,
+    run_tags,
 )
 
 EXPERIMENT = "predrain"
@@ -134,7 +135,7 @@ def train_bundle(
             name=f"{params.models.profile} fitted to {fitted.refit_at:%Y-%m-%d %H:%M}",
             params=flatten(params.model_dump(mode="json")),
             metrics={key: float(value) for key, value in summary.items() if isinstance(value, int)},
-            tags=_tags(matrix)
+            tags=run_tags(matrix)
             | {"kind": "train", "bundle_digest": bundle.digest, "refit_at": fitted.refit_at.isoformat()},
             artifacts=(out / CARD,),
             once=True,
@@ -244,7 +245,7 @@ def replay(
             name=f"backtest of {params.models.profile}: {context.dataset}",
             main=main,
             params=flatten(params.model_dump(mode="json")),
-            tags=_tags(matrix) | {"bootstrap": str(params.backtest.bootstrap)},
+            tags=run_tags(matrix) | {"bootstrap": str(params.backtest.bootstrap)},
             result=result,
             evaluation=evaluation,
             artifacts=(out / "metrics.json",),
@@ -320,14 +321,6 @@ def _alerts(result: BacktestResult, profile: str) -> tuple[AlertEntry, ...]:
 def _shown_params(params: Params) -> dict[str, str]:
     chosen = ("decision", "labels", "features", "training", "models", "backtest")
     return flatten({name: getattr(params, name).model_dump(mode="json") for name in chosen})
-
-
-def _tags(matrix: FeatureMatrix) -> dict[str, str]:
-    return {
-        "dataset_digest": matrix.config.dataset_digest,
-        "matrix_digest": matrix.digest,
-        "code_revision": code_revision(),
-    }
 
 
 def _data_facts(matrix: FeatureMatrix, as_of: datetime) -> dict[str, Any]:

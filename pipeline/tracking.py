@@ -12,6 +12,7 @@ import numpy as np
 
 from evaluation.backtest.frames import BacktestResult
 from evaluation.metrics.evaluation import Evaluation
+from features.matrix.matrix import FeatureMatrix
 from foundation.errors import InputError
 
 _LIBRARIES = (
@@ -87,6 +88,17 @@ _FOLD_METRICS = (
     "base_rate", "precision", "precision_at_k", "recall", "average_precision", "roc_auc", "alerts_labelled", "hits",
     "positives", "incidents", "caught",
 )  # fmt: skip
+
+
+def run_tags(matrix: FeatureMatrix) -> dict[str, str]:
+    """Return the tags of every run: the digests of its inputs, and the revision of the code."""
+    return {
+        "dataset_digest": matrix.config.dataset_digest,
+        "matrix_digest": matrix.digest,
+        "code_revision": code_revision(),
+    }
+
+
 _COUNTS = ("n_positive", "n_negative", "n_augmented", "n_incidents")
 
 
@@ -107,7 +119,7 @@ def record_backtest(
     Logging an unchanged backtest again adds nothing; interrupted logging is resumed.
 
     ``name``: name of the run. ``main``: the profile's main metrics, logged without a prefix.
-    ``tags``: ``dataset_digest``, ``code_revision`` and the other tags of every run.
+    ``tags``: see :func:`run_tags`.
     """
     from models.registry.store import log_run  # MLflow takes seconds to import
 

@@ -1,4 +1,4 @@
 """Metrics of predictions, with cluster bootstrap intervals and comparisons at equal numbers of alerts.
 
-Input: predictions with labels. Output: an ``Evaluation``. Start with ``evaluation``.
+Input: predictions with labels. Output: an ``Evaluation``. Start with ``evaluation``; ``metrics`` resamples clusters.
 """

@@ -27,10 +27,10 @@ class Level(IntEnum):
     def __get_pydantic_core_schema__(cls, *_: object) -> core_schema.CoreSchema:
         """Serialize by lowercase name."""
         by_name = core_schema.plain_serializer_function_ser_schema(lambda level: level.name.lower())
-        return core_schema.no_info_plain_validator_function(cls._named, serialization=by_name)
+        return core_schema.no_info_plain_validator_function(cls._parse_level, serialization=by_name)
 
     @classmethod
-    def _named(cls, value: object) -> "Level":
+    def _parse_level(cls, value: object) -> "Level":
         if isinstance(value, Level):
             return value
         for level in cls:
@@ -245,8 +245,10 @@ class NodeView:
         """Reason why the node is out of service; None if it is in service or at planned rest."""
         if not self.readable:
             return "unreadable"
-        if self.marks.level.hard or self.resting is not None:
-            return "drained by predrain" if self.marks.level.hard else None
+        if self.marks.level.hard:
+            return "drained by predrain"
+        if self.resting is not None:
+            return None
         if self.down:
             return "down"
         if self.cordoned_by is not None:
@@ -271,7 +273,7 @@ def notices_of(fleet: Sequence[NodeView]) -> list[str]:
     """Return the first notices of all nodes, including nodes without units."""
     notices = sorted(f"{node.name}: {node.notice}" for node in fleet if node.notice is not None)
     more = len(notices) - _NOTICES_SHOWN
-    return [*notices[:_NOTICES_SHOWN], *([f"and {more} more nodes with this notice"] if more > 0 else [])]
+    return [*notices[:_NOTICES_SHOWN], *([f"and {more} more nodes with a notice"] if more > 0 else [])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ _LAST, _MEAN, _STD, _MIN, _MAX, _SLOPE, _DELTA = range(7)
 
 _PER_HOUR = 1.0 / 3_600_000.0
 
-_TOGETHER = 16
+_BATCH_PANES = 16
 """Panes per batch whose nodes are filled gauge by gauge: few enough to stay in the L1 cache."""
 
 # Fields of a node: known values, sum and sum of squares of (value - newest value), sum and sum of squares of hours
@@ -110,9 +110,9 @@ def _add_node(node: FloatArray, into: FloatArray) -> None:
         count = node[_COUNT, c]
         total = node[_TOTAL, c]
         hours = node[_HOURS, c]
-        begins = into[_COUNT, c] == 0.0  # an empty node's newest and time are 0, the initial values
-        newest = node[_NEWEST, c] if begins else into[_NEWEST, c]
-        time = node[_TIME, c] if begins else into[_TIME, c]
+        is_empty = into[_COUNT, c] == 0.0  # an empty node's newest and time are 0, the initial values
+        newest = node[_NEWEST, c] if is_empty else into[_NEWEST, c]
+        time = node[_TIME, c] if is_empty else into[_TIME, c]
         moved = node[_NEWEST, c] - newest if count > 0.0 else 0.0
         back = (time - node[_TIME, c]) * _PER_HOUR if count > 0.0 else 0.0
         into[_NEWEST, c] = newest
@@ -151,27 +151,27 @@ def gauge_nodes(
     Returns shape (nodes, fields, gauges).
     """
     nodes = np.empty((index.nodes, _FIELDS, low_at.size))
-    one = np.empty(_FIELDS)
+    scratch = np.empty(_FIELDS)
     for run in range(index.run_first.size):
         base = index.run_node[run]
         start = index.run_start[run]
         panes = index.run_panes[run]
-        for begin in range(0, panes, _TOGETHER):
+        for begin in range(0, panes, _BATCH_PANES):
             for c in range(low_at.size):
-                for pane in range(begin, min(begin + _TOGETHER, panes)):
+                for pane in range(begin, min(begin + _BATCH_PANES, panes)):
                     first, last = index.starts[start + pane], index.starts[start + pane + 1]
-                    _empty(one)
-                    _add_samples(times, values, c, low_at[c], high_at[c], first, last, one)
+                    _empty(scratch)
+                    _add_samples(times, values, c, low_at[c], high_at[c], first, last, scratch)
                     for field in range(_FIELDS):
-                        nodes[base + pane, field, c] = one[field]
+                        nodes[base + pane, field, c] = scratch[field]
         for level in range(1, levels):
             upper = base + level_offset(panes, level)
-            below = base + level_offset(panes, level - 1)
+            lower = base + level_offset(panes, level - 1)
             for pane in range(panes >> level):
                 sums = nodes[upper + pane]
                 _empty(sums)
-                _add_node(nodes[below + 2 * pane + 1], sums)
-                _add_node(nodes[below + 2 * pane], sums)
+                _add_node(nodes[lower + 2 * pane + 1], sums)
+                _add_node(nodes[lower + 2 * pane], sums)
     return nodes
 
 
@@ -200,9 +200,9 @@ def gauge_windows(
     windows = window_edge.shape[0]
     last_full, last_mean = _reaches(window_edge, table)
     sums = np.empty((_FIELDS, gauges))
-    one = np.empty(_FIELDS)
-    own_count = np.zeros((windows, gauges))
-    own_total = np.zeros((windows, gauges))
+    scratch = np.empty(_FIELDS)
+    window_count = np.zeros((windows, gauges))
+    window_total = np.zeros((windows, gauges))
     statistics = np.empty((len(GAUGE_STATISTICS), gauges))
     for row in range(visits.begin.size):
         _empty(sums)
@@ -216,16 +216,16 @@ def gauge_windows(
                     _add_node_mean(nodes[node], sums)
                 else:
                     stretch = (visits.first[visit], visits.last[visit])
-                    _add_stretch(times, values, low_at, high_at, stretch, edge <= last_full, sums, one)
+                    _add_stretch(times, values, low_at, high_at, stretch, edge <= last_full, sums, scratch)
                 visit += 1
             for w in range(windows):
                 if window_edge[w, 0] == edge:
-                    own_count[w] = sums[_COUNT]
-                    own_total[w] = sums[_TOTAL]
+                    window_count[w] = sums[_COUNT]
+                    window_total[w] = sums[_TOTAL]
                     _statistics(sums, statistics)
                     _emit(statistics, table[:_DELTA, w], row, out)
                 if window_edge[w, 1] == edge:
-                    _delta(sums, own_count[w], own_total[w], statistics[_DELTA])
+                    _delta(sums, window_count[w], window_total[w], statistics[_DELTA])
                     _emit(statistics[_DELTA:], table[_DELTA:, w], row, out)
 
 
@@ -238,18 +238,18 @@ def _add_stretch(
     stretch: tuple[int, int],
     full: bool,
     sums: FloatArray,
-    one: FloatArray,
+    scratch: FloatArray,
 ) -> None:
-    """Add samples outside of tree nodes, for all gauges; ``one`` is scratch space."""
+    """Add samples outside of tree nodes, for all gauges; ``scratch`` is overwritten."""
     for c in range(low_at.size):
         for field in range(_FIELDS):
-            one[field] = sums[field, c]
+            scratch[field] = sums[field, c]
         if full:
-            _add_samples(times, values, c, low_at[c], high_at[c], stretch[0], stretch[1], one)
+            _add_samples(times, values, c, low_at[c], high_at[c], stretch[0], stretch[1], scratch)
         else:
-            _add_means(values, c, stretch[0], stretch[1], one)
+            _add_means(values, c, stretch[0], stretch[1], scratch)
         for field in range(_FIELDS):
-            sums[field, c] = one[field]
+            sums[field, c] = scratch[field]
 
 
 @njit(cache=True, nogil=True)
@@ -265,39 +265,39 @@ def _reaches(window_edge: IntArray, table: IntArray) -> tuple[int, int]:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _statistics(sums: FloatArray, found: FloatArray) -> None:
+def _statistics(sums: FloatArray, out: FloatArray) -> None:
     """Compute the statistics of one window, for all gauges."""
     for c in range(sums.shape[1]):
         n = sums[_COUNT, c]
         newest = sums[_NEWEST, c]
         total = sums[_TOTAL, c]
         mean = total / n if n > 0.0 else np.nan
-        found[_LAST, c] = newest if n > 0.0 else np.nan
-        found[_MEAN, c] = newest + mean
+        out[_LAST, c] = newest if n > 0.0 else np.nan
+        out[_MEAN, c] = newest + mean
         spread = max(sums[_SQUARE, c] - total * mean, 0.0)
-        found[_STD, c] = np.sqrt(spread / (n - 1.0)) if n > 1.0 else np.nan
+        out[_STD, c] = np.sqrt(spread / (n - 1.0)) if n > 1.0 else np.nan
         low = sums[_LOW, c]  # roll-ups have it even if the value itself is missing
-        found[_MIN, c] = low if low < np.inf else np.nan
+        out[_MIN, c] = low if low < np.inf else np.nan
         high = sums[_HIGH, c]
-        found[_MAX, c] = high if high > -np.inf else np.nan
+        out[_MAX, c] = high if high > -np.inf else np.nan
         hours = sums[_HOURS, c]
-        below = sums[_HOURS_SQUARE, c] - hours * hours / n if n > 1.0 else 0.0
-        found[_SLOPE, c] = -(sums[_PRODUCT, c] - hours * mean) / below if below > 0.0 else np.nan
+        denominator = sums[_HOURS_SQUARE, c] - hours * hours / n if n > 1.0 else 0.0
+        out[_SLOPE, c] = -(sums[_PRODUCT, c] - hours * mean) / denominator if denominator > 0.0 else np.nan
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _delta(sums: FloatArray, own_count: FloatArray, own_total: FloatArray, found: FloatArray) -> None:
+def _delta(sums: FloatArray, window_count: FloatArray, window_total: FloatArray, out: FloatArray) -> None:
     """Compute the mean of a window minus that of the preceding window, for all gauges."""
     for c in range(sums.shape[1]):
-        n = own_count[c]
-        before = sums[_COUNT, c] - n
-        delta = own_total[c] / n - (sums[_TOTAL, c] - own_total[c]) / before
-        found[c] = delta if n > 0.0 and before > 0.0 else np.nan
+        n = window_count[c]
+        preceding_count = sums[_COUNT, c] - n
+        delta = window_total[c] / n - (sums[_TOTAL, c] - window_total[c]) / preceding_count
+        out[c] = delta if n > 0.0 and preceding_count > 0.0 else np.nan
 
 
 @njit(cache=True, nogil=True)
-def _emit(found: FloatArray, columns: IntArray, row: int, out: npt.NDArray[np.float32]) -> None:
+def _emit(statistics: FloatArray, columns: IntArray, row: int, out: npt.NDArray[np.float32]) -> None:
     for k in range(columns.shape[0]):
         for c in range(columns.shape[1]):
             if columns[k, c] >= 0:
-                out[row, columns[k, c]] = found[k, c]
+                out[row, columns[k, c]] = statistics[k, c]

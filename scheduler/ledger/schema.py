@@ -9,7 +9,7 @@ from foundation.errors import InputError
 VERSION = 2
 """Version of the schema; others are rejected."""
 
-APPLICATION = 0x70726472
+APPLICATION_ID = 0x70726472
 """``prdr``: SQLite's application id of a ledger."""
 
 _BUSY_S = 5.0
@@ -78,7 +78,7 @@ CREATE INDEX findings_by_node ON findings (node, id);
 CREATE TABLE cluster (name TEXT NOT NULL);
 """
 
-_NAMES = (
+_TABLE_NAMES = (
     "blobs", "rounds", "decisions", "alerts", "calls", "settled", "skipped", "findings",
 )  # fmt: skip
 
@@ -89,7 +89,7 @@ def connect(path: Path | None, *, writable: bool, cluster: str | None = None) ->
     ``path``: None: in memory.
     ``writable``: create it if missing; a read-only ledger must exist.
     ``cluster``: the cluster it must belong to; a ledger without a cluster is assigned to it.
-    Returns: a connection with a write-ahead log and synchronous commits; triggers reject updates and deletes.
+    Returns: a connection; if writable, with a write-ahead log and synchronous commits.
     Raises ``InputError`` if the file is not a ledger, corrupt, of another version or cluster, or cannot be opened.
     """
     where = "the ledger in memory" if path is None else str(path)
@@ -103,72 +103,72 @@ def connect(path: Path | None, *, writable: bool, cluster: str | None = None) ->
     name = ":memory:" if path is None else f"{path.resolve().as_uri()}?mode={mode}"
     try:
         # a ledger may be garbage-collected, and so closed, in another thread
-        link = sqlite3.connect(
+        connection = sqlite3.connect(
             name, uri=path is not None, isolation_level=None, timeout=_BUSY_S, check_same_thread=False
         )
     except sqlite3.Error as error:
-        raise InputError(f"the ledger cannot be opened: {error}", where, _AWAY) from None
+        raise InputError(f"the ledger cannot be opened: {error}", where, _HINT) from None
     try:
         if writable:
-            _prepare(link, path)
-        _check(link, where)
+            _prepare(connection, path)
+        _check(connection, where)
         if writable and cluster is not None:
-            _claim(link, cluster, where)
+            _assign_cluster(connection, cluster, where)
     except InputError:
-        link.close()
+        connection.close()
         raise
     except Exception as error:  # SQLite also raises UnicodeDecodeError for a corrupt schema
-        link.close()
+        connection.close()
         what = "is in use" if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY else "is damaged"
-        raise InputError(f"the ledger {what}: {error}", where, _AWAY) from None
-    return link
+        raise InputError(f"the ledger {what}: {error}", where, _HINT) from None
+    return connection
 
 
-_AWAY = "Keep the file, move it away, and start a new one: the safety state is in the scheduler."
+_HINT = "Keep the file, move it away, and start a new one: the safety state is in the scheduler."
 
 
-def _check(link: sqlite3.Connection, where: str) -> None:
-    application = link.execute("PRAGMA application_id").fetchone()[0]
-    version = link.execute("PRAGMA user_version").fetchone()[0]
-    tables = _tables(link)
-    if application != APPLICATION:
+def _check(connection: sqlite3.Connection, where: str) -> None:
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables = _tables(connection)
+    if application != APPLICATION_ID:
         raise InputError("the file is not a ledger", where, "Give another file.")
     if version != VERSION:
-        do = "Use the predrain that wrote it." if version > VERSION else _AWAY
+        do = "Use the predrain that wrote it." if version > VERSION else _HINT
         raise InputError(f"the ledger has version {version}, this code reads {VERSION}", where, do)
-    if not set(_NAMES) <= tables:
-        missing = ", ".join(sorted(set(_NAMES) - tables))
-        raise InputError(f"the ledger is damaged: it lacks {missing}", where, _AWAY)
-    check_result = link.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if not set(_TABLE_NAMES) <= tables:
+        missing = ", ".join(sorted(set(_TABLE_NAMES) - tables))
+        raise InputError(f"the ledger is damaged: it lacks {missing}", where, _HINT)
+    check_result = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if check_result != "ok":
-        raise InputError(f"the ledger is damaged: {check_result}", where, _AWAY)
+        raise InputError(f"the ledger is damaged: {check_result}", where, _HINT)
 
 
-def _tables(link: sqlite3.Connection) -> set[str]:
-    return {name for (name,) in link.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
-def _prepare(link: sqlite3.Connection, path: Path | None) -> None:
+def _prepare(connection: sqlite3.Connection, path: Path | None) -> None:
     """Set up a connection for writing, and create the tables in an empty file."""
-    if link.execute("PRAGMA application_id").fetchone()[0] == 0 and not _tables(link):
-        link.execute("BEGIN IMMEDIATE")
-        if not _tables(link):  # unless another process created them in the meantime
-            _make(link)
-        link.execute("COMMIT")
-    elif link.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
+    if connection.execute("PRAGMA application_id").fetchone()[0] == 0 and not _tables(connection):
+        connection.execute("BEGIN IMMEDIATE")
+        if not _tables(connection):  # unless another process created them in the meantime
+            _create_tables(connection)
+        connection.execute("COMMIT")
+    elif connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         return
     if path is not None:
-        _write_ahead(link)
-    link.execute("PRAGMA synchronous = FULL")
-    link.execute("PRAGMA foreign_keys = ON")
+        _enable_wal(connection)
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
 
 
-def _write_ahead(link: sqlite3.Connection) -> None:
+def _enable_wal(connection: sqlite3.Connection) -> None:
     """Switch to the write-ahead log; retries because SQLite's busy timeout does not apply to the switch."""
     end = time.monotonic() + _BUSY_S
     while True:
         try:
-            link.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError:
             if time.monotonic() >= end:
@@ -176,24 +176,24 @@ def _write_ahead(link: sqlite3.Connection) -> None:
             time.sleep(0.05)
 
 
-def _claim(link: sqlite3.Connection, cluster: str, where: str) -> None:
-    link.execute("BEGIN IMMEDIATE")
-    row = link.execute("SELECT name FROM cluster").fetchone()
+def _assign_cluster(connection: sqlite3.Connection, cluster: str, where: str) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    row = connection.execute("SELECT name FROM cluster").fetchone()
     if row is None:
-        link.execute("INSERT INTO cluster VALUES (?)", (cluster,))
-    link.execute("COMMIT")
+        connection.execute("INSERT INTO cluster VALUES (?)", (cluster,))
+    connection.execute("COMMIT")
     if row is not None and row[0] != cluster:
         raise InputError(f"this is the ledger of {row[0]}, not of {cluster}", where, "Use one ledger per cluster.")
 
 
-def _make(link: sqlite3.Connection) -> None:
+def _create_tables(connection: sqlite3.Connection) -> None:
     for statement in _TABLES.split(";"):
-        link.execute(statement)
-    for name in _NAMES:
+        connection.execute(statement)
+    for name in _TABLE_NAMES:
         for verb in ("update", "delete"):
-            link.execute(
+            connection.execute(
                 f"CREATE TRIGGER {name}_no_{verb} BEFORE {verb} ON {name} "
                 f"BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
             )
-    link.execute(f"PRAGMA application_id = {APPLICATION}")
-    link.execute(f"PRAGMA user_version = {VERSION}")
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")

@@ -231,7 +231,7 @@ def test_what_an_operator_should_look_at_is_reported_of_calm_nodes_too():
     assert "n: the taint was edited" in once([noted, *healthy(3)], config()).reasons
     many = [replace(each, notice="x") for each in healthy(30)]
     assert [reason for reason in once(many, config()).reasons if "more nodes" in reason] == [
-        "and 10 more nodes with this notice"
+        "and 10 more nodes with a notice"
     ]
 
 

@@ -327,7 +327,7 @@ def test_a_first_start_that_another_one_overtakes_takes_the_tables_that_are_ther
     thread = threading.Thread(target=lambda: made.append(SqliteLedger(file, "c").unsettled()))
     thread.start()  # sees an empty file, and waits for the lock
     time.sleep(0.3)
-    schema._make(other)
+    schema._create_tables(other)
     other.execute("COMMIT")
     thread.join()
     other.close()

@@ -1,4 +1,4 @@
-"""Samples of files into a dataset's buckets: ``intake`` evaluates rows, ``merge`` writes them bucket by bucket.
+"""Samples from files to dataset buckets: ``intake`` validates rows, ``merge`` writes them bucket by bucket.
 
-Between the two, rows of one unit and time become one, and finer samples one a step (``rollup``).
+Merging deduplicates rows by unit and time, and downsamples data that is finer than the step (``rollup``).
 """

@@ -1,4 +1,4 @@
-"""Samples of one bucket: as arrays, which merging and rolling up work on, and on disk on their way there."""
+"""Samples of one bucket: in memory as arrays for merging and roll-up, and spilled to disk before."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ _KEYS = ("unit", "node", "ms", "order", "mig", "count")
 
 @dataclass(slots=True)
 class ChannelValues:
-    """One channel's values and which of them are reported; the others are zero."""
+    """Values of a channel with a validity mask; invalid values are zero."""
 
     values: npt.NDArray[np.generic]
     valid: npt.NDArray[np.bool_]
@@ -45,7 +45,7 @@ class ChannelValues:
 
     @classmethod
     def absent(cls, dtype: np.dtype[Any], length: int) -> "ChannelValues":
-        """Return a channel without values: one zero repeated, which costs no memory and must not be written to."""
+        """Return a channel without values: a read-only broadcast zero, which takes no memory."""
         return cls(np.broadcast_to(np.zeros(1, dtype), length), np.broadcast_to(False, length))
 
 
@@ -53,11 +53,11 @@ class ChannelValues:
 class Block:
     """Samples of one bucket.
 
-    ``unit``, ``node``: codes into the import's lists of units and nodes; shape (n,).
-    ``ms``: shape (n,).
-    ``order``: ``file << 40 | row``; -1 marks a row of the existing dataset; shape (n,).
-    ``mig``: whether the row describes a part of the GPU; shape (n,).
-    ``count``: raw samples behind the row; shape (n,).
+    ``unit``, ``node``: indices into the import's lists of units and nodes; shape (n,).
+    ``ms``: Unix time in ms; shape (n,).
+    ``order``: ``file << 40 | row``, or -1 for a stored row; shape (n,).
+    ``mig``: whether the row describes a MIG instance; shape (n,).
+    ``count``: number of raw samples in the row; shape (n,).
     """
 
     unit: npt.NDArray[np.int32]
@@ -77,12 +77,12 @@ class Block:
         return Block(**keys, series={name: series.take(index) for name, series in self.series.items()})
 
     def filter(self, chosen: npt.NDArray[np.bool_]) -> "Block":
-        """Return the chosen rows; the block itself if these are all."""
+        """Return the selected rows; the block itself if all are selected."""
         return self if chosen.all() else self.take(np.flatnonzero(chosen))
 
 
 def read_block(table: pa.Table, channels: Mapping[str, Channel]) -> Block:
-    """Make a block of a table with the columns of a :class:`Spill`; absent channels are null."""
+    """Convert a table with the columns of a :class:`Spill` to a block; missing channels have no values."""
     length = table.num_rows
     series: dict[str, ChannelValues] = {}
     for channel in channels.values():
@@ -101,7 +101,7 @@ def read_block(table: pa.Table, channels: Mapping[str, Channel]) -> Block:
 
 
 def join(blocks: Sequence[Block]) -> Block:
-    """Append blocks with the same channels to one another; one at least."""
+    """Concatenate one or more blocks with the same channels."""
     if len(blocks) == 1:
         return blocks[0]
     joined: dict[str, Any] = {key: np.concatenate([getattr(block, key) for block in blocks]) for key in _KEYS}
@@ -123,7 +123,7 @@ def block_table(
     *,
     sample_count: bool,
 ) -> pa.Table:
-    """Return a block as the store's sample table, in the block's order; ``nodes`` are the names of the node codes."""
+    """Convert a block to the dataset's sample table, in the same order; ``nodes``: names by node code."""
 
     def named(codes: npt.NDArray[np.int32], names: Sequence[str]) -> pa.Array:
         used, indices = np.unique(codes, return_inverse=True)
@@ -144,14 +144,13 @@ def block_table(
 
 
 class Spill:
-    """Samples by bucket in Arrow files under a temporary folder.
+    """Samples by bucket in temporary Arrow files.
 
-    Its columns are the codes of unit and node, milliseconds, order, MIG part, channels, and ``sample_count`` if known.
+    Columns: ``unit``, ``node``, ``ms``, ``order``, ``mig``, channels, and ``sample_count`` if known.
 
-    ``folder``: made by the first row; whoever gave it removes it.
-
-    ``renamed``: codes of unit and node to another code of the unit, for what is read from now on.
-    ``strays``: unit, node and milliseconds of rows that are not read any more.
+    ``folder``: created with the first row; the caller removes it.
+    ``renamed``: (unit, node) codes to another unit code, applied when reading.
+    ``strays``: (unit, node, ms) of rows to skip when reading.
     """
 
     def __init__(self, folder: Path, buckets: int) -> None:
@@ -162,7 +161,7 @@ class Spill:
         self.strays = pd.MultiIndex.from_arrays([[], [], []])
 
     def add(self, bucket_of_row: npt.NDArray[np.int64], table: pa.Table) -> None:
-        """Append rows to their buckets, in the order they are given."""
+        """Append rows to their buckets, in order."""
         with disk_errors(self._folder):
             for bucket in np.flatnonzero(np.bincount(bucket_of_row)).tolist():
                 if bucket not in self._writers:
@@ -172,17 +171,17 @@ class Spill:
                 self._writers[bucket].write_table(table.take(np.flatnonzero(bucket_of_row == bucket)))
 
     def close(self) -> None:
-        """End writing; reading may begin."""
+        """Close the files, which can be read afterwards."""
         with disk_errors(self._folder):
             for writer in self._writers.values():
                 writer.close()
 
     def buckets(self) -> list[int]:
-        """Return the buckets that got rows, ascending."""
+        """Return the non-empty buckets, ascending."""
         return sorted(self._writers)
 
     def read(self, bucket: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read the rows of a bucket that got some."""
+        """Read the rows of a non-empty bucket."""
         with pa.ipc.open_file(str(self._path(bucket))) as reader:
             fields = reader.schema.names
         wanted = list(columns or fields)

@@ -1,11 +1,11 @@
-"""Dead instruments: samples that an exporter repeats although the GPU behind it does not answer any more.
+"""Detects frozen telemetry: an exporter keeps serving stale values of a GPU that no longer responds.
 
-After an XID 79, dcgm-exporter serves the last temperature, power and utilization for days. The fields that a driver
-reads from the device vanish. Such samples say nothing about the GPU, so that the dataset has none of them; that they
-began is an event. Thresholds and fields are in ``instruments.yaml``.
+After an XID 79, dcgm-exporter repeats the last temperature, power and utilization for days, while fields that the
+driver reads from the device disappear. These samples are excluded from the dataset, and their onset becomes an event.
+Thresholds and fields are in ``instruments.yaml``.
 
-A sample is evaluated by itself and the samples before it, never by later ones: training sees what a live decision saw.
-For this reason the first samples of a frozen stretch stay in the dataset.
+A sample is evaluated from itself and earlier samples only, so that training sees the same data as a live decision.
+The first samples of a frozen stretch therefore stay in the dataset.
 """
 
 from collections import defaultdict
@@ -28,14 +28,14 @@ from telemetry.importing.samples.block import Block, ChannelValues
 from telemetry.importing.samples.pages import Pages
 
 STATE_NAME: Final = "instruments.parquet"
-"""File of a dataset: the newest state of each GPU's instruments, and its frozen stretches."""
+"""Dataset file with the detector state and the frozen stretches of each GPU."""
 
 EVENT_CODE: Final = "frozen_telemetry"
-"""Code of the event, of type ``other``, at the first sample that is known to be frozen."""
+"""Code of the ``other`` event at the first sample detected as frozen."""
 
 FROZEN: Final = "frozen instrument"
 DEAD_CHANNEL: Final = "dead profiling field"
-"""Why samples, or values of a channel, are left out."""
+"""Reasons for excluding samples and channel values."""
 
 _MINUTE_MS: Final = 60_000
 _NEVER: Final = -1
@@ -46,7 +46,7 @@ class _Model(BaseModel):
 
 
 class Least(_Model):
-    """The fewest samples and minutes after which something is certain."""
+    """Minimum number of samples and minutes before a condition counts as detected."""
 
     samples: int
     minutes: int
@@ -70,7 +70,7 @@ class _Activity(Least):
 
 
 class InstrumentRules(_Model):
-    """``instruments.yaml``."""
+    """Content of ``instruments.yaml``."""
 
     power: tuple[str, ...]
     temperature: tuple[str, ...]
@@ -84,7 +84,7 @@ class InstrumentRules(_Model):
 
     @property
     def fluctuating(self) -> tuple[str, ...]:
-        """Channels that fluctuate in every working GPU."""
+        """Channels that fluctuate on every healthy GPU."""
         return *self.power, *self.temperature
 
 
@@ -105,12 +105,12 @@ STATE: Final = pa.schema(
         pa.field("stretches_ms", pa.list_(pa.int64()), nullable=False),
     ]
 )
-"""What the next import must know of each unit.
+"""State per unit that the next import continues from.
 
-``last_ms``: newest sample. ``since_ms``, ``samples``: of the newest repetition of power and temperature, whose values
-follow; ``load`` and ``energy`` are null once they moved in it. ``fields``: most device fields that a sample of it had,
-``fields_before``: that one of the repetition before had. ``stretches_ms``: first and last sample of each frozen
-stretch, one after the other.
+``last_ms``: newest sample. ``since_ms``, ``samples``: start and length of the current repetition of power and
+temperature. ``fields``: maximum number of device fields in its samples; ``fields_before``: the same for the previous
+repetition. The values of the repetition follow; load and energy are null once they have changed in it.
+``stretches_ms``: first and last sample of each frozen stretch, alternating.
 """
 
 _Ints = npt.NDArray[np.int64]
@@ -120,10 +120,10 @@ _Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class InstrumentFindings:
-    """What is wrong with the rows of a block.
+    """Frozen rows and dead channels of a block.
 
-    ``frozen``: rows whose instruments are frozen. ``onsets``: the row of each stretch that made it certain.
-    ``dead``: rows, by channel, in which the channel is not measured.
+    ``frozen``: marks frozen rows. ``onsets``: the row of each stretch at which it was detected.
+    ``dead``: marks, by channel, the rows in which it is not measured.
     """
 
     frozen: _Bools
@@ -132,9 +132,9 @@ class InstrumentFindings:
 
 
 class Instruments:
-    """Follows the instruments of units from one block to the next; a unit's rows come in the order of time.
+    """Stateful detector across blocks; rows of a unit must arrive in time order.
 
-    ``units``: names of the unit codes. ``state``: rows of :data:`STATE`, of units that may be gone as well.
+    ``units``: names by unit code. ``state``: rows of :data:`STATE`; may include units that are gone.
     """
 
     def __init__(self, units: Sequence[str], state: pa.Table | None = None) -> None:
@@ -166,11 +166,11 @@ class Instruments:
                 self.stretches[code] = list(zip(ends[::2], ends[1::2], strict=True))
 
     def check(self, block: Block, raw: _Bools | None = None) -> InstrumentFindings:
-        """Evaluate the new rows of a block that is sorted by (unit, ms), and continue to their end.
+        """Evaluate the new rows of a block sorted by (unit, ms), and update the state.
 
-        Rows of an existing dataset (order -1) were evaluated when they were new, and new rows may be older than the
-        newest one of their unit: both are only compared with the stretches that are known. A row that was sent again
-        has filled the stored one. ``raw``: stored rows that are samples, not cells of a step; default: none.
+        Stored rows (order -1) were evaluated when they were new. They, and new rows older than the newest one of their
+        unit, are only compared with known stretches: a repeated row may have filled a stored one. ``raw``: marks
+        stored rows that are raw samples rather than rolled-up cells (default: none).
         """
         frozen = np.zeros(len(block), np.bool_)
         dead = {name: np.zeros(len(block), np.bool_) for name in _ACTIVITY if name in block.series}
@@ -192,7 +192,7 @@ class Instruments:
         return InstrumentFindings(frozen, onsets, dead)
 
     def _have_stamps_of_their_own(self, block: Block, rows: _Ints) -> _Bools:
-        """Mark the rows of units that never report power and temperature in one row."""
+        """Mark the rows of units that never report power and temperature in the same row."""
         power, temperature = (
             np.logical_or.reduce([~np.isnan(_column(block, name, rows)) for name in names])
             for names in (RULES.power, RULES.temperature)
@@ -204,7 +204,7 @@ class Instruments:
         return np.asarray((any_power & any_temperature & ~both)[block.unit[rows]])
 
     def _follow_pages(self, block: Block, rows: _Ints, frozen: _Bools, dead: dict[str, _Bools]) -> _Ints:
-        """Follow rows that have one channel each, page by page; return the rows at which a stretch became certain."""
+        """Evaluate rows with one channel each by page; return the rows at which a frozen stretch was detected."""
         pages = Pages.of(block, rows, RULES.temperature)
         pages.complete([name for name in RULES.device_fields.channels if name not in _SERIES])
         every = np.arange(len(pages.block))
@@ -219,7 +219,7 @@ class Instruments:
         return pages.ends[onsets]
 
     def _follow(self, block: Block, rows: _Ints, frozen: _Bools) -> _Ints:
-        """Mark frozen rows; return the rows at which a stretch became certain."""
+        """Mark frozen rows; return the rows at which a frozen stretch was detected."""
         values = {name: _column(block, name, rows) for name in _SERIES}
         page_age_s = _column(block, RULES.page_age, rows)
         with np.errstate(invalid="ignore"):
@@ -229,7 +229,7 @@ class Instruments:
                     for names in (RULES.power, RULES.temperature)
                 ]
             )
-        # Other rows, such as those of a source with a file a metric, show nothing.
+        # Other rows, for example of sources with one file per metric, are no evidence.
         rows = rows[is_witness]
         if len(rows) == 0:
             return np.empty(0, np.int64)
@@ -242,7 +242,7 @@ class Instruments:
         page_age_s = join(np.nan, page_age_s[is_witness])
         ms, fields = join(state["since_ms"], block.ms[rows]), join(state["fields"], fields)
         known_samples, before = join(state["samples"], 1), join(state["fields_before"], 0)
-        # A repetition begins where power or temperature moves, and where the device fields vanish or come back.
+        # A repetition starts when power or temperature changes, or when device fields disappear or reappear.
         changes = [_differs(values[name]) for name in RULES.fluctuating]
         is_start = join.is_head | np.append(True, np.logical_or.reduce([*changes, np.diff(fields > 0)]))
         is_start[join.heads + 1] |= known_samples[join.heads] == 0
@@ -260,7 +260,7 @@ class Instruments:
         for evidence, holds in certain.items():
             least: Least = getattr(RULES.frozen, evidence)
             is_long = samples >= least.samples
-            if is_long.any():  # hardly ever
+            if is_long.any():  # rare
                 is_long &= ms - ms[start] >= least.minutes * _MINUTE_MS
                 is_certain |= holds() & is_long & ~join.is_head
         newest_certain = np.maximum.accumulate(np.where(is_certain, join.position, _NEVER))
@@ -282,7 +282,7 @@ class Instruments:
         return rows[np.searchsorted(join.rows, onset)]
 
     def _note_stretches(self, join: "_Joined", ms: _Ints, start: _Ints, is_frozen: _Bools, unit: Any) -> None:
-        """Remember from when to when the instruments were frozen: late rows of that time are frozen, too."""
+        """Record frozen stretches, because late rows within them are frozen too."""
         chosen = np.flatnonzero(is_frozen & ~join.is_head)
         if len(chosen) == 0:
             return
@@ -295,7 +295,7 @@ class Instruments:
             self.stretches[code].append((since_ms, int(ms[chosen[last]])))
 
     def _follow_zeros(self, name: str, block: Block, rows: _Ints, dead: _Bools) -> None:
-        """Mark rows in which a profiling field is exactly zero because nothing measures it."""
+        """Mark rows in which a profiling field is exactly zero because it is not measured."""
         values = _column(block, name, rows)
         is_known = ~np.isnan(values)
         rows, values = rows[is_known], values[is_known]
@@ -321,7 +321,7 @@ class Instruments:
         self._state[since_name][units] = begin_ms[join.ends]
 
     def table(self) -> pa.Table:
-        """Return rows of :data:`STATE` for every unit that had samples."""
+        """Return the state as :data:`STATE`, one row per unit with samples."""
         rows = list(self._other)
         for code in np.flatnonzero(self._state["last_ms"] != _NEVER).tolist():
             row = {name: column[code].item() for name, column in self._state.items()}
@@ -333,9 +333,9 @@ class Instruments:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """Rows of units, with a row before those of each that represents all the rows before them.
+    """Rows of units, each unit preceded by a head row that stands for all earlier rows.
 
-    ``heads``, ``rows``, ``ends``: places of these rows, of the others, and of the last one of each unit.
+    ``heads``, ``rows``, ``ends``: positions of the head rows, the other rows, and the last row of each unit.
     """
 
     units: npt.NDArray[Any]
@@ -357,7 +357,7 @@ class _Joined:
         )
 
     def __call__(self, of_units: Any, of_rows: Any) -> npt.NDArray[Any]:
-        """Join a column of every unit, or one value for all, with one of the rows."""
+        """Combine head values (an array by unit code, or a constant) with row values."""
         first = of_units[self.units] if isinstance(of_units, np.ndarray) else of_units
         joined = np.empty(len(self.position), np.asarray(of_rows).dtype)
         joined[self.heads], joined[self.rows] = first, of_rows
@@ -370,7 +370,7 @@ def _ends(unit: npt.NDArray[Any]) -> _Ints:
 
 
 def _column(block: Block, name: str, rows: _Ints) -> _Floats:
-    """Return a channel's values, NaN where it has none."""
+    """Return a channel's values as float64, NaN where missing."""
     series = block.series.get(name)
     if series is None:
         return np.full(len(rows), np.nan)
@@ -383,19 +383,19 @@ def _differs(column: _Floats) -> _Bools:
 
 
 def _is_still(column: _Floats, start: _Ints) -> _Bools:
-    """Mark the rows up to which a value is known and has been the same since the start of the repetition."""
+    """Mark the rows at which a value has been known and constant since the start of the repetition."""
     moved = np.where(column == column[start], _NEVER, np.arange(len(column)))
     return np.maximum.accumulate(moved) < start
 
 
 def _most_so_far(numbers: _Ints, group: _Ints) -> _Ints:
-    """Return the highest number so far in each group of consecutive rows; numbers are small and not negative."""
+    """Return the running maximum of small non-negative numbers within each group of consecutive rows."""
     span = 1 << 20
     return np.maximum.accumulate(group * span + np.maximum(numbers, 0)) - group * span
 
 
 def without_dead_values(block: Block, findings: InstrumentFindings) -> Block:
-    """Return the block without the values of frozen rows and dead fields; a row without any value has a count of 0."""
+    """Return the block without values of frozen rows and dead fields; frozen rows get ``count`` 0."""
     if not findings.frozen.any() and not any(rows.any() for rows in findings.dead.values()):
         return block
     series = dict(block.series)
@@ -411,7 +411,7 @@ def without_dead_values(block: Block, findings: InstrumentFindings) -> Block:
 
 
 def has_values(block: Block) -> npt.NDArray[np.bool_]:
-    """Mark the rows that hold anything: raw samples, or a channel that a frozen instrument does not concern."""
+    """Mark rows with raw samples or any remaining channel value."""
     present = block.count > 0
     if not present.all():
         for series in block.series.values():
@@ -420,13 +420,13 @@ def has_values(block: Block) -> npt.NDArray[np.bool_]:
 
 
 def read_instruments(root: Path) -> pa.Table:
-    """Return the rows of :data:`STATE` of a dataset; none for one without."""
+    """Return the rows of :data:`STATE` of a dataset; empty without the file."""
     path = root / STATE_NAME
     return pq.read_table(path, schema=STATE) if path.exists() else STATE.empty_table()
 
 
 def write_instruments(root: Path, state: pa.Table) -> None:
-    """Write what :func:`read_instruments` reads; nothing where no unit has samples."""
+    """Write the file for :func:`read_instruments`, unless no unit has samples."""
     if state.num_rows:
         with disk_errors(root):
             write_small(root / STATE_NAME, state)

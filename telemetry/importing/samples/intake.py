@@ -1,4 +1,4 @@
-"""From sample sources to validated, spilled rows."""
+"""Reads sample files, validates the rows and spills them to disk."""
 
 import re
 from collections import Counter
@@ -42,33 +42,33 @@ from telemetry.values.names import EXACT_NAMES, spellings
 from telemetry.values.numbers import Numbers, is_sentinel_outside, read_numbers, split_header
 
 STAY_PROBLEMS = {-1: "unknown {unit}", -2: "before installation", -3: "after removal"}
-"""Reason of the quarantine by what :meth:`telemetry.importing.inventory.InstallationIndex.find` returns."""
+"""Quarantine reason by return value of :meth:`telemetry.importing.inventory.InstallationIndex.find`."""
 
 _FRACTION_LEAST = 20
-# Fewest values on which a column is evaluated to be a fraction where percent are expected.
+# Minimum number of nonzero values to conclude that a percent column holds fractions.
 
 
 _INDEX: Final = re.compile(r"(?i)(?:(?:/dev/)?nvidia|cuda:|gpu ?|card)?\d{1,2}(?:\.0)?")
-# The label `gpu` of exporters, and the first column of amd-smi.
+# Values of the exporters' label `gpu` and of the first column of amd-smi.
 
 _LIMITS: Final[Mapping[str, tuple[float, float]]] = {"flags": (0.0, 2.0**53), "enum": (-(2.0**31), 2.0**31 - 1)}
-# Kinds of whole numbers; of larger flags a float64 would lose some.
+# Ranges of integer kinds; float64 cannot represent larger flags exactly.
 
 
 @dataclass(slots=True)
 class SampleIntake:
-    """Reads sample files, evaluates each row and value, and spills what can be used.
+    """Reads sample files, validates each row and value, and spills usable rows.
 
-    ``every_channel``: channels that may occur; ``channels``: those that a file reports, in the catalogue's order.
-    ``strict``: whether sources without a usable row, or in another unit, are an error.
-    ``wrong_clock``: marks milliseconds that cannot be right.
-    ``unsettled``: marks milliseconds of rows that wait for a later run.
-    ``sample_count``: whether a file gives how many raw samples are behind a row.
-    ``moved``: codes of the units that samples place elsewhere than the inventory.
-    ``seen``: by node code, whether a usable sample names the node.
-    ``rows_read``: rows of the files so far, one a value in long tables.
-    ``place_names``: rows whose GPU is named by its place, because they have no identity of it.
-    Raises ``InputError`` if a file has an unknown column, lacks a key column, or has no channel at all.
+    ``every_channel``: channels that may occur; ``channels``: those in the files, in catalogue order.
+    ``strict``: raise an error if no row is usable or percentages seem to be fractions.
+    ``wrong_clock``: marks impossible timestamps (ms).
+    ``unsettled``: marks timestamps (ms) of rows deferred to a later run.
+    ``sample_count``: whether a file gives the number of raw samples per row.
+    ``moved``: codes of units whose samples contradict the inventory's location.
+    ``seen``: whether a usable sample names the node, by node code.
+    ``rows_read``: number of rows read so far; in long tables each value is a row.
+    ``place_names``: number of rows whose GPU is identified by its location, for lack of an id.
+    Raises ``InputError`` if a file has an unknown column, lacks a key column, or has no channel.
     """
 
     files: Sequence[Path]
@@ -97,7 +97,7 @@ class SampleIntake:
     def __post_init__(self) -> None:
         every = with_rollups(self.every_channel)
         known = [*SAMPLE_KEYS, *every, "sample_count"]
-        if self.mapping.long is not None:  # its other columns are labels of any metric
+        if self.mapping.long is not None:  # other columns are labels, of any metric
             self.mapping = self.mapping.model_copy(update={"ignore_others": True})
         self._names = source_names(self.every_channel)
         aliases = {**self._names, **KEY_ALIASES, "index": "slot"}
@@ -105,7 +105,7 @@ class SampleIntake:
         for file in self.files:
             names = column_names(file, long=self.mapping.long, wanted=self._is_channel)
             required, where = ["timestamp"], str(file)
-            required += ["node"] if table_kind(file, "samples") == "dmon" else []  # which no such table names
+            required += ["node"] if table_kind(file, "samples") == "dmon" else []  # dmon does not report it
             columns = resolve_columns(
                 names, self.mapping, known, where, required, aliases=aliases, ignored=left_out_of_samples, declare=True
             )
@@ -114,7 +114,7 @@ class SampleIntake:
             if self.installations.unit not in given and not has_place:
                 raise missing_column(self.installations.unit, names, where)
             present |= given
-            # Among files of a long table, one may hold other metrics only, whose rows are counted.
+            # A file of a long table may hold only unknown metrics, whose rows are counted.
             is_last = self.mapping.long is None or file == self.files[-1]
             if is_last and (given if self.mapping.long is None else present).isdisjoint(every):
                 names = column_names(file, long=self.mapping.long)
@@ -126,13 +126,14 @@ class SampleIntake:
         self.sample_count = "sample_count" in present
 
     def _is_channel(self, metric: str) -> bool:
-        """Whether a metric of a long table becomes a channel."""
+        """Whether a metric of a long table is a channel."""
         return metric in self.mapping.columns or not self._names.keys().isdisjoint(spellings(metric))
 
     def run(self, folder: Path, buckets: int, expected: int, progress: Callable[[int, int], None]) -> Spill:
-        """Read everything; ``progress`` is called with the rows read so far and those expected, once a batch.
+        """Read all files; ``progress`` is called after each batch with the rows read and expected.
 
-        Raises ``InputError`` if a column of instants is naive, percent seem to be fractions, or no usable rows.
+        Raises ``InputError`` if timestamps are naive or, with ``strict``, percentages seem to be fractions or no row
+        is usable.
         """
         spill = Spill(folder, buckets)
         bucket_of_node = np.empty(0, np.int64)
@@ -142,7 +143,7 @@ class SampleIntake:
                 if len(batch.rows) == 0:
                     continue
                 self.counts["samples_read"] += len(batch.rows)
-                self.rows_read = finished_rows + int(batch.rows[-1])  # a row of a long table is one value
+                self.rows_read = finished_rows + int(batch.rows[-1])  # in a long table each value is a row
                 progress(self.rows_read, max(self.rows_read, expected))
                 batch.columns, batch.mapping = columns, self.mapping
                 batch.drop_without_values()
@@ -202,7 +203,7 @@ class SampleIntake:
         places_itself = (codes >= 0) & (node_codes >= 0)
         if by_node:
             places_itself &= ~np.isin(codes, self.installations.frame_codes)
-        # Of two nodes that a name may mean, the GPU decides.
+        # An ambiguous node name is resolved by the GPU's installation.
         unclear = np.flatnonzero((node_index >= 0) & (node_codes < 0) & (installation >= 0))
         if len(unclear):
             elsewhere = np.zeros(length, dtype=bool)
@@ -244,7 +245,7 @@ class SampleIntake:
     def _observe_places(
         self, batch: Batch, codes: npt.NDArray[np.int64], node_codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]
     ) -> None:
-        """Note in which slot and at which address the good rows show their GPUs."""
+        """Record the slot and PCI address of GPUs in good rows."""
         if self.installations.unit == "node" or ("slot" not in batch and "pci_bus_id" not in batch):
             return
         good, length = batch.good, len(batch.rows)
@@ -264,11 +265,11 @@ class SampleIntake:
         node_index: npt.NDArray[np.int64],
         node_names: list[str],
     ) -> tuple[npt.NDArray[np.int64], list[str]]:
-        """Name GPUs by node and PCI address, or slot, where samples have no identity, a placeholder, or an index.
+        """Identify GPUs by node and PCI address or slot if samples have no id, a placeholder or an index.
 
-        A GPU that the inventory has in this place is that one.
+        A GPU that the inventory lists at this location takes precedence.
         """
-        # What the inventory names is an identity, whatever it looks like.
+        # A name in the inventory is an id, even if it looks like an index.
         indices = [slot_key(name) if _INDEX.fullmatch(name) else None for name in unit_names]
         names_nothing = np.array(
             [is_placeholder(name) or index is not None for name, index in zip(unit_names, indices, strict=True)], bool
@@ -301,9 +302,9 @@ class SampleIntake:
         node_names: list[str],
         good: npt.NDArray[np.bool_],
     ) -> None:
-        """Take in the units and nodes that usable rows name and the inventory does not."""
+        """Register units and nodes of usable rows that are not in the inventory."""
         if not node_names or (self.installations.unit == "node" and len(self.installations.given)):
-            return  # whether an unknown node belongs to a fleet of nodes, only its inventory knows
+            return  # if nodes are the units, the inventory alone defines the fleet
         unknown = self.installations.codes(unit_names) < 0
         unknown_nodes = self.installations.codes_of_nodes(node_names) < 0
         if not unknown.any() and not unknown_nodes.any():
@@ -318,14 +319,14 @@ class SampleIntake:
         ]
         nodes = [self.installations.names.written(name) for name in nodes]
         if units or nodes:
-            # One spelling of each: the next row finds the others under it.
+            # Register one spelling each; lookups find the others under it.
             self.installations.learn(
                 list({device_key(name): name for name in reversed(units)}.values()),
                 list({name.casefold(): name for name in reversed(nodes)}.values()),
             )
 
     def _channel(self, channel: Channel, batch: Batch, is_lost: npt.NDArray[np.bool_]) -> pa.Array:
-        """Return the values of the good rows; those that say that the GPU is lost are marked in ``is_lost``."""
+        """Return the values of the good rows; mark those that report a lost GPU in ``is_lost``."""
         good = batch.good
         kind = CHANNEL_TYPES[channel.kind]
         column = batch.column(channel.name)
@@ -364,13 +365,13 @@ class SampleIntake:
 
 
 def unit_of_column(name: str) -> str | None:
-    """Return the unit that a header names (``memory.used [MiB]``), or that is the source's habit."""
+    """Return the unit in a header (``memory.used [MiB]``), or the default unit of a known source column."""
     base, unit = split_header(name)
     return unit or (EXACT_NAMES[base].unit if base in EXACT_NAMES else None)
 
 
 def no_usable_rows(what: str, quarantine: Quarantine, where: str) -> InputError:
-    """Return the error for sources of which every row was set aside, with the commonest reason and an example."""
+    """Return the error for sources without a usable row, with the most common reason and an example."""
     if not quarantine.counts:
         return InputError(f"no {what} row can be used", where, "Check the file.")
     reason, number = quarantine.counts.most_common(1)[0]
@@ -387,7 +388,7 @@ def _may_be_gpu(name: str) -> bool:
 
 
 def _encoded(column: pa.ChunkedArray | None, length: int) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Return an index into a list of distinct texts for each row, -1 for null or blank."""
+    """Factorize a column: an index into the distinct strings for each row (-1 for null or blank), and the strings."""
     if column is None:
         return np.full(length, -1, np.int64), []
     if pa.types.is_dictionary(column.type):
@@ -400,11 +401,11 @@ def _encoded(column: pa.ChunkedArray | None, length: int) -> tuple[npt.NDArray[n
 def parse_values(
     numbers: Numbers, channel: Channel, scale: float | None, offset: float | None
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_], dict[str, npt.NDArray[np.bool_]], int]:
-    """Check the values of one channel.
+    """Convert and validate the values of one channel.
 
-    ``scale``, ``offset``: ``value * scale + offset`` is taken before the range is looked at.
-    Returns: numbers of the channel's type, and which of them are valid; the others by problem; and how many meant "not
-    supported".
+    ``scale``, ``offset``: ``value * scale + offset`` is applied before the range check.
+    Returns: values of the channel's type, the validity mask, masks of invalid values by reason, and the number of "not
+    supported" values.
     """
     raw = values = numbers.values
     valid = ~np.isnan(values)

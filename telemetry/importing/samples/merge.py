@@ -1,4 +1,4 @@
-"""Spilled samples and an existing dataset's samples, bucket by bucket, to what the new dataset holds."""
+"""Merges spilled samples into those of an existing dataset, bucket by bucket."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -42,10 +42,10 @@ from telemetry.importing.samples.shown_events import CHANNEL, SOURCE, new_edges
 
 @dataclass(slots=True)
 class SampleMerger:
-    """Merges one bucket after the other.
+    """Merges samples one bucket at a time.
 
-    A cell that an earlier import left unfinished (its raw samples ended inside it) continues: ``newest.parquet`` keeps
-    the newest raw sample of each rolled-up unit, to distinguish later raw samples from ones that the cell holds.
+    A cell that was incomplete after an earlier import is continued: ``newest.parquet`` keeps the time of the newest raw
+    sample per rolled-up unit, which separates later raw samples from those already in the cell.
     """
 
     plan: MergePlan
@@ -73,9 +73,9 @@ class SampleMerger:
                 self._edges.setdefault((unit, int(xid)), []).append(ms)
 
     def run(self, spill: Spill) -> Iterator[tuple[int, pa.Table | None, list[int]]]:
-        """Yield each bucket, the samples of its runs that are rewritten, sorted, and its runs that are kept.
+        """Yield each bucket, the sorted samples of its rewritten runs, and its unchanged runs.
 
-        After the last one, the attributes are complete.
+        The attributes are complete after the last bucket.
         """
         new_buckets = set(spill.buckets())
         old_buckets = set() if self.existing is None else set(self.existing.buckets())
@@ -95,7 +95,7 @@ class SampleMerger:
     def _merge(self, blocks: list[Block], runs: list[int]) -> pa.Table:
         plan, block = self.plan, join(blocks)
         if plan.keep_ms is not None:
-            # an unfinished cell is stored at the end of its step, whatever its newest raw sample was
+            # an incomplete cell is stored at its end, not at its newest raw sample
             cells = (block.order < 0) & self._to_roll(block)
             times = np.where(cells, cell_end(block.ms, plan.step_ms), block.ms)
             past = times < plan.keep_ms
@@ -122,17 +122,17 @@ class SampleMerger:
             before = len(block)
             block = roll_up(block, plan.channels, self._to_roll(block), plan.step_ms)
             self.counts["samples_rolled_up"] += before - len(block)
-        block = block.filter(np.isin(plan.runs.of(block.ms), runs))  # not those only looked at
+        block = block.filter(np.isin(plan.runs.of(block.ms), runs))  # without runs that were only read
         block = block.filter(has_values(block))
         return block_table(block, plan.channels, plan.installations, plan.nodes, sample_count=plan.rolled)
 
     def _to_roll(self, block: Block) -> npt.NDArray[np.bool_]:
-        """Rows to bring to the step: those of finer units, without the cells that earlier imports finished."""
+        """Mark rows to downsample: those of finer units, except cells completed by earlier imports."""
         finished = (block.order < 0) & (block.ms % self.plan.step_ms == 0) & (self.plan.newest[block.unit] >= 0)
         return self.plan.is_finer(block) & ~finished
 
     def _without_closed(self, block: Block) -> Block:
-        """Set aside raw samples of a cell that the existing dataset has rolled up already."""
+        """Quarantine raw samples of cells that are already rolled up in the dataset."""
         roll, stored = self._to_roll(block), block.order < 0
         if not stored.any() or not roll.any():
             return block
@@ -142,21 +142,21 @@ class SampleMerger:
         cells = pd.MultiIndex.from_arrays([block.unit[finished], block.ms[finished]])
         closed = np.asarray(pd.MultiIndex.from_arrays([block.unit, end]).isin(cells))
         newest = self.plan.newest[block.unit]
-        # The cell of the newest raw sample is open for later ones.
+        # The cell of the newest raw sample still accepts later ones.
         closed |= (newest % step_ms != 0) & (newest >= 0) & (end == cell_end(newest, step_ms)) & (block.ms <= newest)
         closed &= roll & ~stored
-        # Not lost: the dataset has their step.
+        # Not a loss: the dataset has their step.
         self._set_aside("its step was rolled up by an earlier import", block, closed, lost=False)
         return block.take(np.flatnonzero(~closed))
 
     def _note_newest(self, block: Block) -> None:
-        chosen = self._to_roll(block)  # stored samples too, of a unit that becomes finer
+        chosen = self._to_roll(block)  # including stored samples of newly finer units
         for code, ms in pd.Series(block.ms[chosen]).groupby(block.unit[chosen]).max().items():
             name = self.plan.installations.units[int(code)]
             self.newest[name] = max(int(ms), self.newest.get(name, 0))
 
     def _held(self, given: Block, merged: Block) -> dict[str, npt.NDArray[np.bool_]]:
-        """Return the merged rows whose counters, or latched XID, the existing dataset held: a new row may fill one."""
+        """Return which merged rows had a stored value, by counter and for the latched XID; new rows may fill others."""
         old, into = given.order < 0, merged.order < 0
         if not old.any():
             return {}
@@ -164,14 +164,14 @@ class SampleMerger:
         for name, channel in self.plan.channels.items():
             if channel.kind == "counter" or name == CHANNEL:
                 stored[name] = np.zeros(len(merged), dtype=bool)
-                # An old row is the first of its key, so the old rows stay in their order.
+                # A stored row is the first of its key, so stored rows keep their order.
                 stored[name][into] = given.series[name].valid[old]
         return stored
 
     def _without_dead(self, block: Block) -> tuple[Block, int]:
-        """Leave out what dead instruments repeat, and make an event of each frozen stretch.
+        """Remove values of dead instruments, and add an event per frozen stretch.
 
-        Returns: the block, and the number of its rows that are frozen.
+        Returns: the block, and the number of frozen new rows.
         """
         findings = self.instruments.check(block, (block.order < 0) & ~self.plan.is_finer(block))
         self._set_aside(FROZEN, block, findings.frozen, lost=False)
@@ -188,7 +188,7 @@ class SampleMerger:
         return without_dead_values(block, findings), frozen
 
     def _repeated(self, block: Block, row: int) -> str:
-        """Name what a frozen GPU repeats."""
+        """List the values that a frozen GPU repeats."""
         given = ((name, block.series.get(name)) for name in (*RULES.fluctuating, RULES.load))
         values = [f"{name} {s.values[row].item():g}" for name, s in given if s is not None and s.valid[row]]
         return f"repeated to the digit: {', '.join(values)}"
@@ -212,7 +212,7 @@ class SampleMerger:
         self.events.append(event_frame(block.ms[rows], self.delay, **named))
 
     def _refuse_impossible_rises(self, block: Block) -> None:
-        """Null new values of counters that rise faster than any device counts, in place."""
+        """Null new counter values above the channel's maximum rate, in place."""
         for name, channel in self.plan.channels.items():
             series = block.series[name]
             if channel.kind != "counter" or channel.max_rise_per_s is None:

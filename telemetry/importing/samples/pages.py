@@ -1,7 +1,7 @@
-"""Pages of samples whose channels have an instant each, as sources with a stamp for every series write them.
+"""Groups samples into pages when every channel has its own timestamp, as in sources with per-series timestamps.
 
-What a dead instrument repeats shows only where power, temperature and the other fields are seen together. A page is
-what one unit reported after one temperature, up to and with the next: nothing in it is later than its end.
+Detecting a frozen instrument needs power, temperature and the other fields in one row. A page holds the samples of a
+unit after one temperature up to and including the next, so that nothing in it is later than its end.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from telemetry.importing.samples.block import Block, ChannelValues
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Pages of some rows of a block, sorted by (unit, ms).
+    """Pages of selected rows of a block, sorted by (unit, ms).
 
-    ``block``: a row for each page. ``ends``: the row of the given block that ends it.
-    ``rows``, ``units``: all rows, and the unit of each.
+    ``block``: one row per page. ``ends``: last row of each page in the original block.
+    ``rows``, ``units``: the selected rows and their units.
     """
 
     block: Block
@@ -29,13 +29,13 @@ class Pages:
 
     @classmethod
     def of(cls, block: Block, rows: npt.NDArray[np.int64], temperatures: Sequence[str]) -> "Pages":
-        """Divide rows into pages at the first of the temperatures that any of them has."""
+        """Split rows into pages at the first temperature channel that has values."""
         measured = [block.series[name].valid[rows] for name in temperatures if name in block.series]
         is_end = next((valid for valid in measured if valid.any()), np.zeros(len(rows), np.bool_))
         places = np.flatnonzero(is_end)
         ends = rows[places]
         page = np.searchsorted(places, np.arange(len(rows)))
-        is_whole = page < len(places)  # what follows the last temperature of a unit belongs to no page yet
+        is_whole = page < len(places)  # rows after a unit's last temperature do not form a page yet
         is_whole[is_whole] = block.unit[rows[is_whole]] == block.unit[ends[page[is_whole]]]
         series = {}
         for name, given in block.series.items():
@@ -49,7 +49,7 @@ class Pages:
         return cls(Block(**keys, series=series), ends, rows, block.unit[rows])
 
     def complete(self, names: Sequence[str]) -> None:
-        """Add to each page that has any of these channels those of the page before: scrapes overlap pages."""
+        """Add channels of the previous page to each page that has any of ``names``: a scrape may span two pages."""
         present = [self.block.series[name] for name in names if name in self.block.series]
         if not present or not len(self.ends):
             return
@@ -60,7 +60,7 @@ class Pages:
             series.valid = series.valid | (follows & earlier)
 
     def spread(self, of_pages: npt.NDArray[np.bool_], before: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return for each row what holds of the last page that has ended by then; ``before``: of units, at first."""
+        """Return for each row the flag of its unit's last complete page; ``before``: initial flag by unit code."""
         last = np.searchsorted(self.ends, self.rows, side="right") - 1
         of_row = before[self.units]
         has_page = np.flatnonzero(last >= 0)

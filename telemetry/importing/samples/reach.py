@@ -1,9 +1,9 @@
-"""Which stored runs of a bucket a merge rewrites, which it only looks at, and which stay as they are.
+"""Selects which stored runs of a bucket a merge rewrites, only reads, or leaves unchanged.
 
-New rows change the runs that they fall into. Beyond those they reach in two ways. Their own rises and XIDs are measured
-against the value before them, which may lie in an earlier run. And the first stored value after them, which was
-measured against the one before the gap that they fill, is measured again: where it lies in a later run, that run is
-rewritten too. A merge of these runs gives the same rows as a merge of the whole bucket.
+New rows change the runs that they fall into, and depend on others in two ways. Their rises and XIDs are relative to the
+previous value, which may be in an earlier run. The first stored value after them was relative to the value before the
+gap that they fill, so it is recomputed; if it is in a later run, that run is rewritten too. Merging these runs gives
+the same rows as merging the whole bucket.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,23 +31,23 @@ from telemetry.importing.samples.rollup import cell_end, finer_units
 from telemetry.importing.samples.shown_events import CHANNEL
 
 NEWEST_NAME: Final = "newest.parquet"
-"""File of a dataset with rolled-up units: their newest raw samples."""
+"""Dataset file with the newest raw sample of each rolled-up unit."""
 
 _ANY_ROW = ""
-"""Column for rows of whatever content, next to those of channels."""
+"""Pseudo-channel for rows with any content."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """How samples become the dataset's.
+    """Parameters of a merge.
 
     ``channels``: the new dataset's channels in column order.
-    ``finer``: codes of the units whose samples come faster than the step; ``newly_finer`` were not before.
-    ``newest``: newest raw sample of each unit code, in milliseconds, of those that were rolled up before; else -1.
+    ``finer``: codes of units sampled more often than the step; ``newly_finer``: those that were not before.
+    ``newest``: time (ms) of the newest raw sample by unit code, -1 if the unit was not rolled up before.
     ``rolled``: whether the dataset has roll-up columns and ``sample_count``.
-    ``relaid``: whether the existing dataset has other columns or runs, so that all of it is rewritten.
-    ``keep_ms``: rows before are past retention.
-    ``nodes``: names of the node codes; grows by those that only the dataset names.
+    ``relaid``: whether columns or runs differ from the existing dataset, which is then rewritten completely.
+    ``keep_ms``: earlier rows are past retention.
+    ``nodes``: names by node code; extended by nodes that only the dataset names.
     """
 
     channels: dict[str, Channel]
@@ -63,22 +63,22 @@ class MergePlan:
     nodes: list[str]
 
     def is_finer(self, block: Block) -> npt.NDArray[np.bool_]:
-        """Return which rows are of units that are rolled up."""
+        """Mark the rows of units that are rolled up."""
         return np.isin(block.unit, self.finer)
 
     @property
     def counters(self) -> list[str]:
-        """Channels whose rises are stored."""
+        """Names of counters whose rises are stored."""
         return [name for name, channel in self.channels.items() if self.rolled and channel.kind == "counter"]
 
 
 def plan_merge(
     spill: Spill, existing: Dataset | None, intake: SampleIntake, step: timedelta, keep_from: datetime | None = None
 ) -> MergePlan:
-    """Find which units are finer than the step, and from that the dataset's columns; and how its time is cut.
+    """Determine the units sampled more often than the step, the resulting columns, and the runs.
 
-    A unit that an earlier import rolled up stays rolled up. A dataset that has samples keeps its runs; others get runs
-    for a sample of each unit a step.
+    A unit that was rolled up before stays rolled up. A dataset with samples keeps its runs; otherwise runs are sized
+    for one sample per unit and step.
     """
     installations, every = intake.installations, intake.every_channel
     step_ms = step // timedelta(milliseconds=1)
@@ -117,7 +117,7 @@ def plan_merge(
 
 
 def read_newest(root: Path) -> dict[str, int]:
-    """Return the newest raw sample, in milliseconds, of each unit that was rolled up; empty where none was."""
+    """Return the time (ms) of the newest raw sample by rolled-up unit; empty without one."""
     path = root / NEWEST_NAME
     if not path.exists():
         return {}
@@ -125,7 +125,7 @@ def read_newest(root: Path) -> dict[str, int]:
 
 
 def write_newest(root: Path, newest: Mapping[str, int]) -> None:
-    """Write what :func:`read_newest` reads; nothing where no unit is rolled up."""
+    """Write the file for :func:`read_newest`, unless no unit is rolled up."""
     if newest:
         table = pa.table({"unit": sorted(newest), "ms": [newest[name] for name in sorted(newest)]})
         with disk_errors(root):
@@ -134,13 +134,12 @@ def write_newest(root: Path, newest: Mapping[str, int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What a merge needs of a bucket.
+    """Stored rows of a bucket that a merge needs, and the fate of its runs.
 
-    ``blocks``: stored rows, in order of time: whole runs that are rewritten, and of those only looked at the keys,
-    counters and latched XIDs.
-    ``written``: runs whose rows the merge writes, also ones that are not stored yet.
-    ``kept``: stored runs that stay as they are, ascending.
-    ``dropped``: rows of runs that are past retention.
+    ``blocks``: stored rows in time order; runs that are only read have just keys, counters and latched XIDs.
+    ``written``: runs to write, including new ones.
+    ``kept``: stored runs left unchanged, ascending.
+    ``dropped``: number of rows in runs past retention.
     """
 
     blocks: list[Block]
@@ -150,26 +149,26 @@ class Reach:
 
 
 def read_reach(dataset: Dataset | None, plan: MergePlan, bucket: int, new: Block | None) -> Reach:
-    """Read what a merge of a bucket's new rows needs of the existing dataset.
+    """Read the stored rows needed to merge a bucket's new rows.
 
-    Raises ``InputError`` if the dataset has samples of a unit that the inventory does not name, or is damaged.
+    Raises ``InputError`` if the dataset is damaged or has samples of a unit that is not in the inventory.
     """
-    runs, keep_ms = plan.runs, plan.keep_ms  # those of the dataset, where it has samples
+    runs, keep_ms = plan.runs, plan.keep_ms  # the runs of the dataset, if it has samples
 
     def run_of(block: Block) -> npt.NDArray[np.int64]:
-        # A row that is rolled up belongs to the run of the end of its cell.
+        # A rolled-up row belongs to the run of its cell's end.
         return runs.of(np.where(plan.is_finer(block), cell_end(block.ms, plan.step_ms), block.ms))
 
     new_runs = np.empty(0, np.int64) if new is None else run_of(new)
     written = set(np.unique(new_runs).tolist())
     if dataset is None:
         return Reach([], written, [], 0)
-    if keep_ms is not None and len(plan.newly_finer):  # their last sample may end a step in the next run
+    if keep_ms is not None and len(plan.newly_finer):  # the cell of their last sample may end in the next run
         keep_ms -= plan.step_ms
     stored = dataset.runs_of(bucket)
     left = [run for run in stored if runs.overlaps(run, keep_ms, None)]
     past = [path for run in stored if run not in left for path in dataset.parts_of_run(bucket, run)]
-    # Stored rows of a unit that becomes finer are brought to the step: they may lie anywhere.
+    # Stored rows of a newly finer unit are downsampled, and may be in any run.
     rewrites_all = plan.relaid or (new is not None and bool(np.isin(new.unit, plan.newly_finer).any()))
     if rewrites_all:
         written.update(left)
@@ -177,7 +176,7 @@ def read_reach(dataset: Dataset | None, plan: MergePlan, bucket: int, new: Block
         written.update(run for run in left[:1] if runs.days is None or runs.begin_ms(run) < plan.keep_ms)
     read = partial(_read_run, dataset, plan, bucket)
     blocks = {run: read(run) for run in left if run in written}
-    if rewrites_all:  # a row that goes to the end of its step may go to the next run
+    if rewrites_all:  # a row moved to the end of its cell may move to the next run
         written.update(run for block in blocks.values() for run in np.unique(run_of(block)).tolist())
     elif new is not None and (plan.counters or CHANNEL in new.series):
         for run in np.unique(new_runs).tolist():
@@ -203,10 +202,11 @@ def _look_around(
     later: Sequence[int],
     blocks: dict[int, Block],
 ) -> set[int]:
-    """Look from the new rows of one run to both sides, until each channel that they report has been reported.
+    """Read runs before and after the new rows of one run until every channel that they report was found.
 
-    ``own``: stored rows of their run.
-    ``blocks``: grows by the runs that were read; those to rewrite are returned, and are read whole.
+    ``own``: stored rows of the same run.
+    ``blocks``: extended by the runs that were read.
+    Returns: runs to rewrite, which are read completely.
     """
     channels = [*counters, CHANNEL]
     units = np.unique(new.unit)
@@ -218,13 +218,13 @@ def _look_around(
 
     first, last = _reports(new, units, channels)
     own_first, own_last = _reports(own, units, channels)
-    # One row more, of whatever content, for a first latched XID after rows without one is news.
+    # Also search for any earlier row, because a first latched XID after rows without one is an edge.
     sought = first.notna() & ~(own_first < first)
     for run in earlier:
         if not sought.any(axis=None):
             break
         sought &= ~reported(run)
-    # Rows before all others of a unit make news of its first latched XID, though they do not report it.
+    # Rows before all others of a unit turn its first latched XID into an edge, even without reporting the gauge.
     earliest = sought[_ANY_ROW] & first[CHANNEL].isna()
     last.loc[earliest, CHANNEL] = first.loc[earliest, _ANY_ROW]
     sought = (last.notna() & ~(own_last > last))[channels]
@@ -241,11 +241,9 @@ def _look_around(
 
 
 def _read_run(dataset: Dataset, plan: MergePlan, bucket: int, run: int, channels: Sequence[str] | None = None) -> Block:
-    """Read a run.
+    """Read a run, with order -1 and the time of the newest raw sample for incomplete cells.
 
-    ``channels``: those that are wanted; the others, and ones that the dataset lacks, are missing in the block.
-    Returns: with order -1. A row of a cell that an earlier import left unfinished has the time of its newest raw
-    sample.
+    ``channels``: channels to read (default: all); the others have no values.
     """
     wanted = None
     if channels is not None:
@@ -280,7 +278,7 @@ def _read_run(dataset: Dataset, plan: MergePlan, bucket: int, run: int, channels
 
 
 def _reports(block: Block, units: npt.NDArray[np.int32], channels: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return when each unit first and last reported each channel, and had any row; missing where it did not."""
+    """Return the first and last time (ms) at which each unit reported each channel or any row; NaN if it did not."""
     ms = pd.Series(block.ms, dtype=np.float64)
     times = {name: ms.where(block.series[name].valid) if name in block.series else np.nan for name in channels}
     by_unit = pd.DataFrame({**times, _ANY_ROW: ms}).groupby(block.unit)

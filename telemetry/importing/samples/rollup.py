@@ -1,7 +1,7 @@
-"""Rows of one unit and time made one, and finer samples brought to the dataset's step.
+"""Deduplicates rows by unit and time, and downsamples finer data to the dataset's step.
 
-A cell of the step ends at a multiple of it and is named by its end: the cell 00:10 holds the raw samples in
-(00:00, 00:10]. Naming it by its beginning would let a row hold what happened after its own timestamp.
+Cells are right-closed and labeled by their end: the cell 00:10 holds the raw samples in (00:00, 00:10]. A label at the
+start would leak samples from after the timestamp of the row.
 """
 
 from collections.abc import Mapping
@@ -15,22 +15,22 @@ from telemetry.dataset.channels import ROLLUP_SUFFIXES, Channel
 from telemetry.importing.samples.block import Block, ChannelValues
 
 FINER_THAN = 0.9
-"""A unit is rolled up when the median interval of its samples is below this share of the step: scrapes jitter."""
+"""A unit is rolled up if its median sampling interval is below this fraction of the step; allows for scrape jitter."""
 
 IMPOSSIBLE_RISE: Final = "an impossible rise of a counter"
-"""Reason for which a value is no value."""
+"""Reason for rejecting a value."""
 
 _SHORTEST_MS: Final = 60_000
-"""Exporters cache values: within this time a counter may show the rise of a minute in one step."""
+"""Minimum interval for the rate check: exporters cache values, so a counter may jump by a minute's increase."""
 
 
 def cell_end(ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int64]:
-    """Return the end of the cell of each instant, in milliseconds."""
+    """Return the cell end of each timestamp (ms)."""
     return -(-ms // step_ms) * step_ms
 
 
 def median_gaps(unit: npt.NDArray[Any], ms: npt.NDArray[np.int64]) -> pd.Series:
-    """Return the median interval of each unit with two samples, in milliseconds, by its code."""
+    """Return the median sampling interval (ms) by unit code, for units with at least two distinct timestamps."""
     order = np.lexsort((ms, unit))
     gaps, codes = np.diff(ms[order]), unit[order]
     is_gap = (codes[1:] == codes[:-1]) & (gaps > 0)
@@ -38,7 +38,7 @@ def median_gaps(unit: npt.NDArray[Any], ms: npt.NDArray[np.int64]) -> pd.Series:
 
 
 def finer_units(unit: npt.NDArray[np.int32], ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int32]:
-    """Return the codes of the units whose samples come faster than the step; repeated instants count once."""
+    """Return the codes of units sampled more often than the step; repeated timestamps count once."""
     medians = median_gaps(unit, ms)
     return medians.index[medians < FINER_THAN * step_ms].to_numpy(np.int32)
 
@@ -50,10 +50,9 @@ def impossible_rises(
     ms: npt.NDArray[np.int64],
     max_rise_per_s: float,
 ) -> npt.NDArray[np.bool_]:
-    """Mark the values of a counter, sorted by (unit, time), that rise faster than possible since the last usable one.
+    """Mark counter values, sorted by (unit, time), that rise faster than possible since the last valid one.
 
-    The allowed rise grows with the time since that value, so that a counter which really changed is not refused for
-    ever. Shapes (n,).
+    The allowed rise grows with the time since that value, so that a real jump is accepted eventually. Shapes (n,).
     """
     refused = np.zeros(len(values), np.bool_)
     reported = np.flatnonzero(valid)
@@ -66,7 +65,7 @@ def impossible_rises(
     for place in np.flatnonzero(fast) + 1:
         if refused[reported[place]]:
             continue
-        # From the first impossible value on, compare with the last usable one until the counter is back.
+        # After an impossible value, compare with the last valid one until the counter is plausible again.
         before = place - 1
         while refused[reported[before]]:
             before -= 1
@@ -83,10 +82,10 @@ def impossible_rises(
 def reset_aware_rise(
     values: npt.NDArray[np.float64], valid: npt.NDArray[np.bool_], unit: npt.NDArray[np.int32]
 ) -> ChannelValues:
-    """Return how much a counter, sorted by (unit, time), rose since the unit's previous reported value.
+    """Return the increase of a counter, sorted by (unit, time), since the unit's previous value.
 
-    Not valid at a unit's first report and where the counter is missing. One that fell was reset, and has risen by what
-    it shows now.
+    Not valid at a unit's first value and where the counter is missing. A decrease is a reset, so the increase is the
+    new value.
     """
     reported = np.flatnonzero(valid)
     rise = np.zeros(len(values), np.float64)
@@ -104,14 +103,14 @@ def reset_aware_rise(
 def rises_after_insertion(
     counter: ChannelValues, stored: ChannelValues, unit: npt.NDArray[np.int32], held: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float64]:
-    """Return the stored rises, less what rows inserted before them account for now; never negative.
+    """Return the stored rises minus the part now covered by rows inserted before them; never negative.
 
-    ``counter``: sorted by (unit, time), of held and of new rows; ``held`` marks those whose counter was stored before.
+    ``counter``: values of stored and new rows, sorted by (unit, time); ``held`` marks rows with a stored counter.
 
-    Only the first held row after new ones changes: its rise was measured against the held row before it, and now is
-    against the last new one between. A held row may be a whole step, of which only the last value and the rise are
-    known, so a reset is taken to lie where these put it: among the new rows if they fall; after them if the stored rise
-    began at zero, or would be less than nothing. One reset in a gap is exact, several are not.
+    Only the first stored row after new ones changes: its rise was relative to the previous stored row, and is now
+    relative to the last new one. A stored row may be a whole step, of which only the last value and the rise are known,
+    so the position of a reset is inferred: among the new rows if they decrease; after them if the stored rise started
+    at zero or would become negative. This is exact for one reset in a gap, not for several.
     """
     rises = stored.values.astype(np.float64)
     reported = np.flatnonzero(counter.valid)
@@ -137,10 +136,10 @@ def rises_after_insertion(
 def add_rollup_columns(
     block: Block, channels: Mapping[str, Channel], held: Mapping[str, npt.NDArray[np.bool_]] | None = None
 ) -> None:
-    """Fill ``X_min``, ``X_max`` and ``X_rise`` of each row in place, where the source did not give them.
+    """Fill missing ``X_min``, ``X_max`` and ``X_rise`` values in place.
 
     ``block``: sorted by (unit, ms), with series for every roll-up in ``channels``.
-    ``held``: for each counter, the rows whose value an existing dataset held: see :func:`rises_after_insertion`.
+    ``held``: by counter, the rows whose value is already stored; see :func:`rises_after_insertion`.
     """
     for channel in channels.values():
         for suffix in ROLLUP_SUFFIXES[channel.kind]:
@@ -163,11 +162,10 @@ def add_rollup_columns(
 
 
 def roll_up(block: Block, channels: Mapping[str, Channel], rolled: npt.NDArray[np.bool_], step_ms: int) -> Block:
-    """Bring the chosen rows to the step; the others stay as they are. Sorted by (unit, ms).
+    """Downsample the rows marked by ``rolled`` to the step; ``block`` is sorted by (unit, ms).
 
-    Gauges are the mean over the cell's reported values, weighted by the raw samples behind each; ``X_min`` and
-    ``X_max`` the extremes; counters and enums the last reported value; ``X_rise`` the sum; flags all that were set;
-    ``count`` the raw samples.
+    Gauges become the mean weighted by the number of raw samples, ``X_min`` and ``X_max`` the extremes, counters and
+    enums the last value, ``X_rise`` and ``count`` the sum, and flags the bitwise OR.
     """
     if len(block) == 0:
         return block
@@ -220,20 +218,19 @@ def _reduce(
 
 
 def merge_duplicates(block: Block) -> tuple[Block, int, npt.NDArray[np.int64]]:
-    """Make one row of each (unit, time); ``block`` is sorted by (unit, ms, order).
+    """Deduplicate by (unit, time); ``block`` is sorted by (unit, ms, order).
 
-    The first row of a key (the existing dataset's, then by file and row) is kept. A later one that reports a channel
-    which is still missing fills it in, so that one file a metric works. One that reports another value for a channel
-    than the first that does conflicts and is set aside as a whole. Parts of a GPU (MIG) do not conflict: the parent
-    gets the highest value of gauges, counters and enums and all flags, unless the whole GPU's own row gives the
-    channel.
+    The first row of a key is kept (stored rows first, then by file and row), and later rows fill in missing channels,
+    which allows one file per metric. A row that contradicts an earlier value is quarantined as a whole. MIG instances
+    do not conflict: the parent gets the maximum of gauges, counters and enums and the OR of flags, unless the GPU's
+    own row reports the channel.
 
-    Returns: the rows, the number of rows that only repeated others, and the orders of those in conflict.
+    Returns: the rows, the number of exact repeats, and the orders of conflicting rows.
     """
     start, group = _keys(block)
     if len(start) == len(block):
         return block, 0, np.empty(0, np.int64)
-    block = block.take(np.lexsort((block.mig, group)))  # the GPU's own rows before its parts'
+    block = block.take(np.lexsort((block.mig, group)))  # the GPU's own rows before those of MIG instances
     conflict = np.zeros(len(block), dtype=bool)
     for series in block.series.values():
         first = np.minimum(_first_own(series, block.mig, start), len(block) - 1)
@@ -258,7 +255,7 @@ def merge_duplicates(block: Block) -> tuple[Block, int, npt.NDArray[np.int64]]:
 
 
 def _keys(block: Block) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the first row of each key, and the number of each row's key."""
+    """Return the first row of each key, and the key index of each row."""
     fresh = np.ones(len(block), dtype=bool)
     fresh[1:] = (block.unit[1:] != block.unit[:-1]) | (block.ms[1:] != block.ms[:-1])
     return np.flatnonzero(fresh), np.cumsum(fresh) - 1
@@ -267,7 +264,7 @@ def _keys(block: Block) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
 def _first_own(
     series: ChannelValues, mig: npt.NDArray[np.bool_], start: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Return of each key the first row in which the whole GPU reports the channel; the number of rows where none."""
+    """Return the first row per key in which the GPU itself reports the channel, ``len(mig)`` if none does."""
     rows = np.arange(len(mig))
     return np.minimum.reduceat(np.where(series.valid & ~mig, rows, len(mig)), start)
 

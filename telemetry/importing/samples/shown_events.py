@@ -1,9 +1,9 @@
-"""Events that samples show: changes of the latched XID gauge that DCGM reports, and words that a GPU is lost.
+"""Events derived from samples: changes of DCGM's latched XID gauge, and text values that report a lost GPU.
 
-``xid_last`` shows the last XID until the driver is loaded again, so an event is a change of its value to another one
-but zero. dcgm-exporter leaves the gauge out until the first XID, so a first value after rows without one is a change
-too. Two XIDs between two samples show as one, and a repeat of the same XID does not show at all: kernel logs are
-better, and where one reports the same XID of the same GPU, the edge is left out.
+``xid_last`` keeps the last XID until the driver is reloaded, so an event is a change to another nonzero value.
+dcgm-exporter omits the gauge until the first XID, so a first value after rows without one is a change too. Of two XIDs
+between samples only the last is visible, and a repeated XID is not: kernel logs are more accurate. An edge is dropped
+if a kernel log reports the same XID of the same GPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ from telemetry.importing.inventory import InstallationIndex
 from telemetry.kernel_log.catalogue import FALLEN_OFF
 
 CHANNEL = "xid_last"
-"""The channel that is read."""
+"""Channel with the latched XID."""
 
 SOURCE = "xid_gauge"
-"""``source`` of the events made here."""
+"""``source`` of the XID events."""
 
 
 def xid_edges(
@@ -31,12 +31,12 @@ def xid_edges(
     """Return the rows at which a unit's latched XID changes to another one.
 
     ``unit``: shape (n,).
-    ``values``, ``valid``: the gauge, sorted by (unit, time); a row without it counts as one in which the unit was seen;
-    shape (n,).
-    Returns: a unit's first row is no edge, whatever it shows: its XID is older than the data. A first value after rows
-    without one is an edge, for the gauge is absent until there is an XID; where another source of the same unit began
-    earlier and never carries the gauge, an older XID is taken for a new one. The same value before and after rows
-    without one is no edge: the gauge may have been cleared, or only left out of a page.
+    ``values``, ``valid``: the gauge, sorted by (unit, time), including rows without a value; shape (n,).
+
+    A unit's first row is never an edge, because its XID predates the data. A first value after rows without one is an
+    edge, because the gauge is absent until the first XID. If another source of the unit starts earlier and never has
+    the gauge, an old XID is mistaken for a new one. The same value before and after a gap is not an edge: the gauge may
+    have been cleared or just missing.
     """
     reported = np.flatnonzero(valid)
     if len(reported) == 0:
@@ -56,15 +56,15 @@ def new_edges(
     held: npt.NDArray[np.bool_],
     known: Mapping[tuple[int, int], Sequence[int]],
 ) -> npt.NDArray[np.int64]:
-    """Return the edges that an earlier import, which had only the old rows, has not reported.
+    """Return the edges that earlier imports, which had only the stored rows, have not reported.
 
-    ``unit``, ``ms``: rows of an existing dataset and new ones, sorted by (unit, ms); shape (n,).
-    ``old``, ``held``: rows of the existing dataset, and those of them in which it held the gauge; shape (n,).
-    ``known``: instants (ms) of the existing dataset's edges by unit and XID: inside a step that was rolled up, its rows
-    do not show them all.
-    Returns: an edge of a late row is left out where the next old row was the edge to the same value, or its step has
-    one: the event then stays a little late, and is reported once. An edge at an old row is returned where late rows
-    made it one. An event that late rows before a unit's first ones make untrue (the XID was older) stays.
+    ``unit``, ``ms``: stored and new rows, sorted by (unit, ms); shape (n,).
+    ``old``, ``held``: marks stored rows, and those with a stored gauge value; shape (n,).
+    ``known``: times (ms) of stored edges by unit and XID, which rolled-up rows do not show completely.
+
+    An edge at a late row is skipped if the next stored row, or its step, has the edge to the same value: the event
+    stays slightly late but is reported once. An edge at a stored row is returned if late rows created it. A stored
+    event is kept even if late rows before a unit's first ones show that its XID is older.
     """
     values, valid = gauge
     edges = xid_edges(unit, values, valid)
@@ -97,7 +97,7 @@ def new_edges(
 
 @dataclass(slots=True)
 class GpuLosses:
-    """Finds the rows at which a unit's samples begin to say that it is lost, from batches in the order of time."""
+    """Finds the onsets of unit loss reported by samples, from batches in time order."""
 
     _lost: dict[int, bool] = field(default_factory=dict)
     _onsets: list[tuple[int, int, int]] = field(default_factory=list)
@@ -109,7 +109,7 @@ class GpuLosses:
         ms: npt.NDArray[np.int64],
         is_lost: npt.NDArray[np.bool_],
     ) -> None:
-        """Take the rows of a batch; codes of the import's units and nodes, shape (n,)."""
+        """Add the rows of a batch; ``unit`` and ``node`` are codes of the import, shape (n,)."""
         if not is_lost.any() and not self._lost:
             return
         order = np.lexsort((ms, unit))
@@ -125,7 +125,7 @@ class GpuLosses:
     def events(
         self, installations: InstallationIndex, delay: timedelta, renamed: Mapping[tuple[int, int], int]
     ) -> pd.DataFrame:
-        """Return a failure at each onset; ``delay`` is until it is known, ``renamed`` that of the spill."""
+        """Return a failure event per onset; ``delay``: reporting delay; ``renamed``: that of the spill."""
         onsets = [(renamed.get((unit, node), unit), node, ms) for unit, node, ms in self._onsets]
         units, nodes, times = zip(*onsets, strict=True) if onsets else ((), (), ())
         return event_frame(

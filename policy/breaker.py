@@ -228,7 +228,7 @@ class ObservedNode:
     ``reports``: evidence for tier ``high``: facts, and :data:`RISK`.
     ``known``: number of units with a valid score.
     ``changed``: driver or exporter changed within ``settle``.
-    ``decided_at``: of the newest score.
+    ``decided_at``: decision time of the latest score.
     """
 
     node: NodeView

@@ -83,7 +83,7 @@ class NodeState:
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing that is remembered matters for the next decision about an unmarked node below ``watch``."""
+        """Whether the state has no effect on the next decision about an untainted node below ``watch``."""
         tier, marked = self.tier, self.seen or self.target or self.released_at
         risen = tier.tier != "clear" or tier.support or tier.elevated.count or tier.high.count
         return not (risen or marked or self.maintenance or self.probed or self.software)

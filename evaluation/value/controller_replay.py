@@ -121,7 +121,7 @@ class Controlled:
         self._code: list[list[int]] = [[next(codes) for _ in units] for units in self.fleet.installations]
         self._member = np.column_stack([[place for place, *_ in rows], code, [row[2:] for row in rows]])
         self._homes = {name: place for place, units in enumerate(self.fleet.installations) for name, _, _ in units}
-        # as last shown: nodes, the units of those that are not quiet with all they rest on, and jobs by entry
+        # caches of the last round: node views, units (with the inputs they depend on) by node, and jobs by entry
         self._views = [*self.fleet.nodes]
         self._shown: dict[int, tuple[object, tuple[UnitView, ...]]] = {}
         self._jobs: dict[int, tuple[int, JobView]] = {}
@@ -321,7 +321,7 @@ class Controlled:
     def _units(
         self, place: int, at: int, newest: ScoredDecision, reports: Mapping[str, Reported], passes: Mapping[int, int]
     ) -> tuple[UnitView, ...]:
-        """Show the units of a node; the same ones as long as nothing new is known of them."""
+        """Return the unit views of a node, cached while their inputs are unchanged."""
         node, passed = self.fleet.nodes[place].name, passes.get(place)
         if passed is not None and at >= passed + duration_ms(self.policy.probes.lowers_for):
             passed = None

@@ -305,9 +305,9 @@ _PLACE: Final = ("cluster", "group", "rack", "nvlink_domain")
 def job_views(
     jobs: Placements, entries: Ints, at: int, known: dict[int, tuple[int, JobView]] | None = None
 ) -> list[JobView]:
-    """Show jobs as a scheduler does, which knows when they last wrote a checkpoint, and not when they end.
+    """Return jobs as a scheduler sees them: with the time of their last checkpoint, without their end.
 
-    ``known``: views of earlier times by entry, each with the checkpoint; shown again until there is a newer one.
+    ``known``: cached views by entry, each with its last checkpoint; updated in place.
     """
     known = {} if known is None else known
     saved_at = np.where(jobs.every[entries] > 0, at - jobs.unsaved(entries, at), -1)

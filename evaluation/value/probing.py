@@ -155,7 +155,7 @@ class ProbeReplay:
         self._passed_at: dict[int, int] = {}
         self._probed: dict[int, LastRequest] = {}
         self._shown: dict[int, Candidate] = {}
-        # of a decision and the nodes whose risk a passed probe lowers: the risk of each node, and their mean
+        # cache by decision and nodes with a risk lowered by a passed probe: risks of all nodes, and their mean
         self._now: tuple[int, tuple[int, ...]] = (-1, ())
         self._risk: list[float] = []
         self._mean = 0.0
@@ -174,7 +174,7 @@ class ProbeReplay:
         return Probes.of(self._rows)
 
     def passes(self, now: int) -> Mapping[int, int]:
-        """Return when each node last passed a probe."""
+        """Return when each node last passed a probe, by position."""
         self._settle(now)
         return self._passed_at
 
@@ -232,7 +232,7 @@ class ProbeReplay:
         return started
 
     def _candidate(self, place: int, risk: float, decided_at: datetime) -> Candidate:
-        """Show a node; the same candidate in each round as long as nothing changes."""
+        """Return the candidate of a node, cached while unchanged."""
         probed, shown = self._probed.get(place), self._shown.get(place)
         if shown is None or shown.decided_at != decided_at or shown.risk != risk or shown.probed is not probed:
             ends = decided_at + self._policy.horizon

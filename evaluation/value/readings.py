@@ -45,7 +45,7 @@ class ScoredDecision:
         return self._views[code]
 
     def alike(self, known: int, unknown: int) -> tuple[UnitView, ...]:
-        """Show units of which nothing is asked but that so many have a risk that is far too low for anything."""
+        """Return placeholder units of a quiet node: ``known`` with risk 0, ``unknown`` without a score."""
         if (known, unknown) not in self._alike:
             scores = [Score(0.0, self.decided_at, self.expires_at)] * known + [None] * unknown
             self._alike[known, unknown] = tuple(UnitView(f"{number}", score) for number, score in enumerate(scores))

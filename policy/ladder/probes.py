@@ -50,7 +50,7 @@ class ProbeConfig:
         return math.fsum(self.found.values()) / len(self.found) if self.found else 0.0
 
     def is_due(self, risk: float, rested: timedelta | None, mean_risk: float) -> bool:
-        """Return whether a node may be probed again; ``mean_risk``: of the fleet."""
+        """Return whether a node may be probed again; ``mean_risk``: mean risk of the fleet."""
         return rested is None or rested >= (self.every if risk >= self.min_lift * mean_risk else self.base_every)
 
 

@@ -1,4 +1,4 @@
-"""Which source column becomes which of the dataset's."""
+"""Resolves source columns to dataset columns."""
 
 import math
 import re
@@ -23,19 +23,19 @@ from telemetry.values.numbers import NO_VALUE_WORDS, split_header
 KEY_ALIASES: Final[Mapping[str, str]] = {
     name: row.target for name, row in EXACT_NAMES.items() if row.unit is None and row.target != INVENTORY
 }
-"""Names that sources give key columns and static facts, and the column that each is."""
+"""Common names of key columns and static attributes, and their dataset columns."""
 
 SAMPLE_KEYS: Final = ("timestamp", "node", "gpu", "mig_instance", "slot", "pci_bus_id")
-"""Columns of samples that are no channels."""
+"""Columns of samples that are not channels."""
 
 GPU_PLACE: Final = ("pci_bus_id", "slot")
-"""Columns that identify a GPU within its node, best first, where samples have no identity of it."""
+"""Columns that identify a GPU within its node if samples have no GPU id, in order of preference."""
 
 _STATIC: Final = frozenset({"slot", "pci_bus_id", "serial", "model", "driver"})
 
 
 COLUMN_NAMES: Final = read_yaml(Path(__file__).with_name("column_names.yaml").read_text(encoding="utf-8"))
-"""The content of column_names.yaml."""
+"""Content of column_names.yaml."""
 
 _AROUND: Final = [re.compile(pattern, re.IGNORECASE) for pattern in COLUMN_NAMES["around"]]
 _UNIT_NAME: Final = re.compile(r"[KMG]i?B|[kMG]Hz|k?Wh|[mk]J|[mk]W")
@@ -43,10 +43,10 @@ _PCI_ADDRESS: Final = re.compile(r"(PCI:)?(0x)?[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[
 
 
 def aliases_by_words(names: Sequence[str], mapping: TableMapping, role: str) -> dict[str, str]:
-    """Return the columns of a table that hold a standard column under one of its common names.
+    """Map source columns with a common name to dataset columns, in addition to :data:`KEY_ALIASES`.
 
-    An inventory may have columns of the operator's own, so that ``Serial Number`` would else become one, and no event
-    that quotes a serial number would find its GPU.
+    Otherwise ``Serial Number`` in an inventory would be kept as a custom column, and events that quote a serial number
+    would not be matched to a GPU.
     """
     free = [name for name in names if name not in mapping.columns]
     aliases = {name: KEY_ALIASES[known] for name in free for known in spellings(name) if known in KEY_ALIASES}
@@ -61,17 +61,17 @@ def aliases_by_words(names: Sequence[str], mapping: TableMapping, role: str) -> 
 
 
 def mapped_targets(mapping: TableMapping) -> set[str]:
-    """Return the dataset's columns that a mapping names or makes constant."""
+    """Return the dataset columns that a mapping assigns, including constants."""
     return {*(target for mapped in mapping.columns.values() for target in _targets(mapped)), *mapping.constants}
 
 
 def words_of(name: str) -> set[str]:
-    """Return the words of a column's name in lower case, and those without what an export puts around the name."""
+    """Return the lowercase words of a column name, with and without decoration added by exports."""
     return {" ".join(split_words(form)) for form in forms_of(name)}
 
 
 def forms_of(name: str) -> list[str]:
-    """Return a column's name, and what remains of it without what an export puts around names."""
+    """Return a column name, and its variants without decoration added by exports."""
     forms = [name]
     for form in forms:
         forms += [match[1] for pattern in _AROUND if (match := pattern.fullmatch(form.strip())) is not None]
@@ -79,14 +79,14 @@ def forms_of(name: str) -> list[str]:
 
 
 def split_words(name: str) -> list[str]:
-    """Return the words of a name in lower case."""
+    """Split a name into lowercase words."""
     plain = _UNIT_NAME.sub(lambda unit: unit[0].lower(), name.replace("%", " pct "))
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", plain)
     return [word for word in re.split(r"[\W_]+", spaced.lower()) if word]
 
 
 def are_pci_addresses(column: pa.ChunkedArray) -> bool | None:
-    """Return whether all texts of a column are PCI addresses; None if it has none."""
+    """Whether all values of a column are PCI addresses; None if it has no text."""
     texts = pc.unique(column.drop_null()).to_pylist() if pa.types.is_string(column.type) else []
     return all(_PCI_ADDRESS.fullmatch(text.strip()) for text in texts) if texts else None
 
@@ -95,9 +95,9 @@ _JOB_FACTS: Final = frozenset({"job", "node", "started_at", "ended_at", "gpus", 
 
 
 def names_of_jobs(names: Sequence[str], mapping: TableMapping) -> tuple[dict[str, str], Callable[[str], bool]]:
-    """Return the common names among the columns of a table of jobs, and what tells columns that are left out.
+    """Return the aliases of a job table's columns, and a predicate for ignored columns.
 
-    The further columns of a table that has all that matters of a job, as sacct's, are left out.
+    If a table has all relevant job columns, as sacct's does, the others are ignored.
     """
     aliases = aliases_by_words(names, mapping, "jobs")
     has = {aliases.get(name, name) for name in names} | mapped_targets(mapping)
@@ -105,20 +105,20 @@ def names_of_jobs(names: Sequence[str], mapping: TableMapping) -> tuple[dict[str
 
 
 def left_out_of_samples(name: str) -> bool:
-    """Whether a column of samples is known, and not used: a fact of the inventory, or a metric that is no channel."""
+    """Whether a sample column is known but unused: an inventory attribute, or a metric that is not a channel."""
     base = split_header(name)[0]
     targets = {KEY_ALIASES.get(spelling) for spelling in spellings(base)}
     return bool(name in _STATIC or targets & _STATIC or repeats_inventory(base) or is_unused(base))
 
 
 def source_names(channels: Mapping[str, Channel]) -> dict[str, str]:
-    """Map the names under which a file may have a channel; besides the series' ones those of another unit."""
+    """Map source names to channels, including names that imply another unit."""
     converted = {name: row.target for name, row in EXACT_NAMES.items() if row.unit and row.target in channels}
     return by_source_name(channels) | converted
 
 
 def nothing_left_out(_name: str) -> bool:
-    """Leave out no column by its name."""
+    """Ignore no column."""
     return False
 
 
@@ -145,16 +145,16 @@ def resolve_columns(
     extras: bool = False,
     declare: bool = False,
 ) -> dict[str, str]:
-    """Return the source's column of each of the dataset's that it has; those that are constants are left out.
+    """Return the source column by dataset column, without constants.
 
-    ``required``: columns of the dataset that the source or the constants must give.
-    ``aliases``: further names under which a source may have a column.
-    ``ignored``: tells source columns that are left out by name.
-    ``kept``: unknown columns that ``ignore_others`` does not mean.
-    ``extras``: whether unknown columns stay under their own names.
-    ``declare``: whether an unknown column could be a channel, for the advice in the error.
-    A source column that the mapping names may be another source's, see :func:`refuse_absent`.
-    Raises ``InputError`` if the mapping names an unknown target, two source columns become the same, or a column is
+    ``required``: dataset columns that the source or the constants must provide.
+    ``aliases``: alternative names of columns.
+    ``ignored``: predicate for source columns to skip.
+    ``kept``: unknown columns exempt from ``ignore_others``.
+    ``extras``: whether unknown columns keep their own names.
+    ``declare``: whether the error for an unknown column suggests declaring a channel.
+    Source columns of the mapping may be missing, see :func:`refuse_absent`.
+    Raises ``InputError`` if the mapping names an unknown target, two source columns map to one target, or a column is
     unknown or missing.
     """
     targets = [target for mapped in mapping.columns.values() for target in _targets(mapped)]
@@ -177,7 +177,7 @@ def resolve_columns(
             mapped = name if name in unknown else None
         for target in _targets(mapped):
             by_name = mapping.columns.keys().isdisjoint({name, source.get(target, name)}) and target not in _KEYS
-            if target in source and not by_name:  # else: one value under two names, such as nvidia-smi's power.draw
+            if target in source and not by_name:  # else one value under two names, like nvidia-smi's power.draw
                 raise InputError(
                     f"two source columns map to {target!r}: {source[target]!r} and {name!r}",
                     where,
@@ -196,11 +196,11 @@ def resolve_columns(
 _KEYS: Final = frozenset({"timestamp", "node", "gpu"})
 _UNKNOWN: Final = ""
 _INDEX: Final = re.compile(r"__index_level_\d+__|Unnamed: \d+|")
-"""What pandas calls an index that it writes next to the columns."""
+"""Names that pandas gives an exported index."""
 
 
 def refuse_absent(mapping: TableMapping, names: Collection[str], where: str) -> None:
-    """Raise ``InputError`` if the mapping names a source column that none of the sources has."""
+    """Raise ``InputError`` if the mapping names a source column that is not in ``names``."""
     for column in mapping.columns:
         if column not in names:
             problem = f"the mapping names a source column {column!r} that is not there"
@@ -215,7 +215,7 @@ def unknown_columns(
     ignored: Callable[[str], bool] = nothing_left_out,
     kept: Collection[str] = (),
 ) -> list[str]:
-    """Return the source columns that are neither known nor left out; see :func:`resolve_columns`."""
+    """Return the source columns that are neither known nor ignored; see :func:`resolve_columns`."""
     unknown = [name for name in names if _mapped(name, names, mapping, known, aliases) == _UNKNOWN]
     unknown = [name for name in unknown if not ignored(name) and not _INDEX.fullmatch(name)]
     return [name for name in unknown if name in kept or not mapping.ignore_others]
@@ -224,7 +224,7 @@ def unknown_columns(
 def targets_of(
     names: Sequence[str], mapping: TableMapping, known: Sequence[str], aliases: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the source's column of each of the dataset's that is known or mapped; no column is required."""
+    """Return the source column by dataset column, known or mapped, without validation."""
     sources: dict[str, str] = {}
     for name in names:
         mapped = _mapped(name, names, mapping, known, aliases)
@@ -234,7 +234,7 @@ def targets_of(
 
 
 def unknown_error(unknown: Sequence[str], where: str, known: Sequence[str], *, declare: bool) -> InputError:
-    """Return the error for columns that are not known; ``declare``: whether they could be channels."""
+    """Return the error for unknown columns; ``declare``: whether to suggest declaring a channel."""
     name, more = unknown[0], f" and {len(unknown) - 1} more: {list(unknown[1:])}" if len(unknown) > 1 else ""
     channel = f"declare it in params `channels: {{{name}: {{kind: gauge}}}}`, or " if declare else ""
     return InputError(
@@ -252,18 +252,18 @@ def _targets(mapped: str | tuple[str, ...] | None) -> tuple[str, ...]:
 def _mapped(
     name: str, names: Sequence[str], mapping: TableMapping, known: Sequence[str], aliases: Mapping[str, str]
 ) -> str | tuple[str, ...] | None:
-    """Return what a source column becomes, None to leave it out, or ``_UNKNOWN``."""
+    """Return the target of a source column, None to ignore it, or ``_UNKNOWN``."""
     if name in mapping.columns:
         return mapping.columns[name]
     if name == "gpu" and any(aliases.get(other) == "gpu" and other not in mapping.columns for other in names):
-        # DCGM's label `gpu` is an index in the node; the identity is `UUID`.
+        # DCGM's label `gpu` is the index within the node; the GPU id is `UUID`.
         return "slot" if "slot" in known and "slot" not in names else None
     if name in known:
         return name
     for form in forms_of(name):
         for spelling in spellings(split_header(form)[0]):
             target = aliases.get(spelling, spelling)
-            if target in known and spelling != "gpu":  # GPU may be an index as well
+            if target in known and spelling != "gpu":  # `GPU` may also be an index
                 return target
     return _UNKNOWN
 
@@ -276,9 +276,9 @@ _NO_TEXTS: Final = pa.array(
 
 
 def as_text(column: pa.ChunkedArray | None, length: int) -> npt.NDArray[np.object_]:
-    """Return a column as text without surrounding blanks, None where it is null, empty or a word for no value.
+    """Return a column as stripped strings, None where it is null, empty or a placeholder for a missing value.
 
-    Whole floating-point numbers lose their ``.0``: CSV tools write an XID of 79 with gaps in its column as ``79.0``.
+    Integral floats lose their ``.0``: CSV tools write XID 79 in a column with gaps as ``79.0``.
     """
     if column is None:
         return np.full(length, None, dtype=object)
@@ -294,7 +294,7 @@ def as_text(column: pa.ChunkedArray | None, length: int) -> npt.NDArray[np.objec
 
 
 def as_counts(column: pa.ChunkedArray | None, length: int) -> npt.NDArray[np.int64]:
-    """Return a column of how many each row represents: 1 at least and where it is unreadable, int32 at most."""
+    """Return the number of events or samples per row, clipped to int32 and at least 1; 1 where unreadable."""
     if column is None:
         return np.ones(length, np.int64)
     numbers = pd.to_numeric(column.to_pandas(), errors="coerce").to_numpy(np.float64, na_value=np.nan)

@@ -1,4 +1,4 @@
-"""Event sources to one list of events: reading, and finding the unit."""
+"""Reads event sources and assigns each event to a node and GPU."""
 
 import re
 from collections import Counter
@@ -42,13 +42,13 @@ from telemetry.packing import read_errors
 from telemetry.phrases import WORK, PhraseReview
 
 AFTERWARDS: Final = frozenset({"repair", "replacement", "diagnostic", "driver", "other"})
-"""Types that may follow a removal: the work on a part that is out of its node."""
+"""Event types allowed after a removal: work on a GPU that is no longer in its node."""
 
 SHARED: Final = "identity of GPUs on several nodes"
-"""Reason for events that name such an identity, and not the node of one of the GPUs."""
+"""Reason for events that name a GPU id used on several nodes without naming one of these nodes."""
 
 NOT_SEEN_YET: Final = ("unknown gpu", "unknown node", "name of several nodes", "before installation")
-"""Reasons that a later observation may remove."""
+"""Reasons that a later observation may resolve."""
 
 
 def place_events(
@@ -56,12 +56,12 @@ def place_events(
 ) -> npt.NDArray[np.object_]:
     """Find the node and GPU of each event.
 
-    Names are written as the inventory writes them, a PCI address gives the GPU, a GPU gives the node, and a MIG
-    instance is its GPU.
+    Names are normalized to the inventory's spelling. A PCI address identifies the GPU, a GPU its node, and a MIG
+    instance its parent GPU.
 
-    ``text``: ``node``, ``gpu``, ``type``, and ``pci_bus_id`` where known; ``node`` and ``gpu`` are changed in place.
-    ``ms``: shape (n,).
-    Returns: why an event cannot be used, or an empty text; shape (n,).
+    ``text``: ``node``, ``gpu``, ``type``, and ``pci_bus_id`` if known; ``node`` and ``gpu`` are updated in place.
+    ``ms``: Unix time in ms; shape (n,).
+    Returns: reason for rejecting the event, or an empty string; shape (n,).
     """
     gpu, node, kind = text["gpu"], text["node"], text["type"]
     _locate(text, ms, installations)
@@ -85,8 +85,8 @@ def place_events(
             reasons[row] = "name of several nodes"
     if installations.unit == "gpu":
         afterwards = of_gpu & (installation == -3) & np.isin(kind.astype(str), sorted(AFTERWARDS))
-        # The installations hold against an event: a ticket may quote the serial number of another GPU of the node.
-        # What samples show has corrected the installations before.
+        # Installations outweigh events: a ticket may quote the serial number of another GPU in the node. They have
+        # already been corrected by samples.
         reasons[of_gpu & (installation == -1)] = "unknown gpu"
         is_shared = np.array([installations.is_shared(name) if isinstance(name, str) else False for name in gpu], bool)
         reasons[of_gpu & (installation == -2)] = "before installation"
@@ -104,7 +104,7 @@ def place_events(
 def _locate(
     text: dict[str, npt.NDArray[np.object_]], ms: npt.NDArray[np.int64], installations: InstallationIndex
 ) -> None:
-    """Fill in the GPU of events that name a node and a PCI address, unless several GPUs have it."""
+    """Set the GPU of events that name a node and a PCI address, unless it is ambiguous."""
     addresses = text.get("pci_bus_id")
     if addresses is None:
         return
@@ -122,7 +122,7 @@ _TEXTS = ("node", "gpu", "code", "detail", "source")
 
 
 def empty_events() -> pd.DataFrame:
-    """Return a frame of no events."""
+    """Return an empty event frame."""
     return EVENTS.empty_table().to_pandas()
 
 
@@ -137,14 +137,14 @@ def parse_events(
     installations: InstallationIndex | None = None,
     review: PhraseReview | None = None,
 ) -> tuple[Batch, dict[str, npt.NDArray[Any]]]:
-    """Read events, and refuse those at an unusable time; :mod:`telemetry.importing.tickets` says what tickets may have.
+    """Parse events, and reject those without a usable time; :mod:`telemetry.importing.tickets` handles tickets.
 
-    ``timestamp`` and ``type`` are required, and ``gpu`` or ``node``.
-    ``installations``: find GPUs by slot, address and serial number; ``review``: takes the words that were classified.
-
-    ``delay``: ``known_at`` of an event whose source does not give it is its time plus this.
-    Returns: the batch, now without the rows that the mapping leaves out, and its columns; instants in milliseconds.
-    Raises ``InputError`` if a required column is missing, a column is unknown, or all instants are naive.
+    Requires ``timestamp``, ``type``, and ``gpu`` or ``node``.
+    ``installations``: used to find GPUs by slot, address and serial number.
+    ``review``: collects the classified wording.
+    ``delay``: default for ``known_at - timestamp``.
+    Returns: the batch without rows skipped by the mapping, and its columns; times in ms.
+    Raises ``InputError`` if a required column is missing, a column is unknown, or all timestamps are naive.
     """
     batch.resolve(mapping, [*known, *TICKET_COLUMNS], "timestamp", "type", aliases=aliases)
     if "node" not in batch and "gpu" not in batch:
@@ -152,13 +152,13 @@ def parse_events(
     kinds = batch.texts("type")
     wanted = batch.good
     counts["events_read"] += len(kinds)
-    batch.keep(wanted)  # A source of states (a daily row a drive with `failure` of 0 and 1) has an event in few rows.
+    batch.keep(wanted)  # In a table of states (a daily row per drive with `failure` 0 or 1), few rows are events.
     rows: dict[str, npt.NDArray[Any]] = {name: batch.texts(name) for name in texts}
     if installations is not None:
         rows["node"] = np.array([*map(node_finder(installations), rows["node"]), None], dtype=object)[:-1]
     details = rows["detail"].copy()
     rows["type"] = types_of(kinds[wanted], rows, review or PhraseReview())
-    instants = batch.instants("timestamp", day_end=True)  # of a date, no earlier time is certain
+    instants = batch.instants("timestamp", day_end=True)  # for a date, no earlier time is certain
     assert instants is not None
     batch.refuse(NUMBER_AS_TYPE, pd.isna(rows["type"]))
     rows["code"] = _codes(rows["code"], rows["type"])
@@ -171,7 +171,7 @@ def parse_events(
     if entered is not None:
         known_ms = np.where(entered.ok, entered.ms, known_ms)
         counts["known_at_before_the_event"] += int((known_ms < instants.ms).sum())
-    # Nothing is known before it happens: such an entry time is a clock error or a backdated ticket.
+    # known_at before the event is a clock error or a backdated ticket.
     return batch, {**rows, "timestamp": instants.ms, "known_at": np.maximum(known_ms, instants.ms)}
 
 
@@ -184,10 +184,10 @@ def read_events(
     counts: Counter[str],
     review: PhraseReview | None = None,
 ) -> pd.DataFrame:
-    """Read a table of events or a kernel log, and place each event on its unit.
+    """Read an event table or a kernel log, and assign each event to its node and GPU.
 
-    Returns: usable events, with the columns of :data:`telemetry.dataset.schema.EVENTS` at least.
-    Raises ``InputError`` if a required column is missing, a column is unknown, or instants cannot be read as such.
+    Returns: usable events, with at least the columns of :data:`telemetry.dataset.schema.EVENTS`.
+    Raises ``InputError`` if a required column is missing, a column is unknown, or timestamps cannot be parsed.
     """
     if is_kernel_log(file):
         return _read_kernel_log(file, rules.kernel_log, installations, quarantine, delay, counts)
@@ -202,7 +202,7 @@ def read_events(
             rows["gpu"] = np.full(len(batch.rows), None, dtype=object)
         spread = _spread(rows, installations)
         reasons = place_events(rows, rows["timestamp"], installations)
-        earlier = rows["timestamp"] < installations.begin  # tickets go back further than telemetry
+        earlier = rows["timestamp"] < installations.begin  # tickets often predate the telemetry
         for reason in sorted(set(reasons) - {""}):
             batch.refuse(reason, (reasons == reason) & earlier, lost=False)
             batch.refuse(reason, reasons == reason, lost=not _is_elsewhere(reason, reasons, installations))
@@ -248,11 +248,11 @@ def _read_kernel_log(
     counts["events_read"] += len(log.events) + len(log.unparsed)
     for code, times in log.unknown_codes.items():
         counts[f"xid_{code}_without_description"] += times
-    # The sum is in microseconds, which do not stack with the milliseconds of every other source.
+    # The sum has microsecond resolution, unlike all other sources.
     events = log.events.assign(known_at=(log.events["timestamp"] + delay).astype("datetime64[ms, UTC]"))
     ms = ms_of(events["timestamp"])
     text = {name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True) for name in _PLACE}
-    # A UUID that is in service nowhere at that time says nothing: the address does, or the event is the node's.
+    # Ignore a UUID that is not installed at that time: use the PCI address, or assign the event to the node.
     installation = (
         installations.find(installations.codes(text["gpu"]), ms)
         if installations.unit == "gpu"
@@ -273,29 +273,29 @@ def _read_kernel_log(
 
 
 def _is_elsewhere(reason: str, reasons: npt.NDArray[np.object_], installations: InstallationIndex) -> bool:
-    """Return whether events are about nodes outside of the samples: a desk for all machines, telemetry of some.
+    """Whether events concern nodes without telemetry, as with a ticket system that covers more machines.
 
-    Only where no inventory names the fleet, and some events do match: otherwise the names may not agree.
+    Requires that no inventory defines the fleet and that some events match; otherwise node names may differ.
     """
     return installations.is_observed and reason == "unknown node" and bool((reasons == "").any())
 
 
 def _add_runs(events: pd.DataFrame, batch: Batch) -> pd.DataFrame:
-    """Add the columns of runs of a dataset's own events, where the file has them."""
+    """Add the run columns if the file has them, as exports of a dataset's events do."""
     count, last = batch.column("count"), batch.column("last_at")
     if count is None:
         return events
     events["count"] = as_counts(count, len(batch.rows))[batch.good]
     if last is not None:
         first = ms_of(events["timestamp"])
-        # A run lies within one minute, so a last time further off is none.
+        # A run spans at most a minute, so a later end is invalid.
         ms = parse_instants(last, batch.mapping.time, f"{batch.file}, column 'last_at'").ms[batch.good]
         events["last_at"] = times_of(np.clip(ms, first, first + RUN_MS))
     return with_runs(events)
 
 
 def _write_ends(batch: Batch, rows: dict[str, npt.NDArray[Any]], starts: npt.NDArray[np.int64]) -> None:
-    """Write the planned ends of maintenance as instants in UTC, and refuse maintenance that has none."""
+    """Normalize the planned end of maintenance to UTC in ISO 8601, and reject maintenance without one."""
     words = np.array([str(code).strip().lower() for code in rows["code"]], dtype=object)
     asked = np.flatnonzero((rows["type"] == "maintenance") & ~np.isin(words, (MAINTENANCE_BEGIN, MAINTENANCE_END)))
     if not len(asked):
@@ -303,7 +303,7 @@ def _write_ends(batch: Batch, rows: dict[str, npt.NDArray[Any]], starts: npt.NDA
     given = batch.column("code")
     column = pa.chunked_array([pa.nulls(len(asked))]) if given is None else given.take(pa.array(asked))
     if pa.types.is_string(column.type) and batch.mapping.time.unit is None:
-        # A bare number is the code of something else: without a unit it would end the whole table.
+        # A bare number is another kind of code; parsed without a unit it would fail the whole table.
         is_number = pc.match_substring_regex(column, r"^\s*[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?\s*$")
         column = pc.if_else(is_number, None, column)
     ends = parse_instants(column, batch.mapping.time, f"{batch.file}, column 'code'", day_end=True)
@@ -316,7 +316,7 @@ def _write_ends(batch: Batch, rows: dict[str, npt.NDArray[Any]], starts: npt.NDA
 
 
 def _at_each(events: pd.DataFrame, spread: Mapping[int, list[str]]) -> pd.DataFrame:
-    """Return an event for each of the nodes that its row names."""
+    """Duplicate each event for every node that its row names."""
     if not spread:
         return events
     nodes = [spread.get(row, node) for row, node in events["node"].items()]
@@ -324,10 +324,10 @@ def _at_each(events: pd.DataFrame, spread: Mapping[int, list[str]]) -> pd.DataFr
 
 
 def _spread(rows: dict[str, npt.NDArray[Any]], installations: InstallationIndex) -> dict[int, list[str]]:
-    """Give the nodes of each event that names several, in a list such as ``gpu[01-04]`` or ``gpu01, gpu02``.
+    """Return the nodes, by row, of events that name several, for example ``gpu[01-04]`` or ``gpu01, gpu02``.
 
-    A maintenance may name a pattern of names, a rack or an NVLink domain instead. The first node takes the text's place
-    in ``rows``; where there is none, the text stays.
+    Maintenance may also name a glob pattern, a rack or an NVLink domain. The first node replaces the text in ``rows``;
+    text that matches no node is kept.
     """
     asked = np.flatnonzero(pd.isna(rows["gpu"]) & ~pd.isna(rows["node"]))
     places = installations.frame.reindex(columns=["node", "rack", "nvlink_domain"]).astype(object).drop_duplicates()
@@ -353,7 +353,7 @@ def _spread(rows: dict[str, npt.NDArray[Any]], installations: InstallationIndex)
 
 
 def _codes(codes: npt.NDArray[np.object_], kinds: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
-    """Write XID codes as bare numbers."""
+    """Normalize XID codes to plain numbers."""
     chosen = np.flatnonzero((kinds == "xid") & ~pd.isna(codes))
     place, distinct = pd.factorize(codes[chosen])
     matches = [(_XID.match(text), text) for text in distinct]

@@ -1,4 +1,4 @@
-"""Columns of instants as sources write them, to milliseconds since the epoch in UTC."""
+"""Parses timestamp columns in any common format to Unix time in ms."""
 
 import contextlib
 import re
@@ -18,7 +18,7 @@ from telemetry.values.dates import DateOrder, read_dates
 from telemetry.values.numbers import NO_VALUE_WORDS
 
 OK: Final = 0
-"""The instant is usable."""
+"""Status of a usable timestamp."""
 
 PROBLEMS: Final = {
     1: "missing timestamp",
@@ -27,34 +27,34 @@ PROBLEMS: Final = {
     4: "ambiguous local time",
     5: "timestamp out of range",
 }
-"""Why an instant cannot be used, by status: the reasons of the quarantine."""
+"""Quarantine reason by status."""
 
 WRONG_CLOCK: Final = "an impossible clock"
-"""Reason of the quarantine for rows of a later time than now, or of another time than a live source can be of."""
+"""Quarantine reason for rows in the future, or at a time that a live source cannot report."""
 
 MISSING, _UNREADABLE, NAIVE, _AMBIGUOUS, _OUTSIDE = 1, 2, 3, 4, 5
-# Clocks that were never set show 1970 or 1980.
+# An unset clock shows 1970 or 1980.
 _EARLIEST_MS = int(pd.Timestamp("1990-01-01", tz="UTC").value // 1_000_000)
 _LATEST_MS = int(pd.Timestamp("2100-01-01", tz="UTC").value // 1_000_000)
 _UNIT_MS = {"excel": 8.64e7, "ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6, "d": 8.64e7}
 _FEW_DATES: Final = 20_000
-_FARTHEST_MS: Final = 8_000_000_000_000_000  # what datetime64 and pandas take in milliseconds, with a margin
+_FARTHEST_MS: Final = 8_000_000_000_000_000  # limit of datetime64[ms] in pandas, with a margin
 _DAY_END_MS: Final = 86_400_000 - 1
 _DATE = r"^\d{4}-\d{2}-\d{2}$"
 _NEVER: Final = "|nat|(null)|<nil>|[n/a]|never|none assigned|pending|ongoing|open|tbd|0000-00-00|0000-00-00 00:00:00"
 _ZERO: Final = ("0001-01-01t00:00:00z", "0001-01-01 00:00:00", "1970-01-01t00:00:00z")
 _NO_INSTANTS: Final = pa.array(sorted({*NO_VALUE_WORDS, *_NEVER.split("|"), *_ZERO}))
-"""How tables write, without case, that something has not happened."""
+"""Placeholders, in lower case, for a time that has not come."""
 
 _TIME_OF_DAY = re.compile(r"%[HIpMSfcXTRrs]")
-_EXCEL_ORIGIN_MS: Final = -2_209_161_600_000  # 1899-12-30, which makes up for Excel's 29 February 1900
+_EXCEL_ORIGIN_MS: Final = -2_209_161_600_000  # 1899-12-30, which compensates for Excel's February 29, 1900
 _EXCEL_DAYS: Final = (36_526.0, 58_440.0)  # 2000 to 2060
 _COMPACT: Final = r"^(?:19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:\d{4}|\d{6})?$"
 _AWARE = r"[T ]\d{2}(?::?\d{2}.*)?(?:[Zz]|UTC|GMT|[+-]\d{2}(?::?\d{2})?)$"
 
 
 class UndecidedOrderError(InputError):
-    """No date of a column shows the order of day and month; ``text`` is one of them."""
+    """No date in a column reveals its day-month order; ``text`` is an example."""
 
     def __init__(self, text: str, where: str) -> None:
         super().__init__(
@@ -69,10 +69,10 @@ class UndecidedOrderError(InputError):
 class Instants(NamedTuple):
     """A parsed column.
 
-    ``ms``: milliseconds since 1970-01-01 UTC; 0 where unusable.
+    ``ms``: Unix time in ms; 0 where unusable.
     ``status``: :data:`OK` or a key of :data:`PROBLEMS`.
-    ``unit``: unit that was inferred for numbers, see :func:`inferred_unit`.
-    ``order``: order of day and month that the texts showed.
+    ``unit``: inferred unit of numbers, see :func:`inferred_unit`.
+    ``order``: day-month order found in text.
     """
 
     ms: npt.NDArray[np.int64]
@@ -82,27 +82,27 @@ class Instants(NamedTuple):
 
     @property
     def ok(self) -> npt.NDArray[np.bool_]:
-        """Which are usable."""
+        """Mask of usable timestamps."""
         return self.status == OK
 
 
 def times_of(ms: npt.NDArray[np.int64]) -> pd.DatetimeIndex:
-    """Return aware instants."""
+    """Convert Unix time in ms to aware UTC timestamps."""
     return pd.DatetimeIndex(ms.astype("datetime64[ms]"), dtype="datetime64[ms]").tz_localize("UTC")
 
 
 def parse_instants(
     column: pa.ChunkedArray, time: TimeFormat, where: str, *, day_end: bool = False, order: DateOrder | None = None
 ) -> Instants:
-    """Parse a column of instants.
+    """Parse a timestamp column.
 
     ``where``: file and column, for errors.
-    ``day_end``: whether a date without a time is the last millisecond of the day, in the zone, instead of its first.
-    ``order``: of day and month, where the mapping does not give it.
-    Raises ``InputError`` if the unit of numbers or the order of day and month cannot be determined, or the mapping's
-    format is none.
+    ``day_end``: resolve a date without a time to the last millisecond of the day in its zone instead of the first.
+    ``order``: day-month order, unless the mapping sets it.
+    Raises ``InputError`` if the unit of numbers or the day-month order cannot be determined, or the mapping's format
+    is invalid.
 
-    Fractions of a millisecond are cut off, never rounded up: a rounded instant could lie in the future.
+    Fractions of a millisecond are truncated, because a timestamp rounded up could be in the future.
     """
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -113,7 +113,7 @@ def parse_instants(
     elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
         parsed = _from_numbers(column, time, where, day_end)
     else:
-        # The GPUs of a fleet are sampled at the same instants: each text is read once.
+        # All GPUs of a fleet share timestamps, so each distinct string is parsed once.
         coded = column.combine_chunks().dictionary_encode()
         texts = pa.chunked_array([pa.concat_arrays([coded.dictionary, pa.nulls(1, coded.dictionary.type)])])
         parsed = _from_text(texts, time, where, day_end, time.order or order)
@@ -137,7 +137,7 @@ def _from_arrow(column: pa.ChunkedArray, time: TimeFormat, day_end: bool) -> Ins
     unit = column.type.unit if pa.types.is_timestamp(column.type) else "s"
     counts = column.cast(pa.timestamp(unit)).cast(pa.int64()).fill_null(0).to_numpy()
     per_ms = {"s": 1000, "ms": 1, "us": -1000, "ns": -1_000_000}[unit]
-    # Instants far outside would overflow; they are out of range whatever they are.
+    # Clip to avoid overflow; such timestamps are out of range anyway.
     clipped = np.clip(counts, -_FARTHEST_MS // abs(per_ms), _FARTHEST_MS // abs(per_ms)) if per_ms > 0 else counts
     ms = clipped * per_ms if per_ms > 0 else counts // -per_ms
     ms = np.clip(ms, -_FARTHEST_MS, _FARTHEST_MS)
@@ -151,12 +151,12 @@ def _localised(
 ) -> Instants:
     if zone is None:
         return Instants(np.zeros(len(naive_ms), np.int64), np.full(len(naive_ms), NAIVE, np.int8))
-    # Zones are known for years that a datetime can have; instants far outside are out of range in any zone.
+    # Zones are defined only for the range of datetime; timestamps far outside are out of range in any zone.
     is_far = (naive_ms < _EARLIEST_MS - _DAY_END_MS) | (naive_ms > _LATEST_MS + _DAY_END_MS)
     near_ms = np.where(is_far, 0, naive_ms)
     naive = pd.DatetimeIndex((near_ms + _DAY_END_MS * (is_date & day_end)).astype("datetime64[ms]"))
     local = naive.tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
-    if local.hasnans and is_date.any():  # clocks change at midnight in some zones: a day ends at the later of two
+    if local.hasnans and is_date.any():  # some zones change DST at midnight: of two, take the later
         shifted = naive.tz_localize(zone, ambiguous=np.zeros(len(naive), bool), nonexistent="shift_forward")
         local = local.where(~is_date, shifted)
     status = np.where(np.asarray(local.isna()) & ~is_far, _AMBIGUOUS, OK).astype(np.int8)
@@ -164,7 +164,7 @@ def _localised(
 
 
 def _milliseconds(aware: pd.DatetimeIndex) -> npt.NDArray[np.int64]:
-    # Casting datetime64 to a coarser unit rounds towards the past.
+    # Casting datetime64 to a coarser unit rounds down.
     values = aware.tz_convert("UTC").tz_localize(None).to_numpy().astype("datetime64[ms]")
     return np.where(np.isnat(values), 0, values.astype(np.int64))
 
@@ -175,7 +175,7 @@ def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, where: str, day_end
     unit: str | None = time.unit
     origin = int(pd.Timestamp(time.origin).timestamp() * 1000)
     if unit is None:
-        status[numbers == 0] = MISSING  # how programs write that a job has not ended
+        status[numbers == 0] = MISSING  # end time of a job that is still running
         unit = inferred_unit(numbers[status == OK])
         if unit is None:
             if not (status == OK).any():
@@ -188,7 +188,7 @@ def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, where: str, day_end
             )
         origin = _EXCEL_ORIGIN_MS if unit == "excel" else 0
     inferred = unit if time.unit is None else None
-    if pa.types.is_integer(column.type) and unit in ("ns", "us"):  # exact, a float64 is not
+    if pa.types.is_integer(column.type) and unit in ("ns", "us"):  # float64 would lose precision
         per_ms = {"ns": 1_000_000, "us": 1000}[unit]
         counts = pc.fill_null(column, 0).to_numpy()
         return Instants((counts // per_ms).astype(np.int64) + origin, status, inferred)
@@ -203,9 +203,9 @@ def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, where: str, day_end
 
 
 def inferred_unit(numbers: npt.NDArray[np.float64]) -> str | None:
-    """Return the unit in which all of some numbers are plausible instants; ``excel`` is days since 1899-12-30.
+    """Return the unit in which all numbers are plausible timestamps, or None; ``excel`` is days since 1899-12-30.
 
-    The ranges of 1990 to 2099 in seconds, milliseconds, microseconds and nanoseconds do not overlap.
+    The ranges for 1990 to 2099 in s, ms, us and ns do not overlap.
     """
     if not len(numbers):
         return None
@@ -225,7 +225,7 @@ def _from_text(
     if time.unit is not None or (time.format is None and _is_numeric(text)):
         read = pd.to_numeric(text.to_pandas().astype(object), errors="coerce").to_numpy(np.float64)
         numbers = pa.chunked_array([pa.array(read, from_pandas=True)])
-        # Whole nanoseconds do not fit a float64: read integers as such where every value is one.
+        # float64 cannot represent nanoseconds exactly: parse as integers if all values are.
         with contextlib.suppress(pa.ArrowInvalid):
             numbers = pc.if_else(pa.chunked_array([pa.array(empty)]), None, text).cast(pa.int64())
         parsed = _from_numbers(numbers, time, where, day_end)
@@ -253,7 +253,7 @@ def _from_forms(
     day_end: bool,
     order: DateOrder | None,
 ) -> Instants:
-    """Read ISO 8601 vectorized, and the other forms once per distinct text."""
+    """Parse ISO 8601 vectorized, and other formats once per distinct string."""
     iso = pc.replace_substring_regex(text, r"\s*(?:UTC|GMT)$", "Z")
     moments = pd.DatetimeIndex(pd.to_datetime(iso.to_pandas(), format="ISO8601", errors="coerce", utc=True))
     ms, is_read = _milliseconds(moments), ~np.asarray(moments.isna())
@@ -288,7 +288,7 @@ def _placed(
 
 
 def order_shown(columns: Iterable[pa.ChunkedArray]) -> DateOrder | None:
-    """Return the order of day and month that the columns of a table show; None if none does, or they differ."""
+    """Return the day-month order found in the columns of a table; None if there is none or they disagree."""
     orders = set()
     for column in columns:
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -298,7 +298,7 @@ def order_shown(columns: Iterable[pa.ChunkedArray]) -> DateOrder | None:
 
 
 def _is_numeric(text: pa.ChunkedArray) -> bool:
-    """Whether the first reported value is a plain number that is no date, so that the whole column is numbers."""
+    """Whether a column is numeric, judged by its first value; compact dates do not count as numbers."""
     reported = text.filter(pa.array(~_are_none(text)))
     reported = reported.drop_null().slice(0, 1)
     if not len(reported):

@@ -1,4 +1,4 @@
-"""The inventory: reading it, merging a newer one into an older, and checking that it can be true."""
+"""Reads the inventory, merges it with an older one, and resolves overlaps."""
 
 import logging
 import re
@@ -37,18 +37,18 @@ from telemetry.importing.slots import ObservedSlots
 
 
 class InstallationIndex:
-    """Answers where a unit was at a time.
+    """Looks up where a unit was at a given time.
 
-    ``aliases``: other names of nodes.
-    ``units``, ``nodes``: order of the codes, where an earlier object has given some out.
-    ``is_observed``: whether samples alone say which nodes and GPUs there are, so that the fleet may have more.
-    ``shared``: identity that GPUs of several nodes have, and node, to the GPU of that node.
-    ``slots``: what samples show of slots.
+    ``aliases``: alternative names of nodes.
+    ``units``, ``nodes``: names by existing code, to keep codes stable.
+    ``is_observed``: nodes and GPUs are known from samples only, so the fleet may be larger.
+    ``shared``: maps a GPU id used on several nodes, together with the node, to a unique name.
+    ``slots``: GPUs observed in slots.
 
-    ``given``: the stays in the order in which they came; ``frame``: the same by unit code and time.
-    ``begin``: of the first installation of all, in milliseconds.
-    ``names``: resolves names of nodes.
-    ``node_names``: names of the node codes. ``frame_codes``: codes of the units that have an installation.
+    ``given``: installations in input order; ``frame``: sorted by unit code and time.
+    ``begin``: start of the first installation (ms).
+    ``names``: resolves node names.
+    ``node_names``: names by node code. ``frame_codes``: codes of units with an installation.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class InstallationIndex:
         self._name()
 
     def changed(self, frame: pd.DataFrame, **more: Any) -> "InstallationIndex":
-        """Return other installations of the same fleet with the same codes; ``more``: further changed arguments."""
+        """Return a copy with other installations and the same codes; ``more``: further constructor arguments."""
         same: dict[str, Any] = {"shared": self.shared, "slots": self.slots, "is_observed": self.is_observed}
         known: dict[str, Any] = {"units": self.units, "nodes": self.node_names}
         made = InstallationIndex(frame, self.unit, self.parents, self.aliases, **{**same, **known, **more})
@@ -95,28 +95,27 @@ class InstallationIndex:
         return made
 
     def codes(self, names: Sequence[str | None] | npt.NDArray[np.object_]) -> npt.NDArray[np.int64]:
-        """Return the code of each unit, -1 where it is unknown."""
+        """Return the code of each unit, -1 if unknown."""
         known = self.gpu if self.unit == "gpu" else self.names.written
         return np.array([-1 if name is None else self._code.get(known(name), -1) for name in names], np.int64)
 
     def gpu(self, name: str, node: object = None) -> str:
-        """Return the GPU that a name means, as the inventory spells it, also that of a MIG instance.
+        """Resolve a name to a GPU in the inventory's spelling; a MIG instance resolves to its parent.
 
-        ``node``: which of the GPUs with one identity is meant.
+        ``node``: disambiguates an id used on several nodes.
         """
         if self.shared and isinstance(node, str):
             name = self.shared.get((device_key(name), node), name)
         return self.parents.get(name) or self._gpus.find(name) or self._gpus.written(parent_of_mig(name) or name)
 
     def is_shared(self, name: str) -> bool:
-        """Return whether GPUs of several nodes have an identity, so that it says nothing without a node."""
+        """Whether an id is used on several nodes and therefore ambiguous without a node."""
         return device_key(name) in self._shared_keys
 
     def are_elsewhere(self, nodes: npt.NDArray[np.object_], there: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
-        """Return which of ``nodes`` are not those of the installations.
+        """Mark the nodes that contradict the installations; an ambiguous name matches any node it may mean.
 
-        Of two nodes that a name may be, the GPU tells which.
-        ``nodes``: as :attr:`names` writes them; ``there``: nodes of the installations. Shape (n,).
+        ``nodes``: as resolved by :attr:`names`; ``there``: nodes of the installations. Shape (n,).
         """
         elsewhere = nodes != there
         rows = np.flatnonzero(elsewhere)
@@ -125,12 +124,12 @@ class InstallationIndex:
         return elsewhere
 
     def codes_of_nodes(self, names: Sequence[str]) -> npt.NDArray[np.int64]:
-        """Return the code of each node, -1 where it is unknown."""
+        """Return the code of each node, -1 if unknown."""
         written = pd.Index(self.names.written_all(names), dtype=object)
         return pd.Index(self.node_names, dtype=object).get_indexer(written).astype(np.int64)
 
     def learn(self, units: Sequence[str], nodes: Sequence[str]) -> None:
-        """Give codes to units and nodes that the inventory does not name; a unit has no installation yet."""
+        """Assign codes to units and nodes missing in the inventory; the units have no installation yet."""
         for name in units:
             self._code[name] = len(self.units)
             self.units.append(name)
@@ -146,32 +145,32 @@ class InstallationIndex:
     def find(self, codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Find the installation of each unit at each time.
 
-        ``codes``: from :meth:`codes`; negative is unknown; shape (n,).
-        ``ms``: milliseconds since the epoch; shape (n,).
-        Returns: row of :attr:`frame`; -1 unknown unit, -2 before its first installation, -3 after a removal. The
-        instant of the removal belongs to the installation; shape (n,).
+        ``codes``: from :meth:`codes`, negative if unknown; shape (n,).
+        ``ms``: Unix time in ms; shape (n,).
+        Returns: row of :attr:`frame`, or -1 for an unknown unit, -2 before its first installation, -3 after a removal;
+        shape (n,). Intervals include the time of removal.
         """
         row = self.last_row(codes, ms)
         return np.where((row >= 0) & (ms > np.append(self._end, 0)[row]), -3, row)
 
     def last_row(self, codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Find each unit's last installation that had started at a time, whether or not it had ended."""
-        # A sample at the very instant of a swap within one slot belongs to the later installation.
+        """Find each unit's latest installation that started by a time, even if it has ended."""
+        # A sample at the exact time of a swap in one slot belongs to the later installation.
         row = self._timeline.last(np.where(codes < self._timed, codes, -1), ms)
         return np.where((codes >= 0) & (row < 0) & bool(len(self.frame)), -2, row)
 
 
 SEEN_AT: Final = "seen_at"
-"""Column that makes the rows of an inventory source observations instead of installations."""
+"""Column that marks the rows of an inventory source as observations instead of installations."""
 
 _FIRST, _PLACE = "_first", ("gpu", "node")
 
 
 def condense_observations(frame: pd.DataFrame) -> pd.DataFrame:
-    """Condense observations to one row a unit and node: when it was seen first and last, and what it was like last.
+    """Condense observations to one row per unit and node: first and last time seen, and the latest attributes.
 
-    ``frame``: observations (``seen_at`` and the inventory's columns), or rows that this function made, or both. Those
-    without a time are left out; ``_first`` is added.
+    ``frame``: observations (``seen_at`` and the inventory's columns), results of this function, or both. Rows without a
+    time are dropped; ``_first`` is added.
     """
     seen = frame[frame[SEEN_AT].notna()]
     if _FIRST not in seen:
@@ -182,11 +181,11 @@ def condense_observations(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def stays_of(observations: pd.DataFrame, absent: timedelta) -> pd.DataFrame:
-    """Make installations of condensed observations, one a unit and node.
+    """Convert observations to installations, one per unit and node.
 
-    ``absent``: a unit that was last seen this long before the newest observation of any is taken to be removed.
-    ``installed_at`` is the first observation unless the source gives it, ``removed_at`` the last one where the unit was
-    not seen again, else missing. A unit that reappears has been there all along.
+    ``absent``: a unit last seen this long before the newest observation of any unit counts as removed.
+    Unless the source has them, ``installed_at`` is the first observation, and ``removed_at`` the last one of a removed
+    unit, otherwise missing. A unit that reappears has been there all along.
     """
     whole = condense_observations(observations)
     first, last = whole[_FIRST], whole[SEEN_AT]
@@ -201,10 +200,10 @@ def stays_of(observations: pd.DataFrame, absent: timedelta) -> pd.DataFrame:
 
 
 def with_parts(table: pa.Table, parts: Mapping[str, re.Pattern[str]], where: str) -> pa.Table:
-    """Add the named groups of patterns as columns of text, null where a value does not match.
+    """Add the named groups of patterns as string columns, null where a value does not match.
 
-    ``parts``: source column to a regular expression that a whole value has to match.
-    Raises ``InputError`` if the column is not there, or a group has the name of a column.
+    ``parts``: maps a source column to a regular expression for whole values.
+    Raises ``InputError`` if the column is missing, or a group has the name of a column.
     """
     for name, pattern in parts.items():
         if name not in table.column_names:
@@ -238,17 +237,17 @@ def read_inventory(
     not_after: datetime = _NEVER,
     node_names: NodeNames | None = None,
 ) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Read an inventory file, one row an installation.
+    """Read an inventory file with one row per installation.
 
-    ``node`` is required; ``gpu`` may be missing (a fleet of nodes). ``parent`` names the GPU of a MIG instance; rows of
-    instances are left out and their names become other names of the parent. ``seen_at`` makes rows observations.
-    ``quarantine``: takes rows without a node, with an unusable instant, that end before they begin, and MIG instances
-    whose parent cannot be found.
-    ``not_after``: an installation that begins later has a wrong clock; one that ends later has not ended.
+    ``node`` is required; without ``gpu``, the nodes are the units. ``parent`` names the GPU of a MIG instance; rows of
+    instances are dropped, and their names become aliases of the parent. With ``seen_at``, rows are observations.
+    ``quarantine``: receives rows without a node, with an unusable time, or that end before they start, and MIG
+    instances without a known parent.
+    ``not_after``: a later start is a clock error; an installation with a later end is current.
     ``node_names``: resolves aliases of nodes.
-    Returns: stays in the layout of :data:`INVENTORY`, though ``installed_at`` may be missing; and the GPU of each MIG
-    instance.
-    Raises ``InputError`` if ``node`` is missing, instants are naive, or nothing is left.
+    Returns: installations in the layout of :data:`INVENTORY`, except that ``installed_at`` may be missing, and the GPU
+    by MIG instance.
+    Raises ``InputError`` if ``node`` is missing, timestamps are naive, or no row is usable.
     """
     frames = [pd.DataFrame()]
     matched: set[str] = set()
@@ -272,14 +271,14 @@ def read_inventory(
     whole = pd.concat(frames, ignore_index=True)
     if SEEN_AT in whole:
         whole = stays_of(whole, mapping.absent)
-    for name in facts:  # of all rows together: a column may be numbers in one file, and text in another
+    for name in facts:  # over all files: a column may be numeric in one and text in another
         whole[name] = _static(
             whole[name], zeros_count=not any(name in part.groupindex for part in mapping.parts.values())
         )
     if whole.empty:
         raise InputError("the inventory has no usable rows", str(path), "Give one row for each GPU (or node).")
     for name, pattern in mapping.parts.items():
-        if not matched & set(pattern.groupindex):  # its columns would be empty silently
+        if not matched & set(pattern.groupindex):  # otherwise its columns would silently be empty
             raise InputError(
                 f"no value of column {name!r} matches {pattern.pattern!r}",
                 str(path),
@@ -289,9 +288,9 @@ def read_inventory(
 
 
 def _aliases(table: pa.Table, mapping: InventoryMapping, are_addresses: dict[str, bool]) -> dict[str, str]:
-    """Return further names of columns; a column of PCI addresses is recognized by its values.
+    """Return column aliases; a column of PCI addresses is recognized by its values.
 
-    ``are_addresses``: the decision on each column, made at the first rows that have values, and kept for the others.
+    ``are_addresses``: decision by column, made on the first batch with values and reused for the others.
     """
     names = table.column_names
     aliases = aliases_by_words(names, mapping, "inventory")
@@ -312,11 +311,11 @@ def _batch_frame(batch: Batch, not_after: datetime) -> pd.DataFrame:
     length = batch.table.num_rows
     content: dict[str, Any] = {"_row": batch.rows, "_file": np.full(length, str(batch.file), dtype=object)}
     for name in dict.fromkeys([*INVENTORY.names, *batch.columns, *batch.mapping.constants]):
-        if name == SEEN_AT:  # what is dated to a day was there from its start to its end
+        if name == SEEN_AT:  # a date covers the whole day
             for column, day_end in ((_FIRST, False), (SEEN_AT, True)):
                 content[column] = batch.times(name, not_after, optional=False, is_end=False, day_end=day_end)
         elif name in _TIMES:
-            # A missing end is "in service", a missing start "before anything observed".
+            # A missing end means in service, a missing start before the first observation.
             content[name] = batch.times(name, not_after, optional=True, is_end=name == "removed_at")
         elif name in INVENTORY.names or name in ("parent", "mig_instance"):
             content[name] = pd.Series(batch.texts(name), dtype=object)
@@ -332,9 +331,9 @@ def _batch_frame(batch: Batch, not_after: datetime) -> pd.DataFrame:
 
 
 def _identified(frame: pd.DataFrame) -> pd.DataFrame:
-    """Give each node and GPU one spelling, and GPUs with a placeholder the identity of their serial number or place.
+    """Unify the spelling of nodes and GPUs, and identify GPUs with a placeholder id by serial number or location.
 
-    Spellings of a node that differ in letter case are two nodes if they have different GPUs in one slot.
+    Node names that differ only in case are distinct nodes if they have different GPUs in the same slot.
     """
     if frame["gpu"].isna().all():
         return frame
@@ -354,7 +353,7 @@ def _identified(frame: pd.DataFrame) -> pd.DataFrame:
         strict=True,
     ):
         identity = gpu
-        if gpu is not None and not gpu.isdigit() and is_placeholder(gpu):  # digits may be an operator's numbers
+        if gpu is not None and not gpu.isdigit() and is_placeholder(gpu):  # digits may be the operator's own ids
             identity = serial if not is_placeholder(serial) else place_identity(node, pci_bus_id=bus, slot=slot)
             by_place.append(identity)
         named.append(None if identity is None else spelled.setdefault(device_key(identity), identity))
@@ -370,7 +369,7 @@ def _identified(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _static(values: pd.Series, *, zeros_count: bool) -> pd.Series:
-    """Return a further static column: numbers where every text is one, and none would lose a zero that counts."""
+    """Convert an attribute column to numbers if all values are numeric and no significant leading zero is lost."""
     is_text = values.map(lambda value: isinstance(value, str))
     if not is_text.any():
         return values
@@ -383,7 +382,7 @@ def _static(values: pd.Series, *, zeros_count: bool) -> pd.Series:
 
 
 def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Leave out the rows of MIG instances, and find the GPU of each: by its name, or at the same address."""
+    """Drop the rows of MIG instances, and return the parent GPU of each, found by name or PCI address."""
     gpu = frame["gpu"].astype("str")
     given = frame["parent"] if "parent" in frame else pd.Series(None, index=frame.index, dtype=object)
     is_mig = gpu.notna() & (gpu.str.startswith("MIG-").fillna(False) | given.notna())
@@ -403,15 +402,15 @@ def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> tuple[pd.DataFrame
 
 
 def unit_of(frame: pd.DataFrame) -> Unit:
-    """Return the unit of a fleet: ``node`` if no installation has a GPU."""
+    """Return the unit of a fleet: ``gpu``, or ``node`` if no installation has a GPU."""
     return "gpu" if frame["gpu"].notna().any() else "node"
 
 
 def merge_installations(old: pd.DataFrame | None, new: pd.DataFrame) -> pd.DataFrame:
-    """Lay a newer inventory over an older one; an installation is known by gpu, node and ``installed_at``.
+    """Update an inventory with a newer one; the key of an installation is gpu, node and ``installed_at``.
 
-    ``new``: installations of the file; each replaces the old one of its key, the others are added. One whose
-    ``installed_at`` is not known is the open old installation of the same gpu and node, if there is one.
+    ``new``: replaces old installations with the same key. Without ``installed_at``, a row updates the open old
+    installation of the same gpu and node, if there is one.
     """
     if old is not None and new["installed_at"].isna().any():
         new = with_old_starts(old, new)
@@ -420,17 +419,17 @@ def merge_installations(old: pd.DataFrame | None, new: pd.DataFrame) -> pd.DataF
 
 
 def with_old_starts(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """Give installations without a start that of the open installation which the dataset already has."""
+    """Fill in missing starts from open installations of the same gpu and node in the dataset."""
     starts = old[old["removed_at"].isna()].drop_duplicates(list(_PLACE), keep="last")[[*_PLACE, "installed_at"]]
     start = new[list(_PLACE)].merge(starts, how="left", on=list(_PLACE))["installed_at"].set_axis(new.index)
     return new.assign(installed_at=new["installed_at"].fillna(start))
 
 
 def end_overlaps(frame: pd.DataFrame, unit: Unit) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
-    """End each stay where the unit's next one begins.
+    """End each installation when the unit's next one starts.
 
-    Returns: the installations; those that cannot be one because the unit's next installation, or one given later in
-    the file, begins at the same time; and a line for each installation that was ended.
+    Returns: the installations; those dropped because another of the unit, given later in the file, starts at the same
+    time; and a report line for each installation that was ended.
     """
     ordered = frame.sort_values([unit, "installed_at"], kind="stable", na_position="first")
     twice = ordered.duplicated([unit, "installed_at"], keep="last")

@@ -1,9 +1,9 @@
-"""From files to a dataset, in one step that can be repeated.
+"""Idempotent import of files into a dataset.
 
-Importing the same files again changes nothing. Importing others into an existing dataset adds to it: samples of a unit
-and time that it holds already are taken for repeats (or set aside, where they differ), raw samples of a step that it
-has rolled up are set aside, events go through the same dedupe as if they had come together with what is kept,
-installations of the same GPU, node and ``installed_at`` are replaced, and jobs are replaced by their newer rows.
+Importing the same files again changes nothing. Importing others adds to the dataset: samples of a stored unit and time
+are duplicates (or quarantined, if they differ), raw samples of a step that is already rolled up are quarantined, events
+are deduplicated together with the stored ones, installations of the same GPU, node and ``installed_at`` are replaced,
+and so are jobs.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ from telemetry.importing.mapping import ImportMapping, TableMapping, load_mappin
 from telemetry.importing.quarantine import Quarantine
 
 AHEAD: Final = timedelta(days=1)
-"""How far a source's clock, or a time zone that was mistaken, may be ahead."""
+"""Tolerance for clocks that are ahead, and for wrong time zones."""
 
 DEFAULT_MAX_LOSS: Final = 0.05
 _LOG = logging.getLogger(__name__)
@@ -70,18 +70,18 @@ def import_dataset(
 ) -> ImportResult:
     """Import files into a dataset.
 
-    ``inventory``: installations; if no row names a GPU, the nodes are the units. Without it, the dataset's hold, and
+    ``inventory``: installations; if no row names a GPU, nodes are the units. Without it, the dataset's are used, and
     samples that name node and GPU add to them.
-    ``channels``: every channel that may occur, see :func:`telemetry.dataset.channels.resolve_channels`.
-    ``dedupe``: events of one unit and code within this span are one.
-    ``delay``: reporting delay of events that do not say when they were known.
-    ``samples``, ``events``: Files, or folders of files. Events may be kernel logs (``.log``, ``.txt``, ``.jsonl`` of
-    the journal).
+    ``channels``: all known channels, see :func:`telemetry.dataset.channels.resolve_channels`.
+    ``dedupe``: span within which reports of several sources on one unit, type and code are one event.
+    ``delay``: reporting delay of events without a ``known_at``.
+    ``samples``, ``events``: files or folders. Events may be kernel logs (``.log``, ``.txt``, ``.jsonl`` of the
+    journal).
     ``mapping``: see :mod:`telemetry.importing.mapping`.
-    ``max_loss``: share of a file's rows, or of a channel's values, that may be lost before the import is refused.
-    ``keep_from``: samples before are past retention.
-    ``now``: aware; what is dated more than :data:`AHEAD` after it is quarantined.
-    Raises ``InputError`` if a source cannot be used as a whole. The dataset at ``out`` is then as it was.
+    ``max_loss``: maximum lost share of a file's rows or a column's values.
+    ``keep_from``: start of the retention of samples.
+    ``now``: rows dated more than :data:`AHEAD` after it are quarantined.
+    Raises ``InputError`` if a source is unusable as a whole; the dataset at ``out`` is unchanged then.
     """
     out = Path(out)
     recover_folder(out)
@@ -166,7 +166,7 @@ def _sources(
 
 @dataclass(slots=True)
 class _Files:
-    """Files as a source; ``fresh`` are those that the dataset does not hold yet."""
+    """Files as a :class:`Source`; ``fresh`` are those not imported yet."""
 
     samples: Sequence[Path]
     rules: TableMapping
@@ -178,7 +178,7 @@ class _Files:
     unsettled: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None
 
     def installations(self, ingest: Ingest) -> InstallationIndex:
-        """Return the dataset's installations with those of the file laid over them."""
+        """Return the dataset's installations, updated by those of the file."""
         existing = None if ingest.existing is None else ingest.existing.inventory()
         if self.inventory is None:
             if existing is None:
@@ -186,13 +186,13 @@ class _Files:
                 nothing = INVENTORY.empty_table().to_pandas()
                 return InstallationIndex(nothing, unit, aliases=self.mapping.nodes.aliases, is_observed=True)
             return InstallationIndex(existing, unit_of(existing), aliases=self.mapping.nodes.aliases)
-        # A known inventory is read again for its MIG names; what it sets aside was counted by the import it was new in.
+        # A known inventory is read again for its MIG names; its bad rows were counted by its first import.
         is_new = bool(self.files["inventory"])
         quarantine = ingest.quarantine if is_new else Quarantine()
         names = NodeNames((), self.mapping.nodes.aliases)
         frame, parents = read_inventory(self.inventory, self.mapping.inventory, quarantine, self.now + AHEAD, names)
-        if self.mapping.span is not None:  # whatever was there until the end has not been seen to leave
-            end = pd.Timestamp(self.mapping.span[1])  # of a date, the day's last millisecond
+        if self.mapping.span is not None:  # a removal at the end of the span was not observed
+            end = pd.Timestamp(self.mapping.span[1])  # a date means the day's last millisecond
             frame.loc[frame["removed_at"].isin([end, end - pd.Timedelta(milliseconds=1)]), "removed_at"] = pd.NaT
         frame = merge_installations(existing, frame) if is_new or existing is None else existing
         unit = unit_of(frame)
@@ -217,7 +217,7 @@ class _Files:
         return installations
 
     def _unit_of_samples(self, channels: Mapping[str, Channel]) -> Unit:
-        """Return what the samples are of, where no inventory says so; they have to name the node."""
+        """Return the samples' unit if there is no inventory; raises ``InputError`` if they do not name the node."""
         if not self.samples:
             raise InputError(
                 "nodes and GPUs are named neither by an inventory nor by samples",
@@ -246,7 +246,7 @@ class _Files:
         return unit
 
     def events(self, ingest: Ingest, installations: InstallationIndex) -> list[pd.DataFrame]:
-        """Read tables of events and kernel logs."""
+        """Read event tables and kernel logs."""
         frames = []
         quarantine = ingest.quarantine
         for file in self.files["events"]:
@@ -255,7 +255,7 @@ class _Files:
             )
             ahead = ingest.wrong_clock(ms_of(events["timestamp"]))
             ahead |= (events["known_at"] > self.now + AHEAD + ingest.delay).to_numpy()
-            to_come = ahead & (events["type"] == "maintenance").to_numpy()  # of a calendar: not yet a fact
+            to_come = ahead & (events["type"] == "maintenance").to_numpy()  # from a calendar, not a fact yet
             ingest.counts["maintenance_to_come"] += int(to_come.sum())
             quarantine.set_aside_frame(WRONG_CLOCK, "events", file, events[ahead & ~to_come])
             quarantine.leave_out("events", file, "a future maintenance", int(to_come.sum()))
@@ -264,7 +264,7 @@ class _Files:
         return frames
 
     def jobs(self, ingest: Ingest, installations: InstallationIndex) -> list[pd.DataFrame]:
-        """Read tables of jobs."""
+        """Read job tables."""
         frames = []
         for file in self.files["jobs"]:
             batches = read_batches(file, "jobs", ingest.quarantine)
@@ -274,15 +274,15 @@ class _Files:
         return frames
 
     def state(self) -> Mapping[str, pa.Table] | None:
-        """Leave what the next compaction must know as it is."""
+        """Keep the state of the next compaction."""
         return None
 
     def entries(self, old: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Remember each file by its content."""
+        """Record each new file by its digest."""
         return old + [source.entry for source in self.fresh]
 
     def observed(self) -> Sequence[datetime]:
-        """Return the period that the mapping says was observed."""
+        """Return the observed period that the mapping states."""
         span = self.mapping.span
         if span is not None and max(span) > self.now + AHEAD:
             raise InputError("`span:` ends in the future", "mapping, span", "Give the period that was observed.")

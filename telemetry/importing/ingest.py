@@ -1,8 +1,8 @@
-"""The one way into a dataset: rows are read by a source, staged, placed, merged with the dataset, and swapped in.
+"""The only write path of a dataset: rows are read from a source, spilled, assigned to units, merged, and swapped in.
 
-An import of files and a compaction of staged files differ in their :class:`Source` only. Everything after reading is
-done here, once: evidence of samples against the inventory, clocks, events that several sources report, loss budgets,
-the account of every row, and the swap that makes all of it visible at one instant.
+An import of files and a compaction of staged files differ only in their :class:`Source`. Everything after reading is
+shared: correction of the inventory by samples, clock checks, deduplication of events across sources, loss budgets,
+accounting of every row, and the atomic swap.
 """
 
 import logging
@@ -65,23 +65,23 @@ from telemetry.importing.slots import ObservedSlots
 from telemetry.phrases import PhraseReview
 
 STATE_FOLDER: Final = "compaction"
-"""Folder of a dataset for what the next compaction must know; an import leaves it as it is."""
+"""Folder of a dataset with the state for the next compaction; an import does not change it."""
 
 _LOG = logging.getLogger(__name__)
 _NAMED: Final = 50
 _FEW: Final = 2
 _JOINED_AT_ONCE_MS: Final = 3_600_000
-# A GPU first seen this soon after the first sample of all was always there.
+# A GPU first seen within this time of the first sample was always there.
 
 
 @dataclass(frozen=True, slots=True)
 class ImportResult:
-    """What an import did.
+    """Result of an import.
 
-    ``counts``: what was read and made of it, by this import; empty if nothing was new.
-    ``changed``: false if every source was known already, so that nothing was written.
-    ``phrases``: words of tickets that were classified: ``phrase``, ``count``, ``type``.
-    ``contradictions``: where the samples and the inventory disagree, a line for each GPU or node.
+    ``counts``: rows read and how they were processed; empty if nothing was new.
+    ``changed``: false if every source was known and nothing was written.
+    ``phrases``: classified phrases of tickets: ``phrase``, ``count``, ``type``.
+    ``contradictions``: contradictions between samples and inventory, a line each.
     """
 
     dataset: Dataset
@@ -94,10 +94,10 @@ class ImportResult:
 
 
 class Source(Protocol):
-    """What is brought into a dataset; each method sets aside the rows that cannot be used.
+    """Input of an ingest; each method quarantines unusable rows.
 
-    ``samples``, ``rules``: files of samples, and how their columns are mapped.
-    ``unsettled``: marks instants of samples that wait for a later run; None: none.
+    ``samples``, ``rules``: sample files, and the mapping of their columns.
+    ``unsettled``: returns the mask of sample times (Unix ms) that are deferred to a later run; None: no deferral.
     """
 
     samples: Sequence[Path]
@@ -105,31 +105,31 @@ class Source(Protocol):
     unsettled: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None
 
     def installations(self, ingest: "Ingest") -> InstallationIndex:
-        """Return the installations, the whole dataset's."""
+        """Return the installations of the whole dataset."""
 
     def events(self, ingest: "Ingest", installations: InstallationIndex) -> list[pd.DataFrame]:
-        """Return events on their nodes and GPUs."""
+        """Return events with their nodes and GPUs resolved."""
 
     def jobs(self, ingest: "Ingest", installations: InstallationIndex) -> list[pd.DataFrame]:
-        """Return tables of jobs, the newest last."""
+        """Return tables of jobs, newest last."""
 
     def state(self) -> Mapping[str, pa.Table] | None:
-        """Return the tables of :data:`STATE_FOLDER`, without the inventory; None leaves them as they are."""
+        """Return the tables of :data:`STATE_FOLDER`, without the inventory; None keeps the existing ones."""
 
     def entries(self, old: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return what the dataset keeps of its sources, those of earlier runs included."""
+        """Return the dataset's records of sources, including earlier runs."""
 
     def observed(self) -> Sequence[datetime]:
-        """Return instants that the source says were observed, beyond those of its rows."""
+        """Return times that extend the observed period beyond the rows."""
 
 
 @dataclass(slots=True)
 class Ingest:
-    """One run; ``live`` sources cannot be corrected by hand, and have no budget for losses.
+    """One run; ``live`` sources cannot be corrected by hand, so their losses are accepted.
 
-    ``not_before_ms``, ``not_after_ms``: instants outside have a wrong clock.
-    ``keep_from``: samples before are past retention.
-    ``expected_rows``: rows that the dataset is going to hold; a new one gets buckets for them.
+    ``not_before_ms``, ``not_after_ms``: plausible times (Unix ms).
+    ``keep_from``: start of the retention of samples.
+    ``expected_rows``: expected size, which determines the number of buckets of a new dataset.
     """
 
     out: Path
@@ -152,7 +152,7 @@ class Ingest:
     _seen: list[datetime] = field(default_factory=list)
 
     def run(self, source: Source) -> ImportResult:
-        """Bring a source in; ``InputError`` if it cannot be used as a whole: the dataset is then as it was."""
+        """Ingest a source; raises ``InputError`` if it is unusable as a whole, and leaves the dataset unchanged."""
         existing = self.existing
         buckets = self._bucket_number(source.samples) if existing is None else existing.meta.buckets
         with DatasetWriter(self.out, step=self.step, channels={}, buckets=buckets) as writer:
@@ -210,11 +210,11 @@ class Ingest:
         )
 
     def wrong_clock(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return which instants no clock that is right can give."""
+        """Return the mask of implausible times (Unix ms)."""
         return (ms < self.not_before_ms) | (ms > self.not_after_ms)
 
     def _check_unchanged(self) -> None:
-        """Make sure, now that no other run can write, that the dataset is still the one that was looked at."""
+        """Check, under the write lock, that no other run changed the dataset since it was opened."""
         now = Dataset.open(self.out, lease=False).digest if (self.out / META_NAME).exists() else None
         if now != (None if self.existing is None else self.existing.digest):
             raise InputError("another run changed the dataset", str(self.out), "Run the import again.")
@@ -229,7 +229,7 @@ class Ingest:
     def _stage(
         self, source: Source, writer: DatasetWriter, installations: InstallationIndex
     ) -> tuple[SampleIntake, Spill]:
-        """Read and check the samples, and correct the installations by them."""
+        """Read, validate and spill the samples, and correct the installations by them."""
         files, named = source.samples, list(dict.fromkeys(installations.nodes))
         intake = SampleIntake(
             files,
@@ -303,7 +303,7 @@ class Ingest:
     def _distinguish(
         self, intake: SampleIntake, spill: Spill, rows: pd.DataFrame, shared: Sequence[int]
     ) -> pd.DataFrame:
-        """Name GPUs by their place whose identity is that of GPUs on other nodes, too; return the rows under it."""
+        """Rename GPUs with a shared identity by node and place; return the rows of all moved units, renamed."""
         installations, names = intake.installations, dict[tuple[int, int], str]()
         newest = intake.places.frame().groupby(["unit", "node"])[["pci_bus_id", "slot"]].last()
         for unit in shared:
@@ -352,7 +352,7 @@ class Ingest:
         source: Source,
         staged: tuple[SampleIntake, Spill] | None,
     ) -> pd.DataFrame:
-        """Write the samples, new and old; return the XIDs that the gauge showed."""
+        """Write the merged samples; return the events that samples show."""
         if staged is None:
             self._keep_samples(writer, installations)
             return empty_events()
@@ -409,7 +409,7 @@ class Ingest:
         may_change = concerned(old, new)
         together = stack_events([old[may_change], new])
         merged = merge_floods(together)
-        # The stored edges too: a kernel log that comes after the samples makes the same dataset as one before them.
+        # Stored edges too, so that the order of importing samples and kernel logs does not matter.
         better = drop_known_edges(merged, max(self.step, self.dedupe), SOURCE)
         events = dedupe_events(better, self.dedupe)
         self.counts["xids_from_gauge_told_elsewhere"] += len(merged) - len(better)
@@ -430,7 +430,7 @@ class Ingest:
                 str(self.out),
                 "Give --samples or --events with rows, or `span:` in the mapping if a quiet period was observed.",
             )
-        # An event dated today lies at the day's end, which is not observed yet.
+        # An event dated today is at the end of the day, which is not observed yet.
         known = [self.now, *self._seen, *stored]
         first, last = min(seen).astimezone(UTC), min(max(seen), max(known)).astimezone(UTC)
         return min(max(first, self.keep_from or first), last), last

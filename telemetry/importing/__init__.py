@@ -1,7 +1,7 @@
-"""Files (Parquet, CSV, JSON, kernel logs) into a dataset: mapped, checked against the inventory, quarantined, merged.
+"""Import of files (Parquet, CSV, JSON, kernel logs) into a dataset: map, check against the inventory, merge.
 
-Start with ``importer``, which brings files in, and ``ingest``, the one way into a dataset. ``asking`` finds out what
-only the owner of the files can tell. ``files`` reads them, ``mapping`` says how their columns become the dataset's,
-``batch`` evaluates rows, ``quarantine`` keeps those that cannot be used. ``inventory``, ``evidence`` and ``slots`` know
-which GPU was where; ``samples`` reads and merges telemetry, ``events`` and ``tickets`` what happened.
+Start with ``importer``, which imports files, and ``ingest``, the common write path into a dataset. ``asking`` finds
+questions that only the files' owner can answer. ``files`` parses files, ``mapping`` defines how columns are mapped,
+``batch`` evaluates rows, ``quarantine`` keeps unusable ones. ``inventory``, ``evidence`` and ``slots`` track which GPU
+was where; ``samples`` reads and merges telemetry, ``events`` and ``tickets`` read events.
 """

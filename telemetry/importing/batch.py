@@ -1,4 +1,4 @@
-"""Rows of a source file during an import: mapped columns, and rows left out, refused or waiting."""
+"""A batch of rows from a source file: mapped columns, and rows left out, rejected or deferred."""
 
 import contextlib
 import re
@@ -40,16 +40,16 @@ _SET_ASIDE_ROWS: Final = 50_000
 
 @dataclass(slots=True)
 class Batch:
-    """Some rows of a source file, while they are evaluated.
+    """A batch of rows from a source file during import.
 
-    ``table``: the columns as the file has them; all of a CSV's are text, with blanks as null.
-    ``rows``: row numbers in the file, from 1, the header not counted; shape (n,).
-    ``kind``: table that the file is read as, which is its section in the mapping.
-    ``good``: rows that are not refused; shape (n,).
-    ``decimal``: decimal mark of the file's numbers, where a column does not show another.
-    ``disagreeing``: columns that the file repeats with different values, with an example.
-    ``orders``: order of day and month by column, once a batch of the file has shown it.
-    ``columns``: source column by the dataset's, set with ``mapping`` by :meth:`resolve`; methods take the latter.
+    ``table``: columns as in the file; CSV columns are all text, with blanks as null.
+    ``rows``: row numbers in the file, from 1 after the header; shape (n,).
+    ``kind``: the table that the file is imported into, also its section in the mapping.
+    ``good``: rows not rejected; shape (n,).
+    ``decimal``: decimal separator of the file's numbers, unless a column implies another.
+    ``disagreeing``: columns repeated in the file with different values, each with an example.
+    ``orders``: date order by column, once a batch of the file has revealed it.
+    ``columns``: dataset column to source column, set with ``mapping`` by :meth:`resolve`; methods take dataset columns.
     """
 
     file: Path
@@ -68,20 +68,20 @@ class Batch:
         self.good = np.ones(len(self.rows), dtype=bool)
 
     def resolve(self, mapping: TableMapping, known: Sequence[str], *required: str, **options: Any) -> None:
-        """Find the columns; ``options``: of :func:`telemetry.importing.columns.resolve_columns`."""
+        """Resolve the columns; ``options``: see :func:`telemetry.importing.columns.resolve_columns`."""
         self.mapping = mapping
         names, where = self.table.column_names, str(self.file)
         self.columns = resolve_columns(names, mapping, known, where, required, **options)
         self.drop_without_values()
 
     def drop_without_values(self) -> None:
-        """Leave out the rows that the mapping's ``drop_without`` means."""
+        """Leave out the rows selected by the mapping's ``drop_without``."""
         for name in self.mapping.drop_without:
             if name in self.columns:
                 self.keep(~pd.isna(as_text(self.column(name), self.table.num_rows)))
 
     def keep(self, chosen: npt.NDArray[np.bool_]) -> None:
-        """Leave out the other rows: they are no rows of this table, and no loss."""
+        """Keep only the chosen rows; the others do not count as lost."""
         self.quarantine.leave_out(self.kind, self.file, BY_MAPPING, int((self.good & ~chosen).sum()))
         self.rows, self.table, self.good = self.rows[chosen], self.table.filter(pa.array(chosen)), self.good[chosen]
 
@@ -89,21 +89,21 @@ class Batch:
         return name in self.columns or name in self.mapping.constants
 
     def column(self, name: str) -> pa.ChunkedArray | None:
-        """Return a column, or None where the source has none."""
+        """Return a column, or None if the source lacks it."""
         if name in self.columns:
             source = self.columns[name]
             where = f"{self.file}, column {source!r}"
             if source in self.disagreeing:
                 problem = f"the file has this column several times, with different values ({self.disagreeing[source]})"
                 raise InputError(problem, where, "Rename the one to be read, or map it to null.")
-            if source not in self.table.column_names:  # objects of JSON need not have the same keys
+            if source not in self.table.column_names:  # JSON objects may have different keys
                 return pa.chunked_array([pa.nulls(self.table.num_rows, pa.string())])
             return _plain(self.table.column(source), where)
         constant = [self.mapping.constants[name]] * self.table.num_rows if name in self else None
         return None if constant is None else pa.chunked_array([pa.array(constant)])
 
     def texts(self, name: str) -> npt.NDArray[np.object_]:
-        """Return a column as text after the mapping's ``values``, and leave out the rows that these drop."""
+        """Return a column as text with the mapping's ``values`` applied, and leave out the rows that these drop."""
         texts = as_text(self.column(name), self.table.num_rows)
         rules = self.mapping.values.get(name, {})
         codes, uniques = pd.factorize(texts) if rules else (np.empty(0), ())
@@ -118,17 +118,17 @@ class Batch:
         return texts
 
     def refuse(self, reason: str, chosen: npt.NDArray[np.bool_], *, lost: bool = True) -> None:
-        """Set aside those of the chosen rows that are still good; ``lost``: they might have been of use."""
+        """Quarantine the chosen rows that are still good; ``lost``: whether they count as lost."""
         self.set_aside(reason, np.flatnonzero(chosen & self.good), lost=lost)
         self.good &= ~chosen
 
     def keep_good(self) -> None:
-        """Drop the rows that were refused."""
+        """Drop rejected rows."""
         self.rows, self.table = self.rows[self.good], self.table.filter(pa.array(self.good))
         self.good = np.ones(len(self.rows), dtype=bool)
 
     def refuse_unstorable(self) -> None:
-        """Refuse rows with text that cannot be stored, and empty it, so that nothing else reads it."""
+        """Reject rows with text that cannot be stored, and set their text to null so that nothing else reads it."""
         bad = unstorable_rows(self.table)
         if bad.any():
             for place, kind in enumerate(self.table.schema.types):
@@ -138,7 +138,7 @@ class Batch:
             self.refuse(UNSTORABLE, bad)
 
     def wait(self, waits_for: str, chosen: npt.NDArray[np.bool_]) -> None:
-        """Leave those of the chosen rows that are still good to a later run."""
+        """Defer the chosen rows that are still good to a later run."""
         waiting = chosen & self.good
         self.quarantine.waiting(self.kind, waits_for, int(waiting.sum()), self.file.name)
         self.good &= ~waiting
@@ -152,9 +152,9 @@ class Batch:
         rows: int = 1,
         lost: bool = True,
     ) -> None:
-        """Quarantine rows by their place in the batch.
+        """Quarantine rows by their index in the batch.
 
-        ``details``: the offending value of each. ``rows``, ``lost``: see :meth:`Quarantine.set_aside`.
+        ``details``: the offending value of each row. ``rows``, ``lost``: see :meth:`Quarantine.set_aside`.
         """
         for start in range(0, len(places), _SET_ASIDE_ROWS):
             part = places[start : start + _SET_ASIDE_ROWS]
@@ -165,10 +165,10 @@ class Batch:
                 self.quarantine.set_aside(reason, self.kind, self.file, row, content, detail, rows=rows, lost=lost)
 
     def instants(self, name: str, *, optional: bool = False, day_end: bool = False) -> Instants | None:
-        """Parse a column and refuse the rows where it cannot be used; None where the source has none.
+        """Parse a timestamp column and reject rows with unusable values; None if the source lacks the column.
 
-        ``optional``: whether a missing instant is one that can be used. ``day_end``: whether a date is the day's end.
-        Raises ``InputError`` if all instants are naive.
+        ``optional``: accept missing timestamps. ``day_end``: a date without a time means the end of the day.
+        Raises ``InputError`` if all timestamps are naive.
         """
         column = self.column(name)
         if column is None:
@@ -201,7 +201,7 @@ class Batch:
     def times(
         self, name: str, not_after: datetime, *, optional: bool, is_end: bool, day_end: bool | None = None
     ) -> pd.Series:
-        """Return a column of instants; one after ``not_after`` has a wrong clock, or is an end still to come."""
+        """Parse a timestamp column; one after ``not_after`` is a wrong clock, or with ``is_end`` missing."""
         instants = self.instants(name, optional=optional, day_end=is_end if day_end is None else day_end)
         if instants is None:
             return pd.Series(pd.NaT, index=range(len(self.rows)), dtype="datetime64[ms, UTC]")
@@ -212,19 +212,19 @@ class Batch:
 
 
 def time_of_column(time: TimeFormat, column: str) -> TimeFormat:
-    """Return how a column writes its instants: a name such as ``timeUtc`` says the zone."""
+    """Return the timestamp format of a column; names like ``timeUtc`` imply the zone."""
     says_utc = time.timezone is None and _SAYS_UTC.search(column) is not None
     return time.model_copy(update={"timezone": ZoneInfo("UTC")}) if says_utc else time
 
 
 UNSTORABLE: Final = "text that is not UTF-8, or too long"
-"""Reason of rows with such text in any column."""
+"""Reason for rows with such text in any column."""
 
 _MAX_TEXT: Final = 1 << 20
 
 
 def unstorable_rows(table: pa.Table) -> npt.NDArray[np.bool_]:
-    """Return which rows have text that is not UTF-8, or longer than any name or message."""
+    """Return which rows have text that is not UTF-8 or too long."""
     bad = np.zeros(table.num_rows, dtype=bool)
     for given in table.columns:
         is_coded = pa.types.is_dictionary(given.type) and _is_text(given.type.value_type)
@@ -254,7 +254,7 @@ def _is_utf8(value: bytes) -> bool:
 
 
 def _readable(table: pa.Table) -> pa.Table:
-    """Return a table that Python can show: years beyond 9999 are their numbers, times to the nanosecond cut."""
+    """Convert temporal columns to text; as numbers if Python cannot represent them (e.g. years beyond 9999)."""
     for place, kind in enumerate(table.schema.types):
         if pa.types.is_temporal(kind):
             numbers = table.column(place)
@@ -268,7 +268,7 @@ def _readable(table: pa.Table) -> pa.Table:
 
 
 def _plain(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    """Return a column with bytes as text and decimals as floats; ``InputError`` if its type is neither."""
+    """Convert bytes to text and decimals to floats; raise ``InputError`` for unsupported types."""
     kind = column.type
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         with read_errors(Path(where)):

@@ -1,8 +1,8 @@
-"""Several reports of one event: repeats and other sources' reports are dropped, floods are kept as runs.
+"""Deduplication of events: repeats and other sources' reports are dropped, floods are stored as runs.
 
-A run is one row for many events of one kind: ``timestamp`` is the first, ``last_at`` the last, ``count`` how many. The
-two columns are in ``events.parquet`` only where a dataset has a run. Ordinary repeats stay rows of their own: within a
-minute, the first :data:`KEPT_PER_MINUTE` XID events of one unit, code and source do, and the further ones are the run.
+A run is one row for many similar events: ``timestamp`` is the first, ``last_at`` the last, ``count`` their number. The
+latter two columns are in ``events.parquet`` only if a dataset has runs. Per unit, code, source and minute, the first
+:data:`KEPT_PER_MINUTE` XID events remain separate rows, and the rest become a run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,15 +17,15 @@ from telemetry.dataset.schema import EVENT_RUNS, EVENTS, ms_of
 from telemetry.importing.instants import times_of
 
 KEPT_PER_MINUTE: Final = 10
-"""XID events of one unit, code and source in one minute that stay rows of their own.
+"""Number of XID events per unit, code, source and minute that remain separate rows.
 
-More than any rule on repeats looks at (the features' is three), so that only the tail of a flood is merged.
+More than any rule on repeats considers (features use three), so that only the tail of a flood is merged.
 """
 
 RUN_MS: Final = 60_000
-"""Span of a run at most: its events happened in one minute."""
+"""Maximum span of a run: its events lie within one minute."""
 _WITH_DETAIL: Final = frozenset(str(code) for code in (*range(144, 151), 154))
-# Of these XIDs the detail says whether the link failed for good, or what the driver asks for: it is part of the key.
+# The detail of these XIDs is part of the key: whether the link failed permanently, or which recovery action is needed.
 
 _KEY_SHIFT = 42  # Milliseconds below 2**42 reach the year 2109.
 _TIMES = ("known_at", "timestamp")
@@ -33,14 +33,14 @@ _SORT_KEY = [*_TIMES, "node", "gpu", "type", "code", "source", "detail"]
 
 
 def event_frame(ms: npt.NDArray[np.int64], delay: timedelta, **columns: Any) -> pd.DataFrame:
-    """Return events at instants, in milliseconds, that are known after a delay; ``columns``: all others."""
+    """Return events at times in milliseconds, known after ``delay``; ``columns``: the other columns."""
     when = times_of(ms)
     events = pd.DataFrame({"timestamp": when, **columns, "known_at": (when + delay).as_unit("ms")})
     return events.astype(dict.fromkeys(columns, object))[EVENTS.names]
 
 
 def with_runs(events: pd.DataFrame) -> pd.DataFrame:
-    """Give events the columns of runs; an event without them is a run of one."""
+    """Add the run columns; a single event has a count of 1."""
     last = ms_of(events["timestamp"])
     if "last_at" in events:
         last = np.maximum(last, ms_of(events["last_at"]))
@@ -49,38 +49,38 @@ def with_runs(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def stack_events(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Concatenate event frames, with the columns of runs; an empty frame has no values to agree on and is left out."""
+    """Concatenate event frames, with the run columns; empty frames are skipped because their dtypes may differ."""
     full = [with_runs(frame) for frame in frames if len(frame)]
     names = EVENT_RUNS.names
     return pd.concat(full, ignore_index=True)[names] if full else EVENT_RUNS.empty_table().to_pandas()
 
 
 def stored_layout(events: pd.DataFrame) -> pd.DataFrame:
-    """Leave the columns of runs out where there is no run."""
+    """Omit the run columns if there are no runs."""
     has_run = "count" in events and bool((events["count"] > 1).any())
     return events[EVENT_RUNS.names if has_run else EVENTS.names]
 
 
 def total_count(events: pd.DataFrame) -> int:
-    """Return how many events the rows represent."""
+    """Return the number of events that the rows represent."""
     return int(with_runs(events)["count"].sum())
 
 
 def count_by_type(events: pd.DataFrame) -> dict[str, int]:
-    """Return how many events there are of each type, the commonest first."""
+    """Return the number of events by type, most frequent first."""
     kinds = with_runs(events).groupby("type")["count"].sum().sort_values(ascending=False, kind="stable")
     return {str(kind): int(count) for kind, count in kinds.items()}
 
 
 def concerned(stored: pd.DataFrame, new: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Return which stored events are of a GPU or node that new events are about: no other can change."""
+    """Return which stored events share a GPU or node with new events; no others can change."""
     of_gpu = stored["gpu"].isin(new["gpu"].dropna().unique())
     of_node = stored["gpu"].isna() & stored["node"].isin(new.loc[new["gpu"].isna(), "node"].unique())
     return (of_gpu | of_node).to_numpy(dtype=bool)
 
 
 def sort_events(events: pd.DataFrame) -> pd.DataFrame:
-    """Sort events by when they were known, and everything else after it, so that the order is the content's alone."""
+    """Sort events by ``known_at``, then by all other fields, so that the order depends only on their content."""
     return events.sort_values(
         _SORT_KEY,
         kind="stable",
@@ -94,12 +94,11 @@ def _text(column: pd.Series) -> pd.Series:
 
 
 def merge_floods(events: pd.DataFrame) -> pd.DataFrame:
-    """Drop what one source reports twice for one time, and merge the tail of each flood of an XID into a run a minute.
+    """Drop repeated reports by one source for one time, and merge the tail of each XID flood into a run per minute.
 
-    The members of a run happened in one minute, and were reported with the same delay to the minute; the run is known
-    from when the last of them was. A further event of its source inside its span that is reported as late or later is
-    taken for one of its members. Runs among ``events`` grow; applied again, it changes nothing. The work is that of a
-    sort.
+    Members of a run lie within one minute and were reported with the same delay (in minutes); its ``known_at`` is the
+    last of theirs. Further events of its source within its span that are reported as late or later count as members.
+    Runs in ``events`` are extended. Idempotent; O(n log n).
     """
     events = _without_repeats(with_runs(events).reset_index(drop=True))
     rows = _run_rows(events[events["type"] == "xid"])
@@ -126,7 +125,7 @@ def merge_floods(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def _run_rows(events: pd.DataFrame) -> pd.DataFrame:
-    """Return what merging runs looks at: times in milliseconds, and a number that possible members of a run share."""
+    """Return the fields for merging runs: times in milliseconds, and a group number per potential run."""
     first, last, known = (ms_of(events[name]) for name in ("timestamp", "last_at", "known_at"))
     detail = events["detail"].where(events["code"].isin(_WITH_DETAIL))
     rows = pd.DataFrame({"first": first, "last": last, "known": known, "count": events["count"]}, index=events.index)
@@ -137,7 +136,7 @@ def _run_rows(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def _without_late_repeats(events: pd.DataFrame) -> pd.DataFrame:
-    """Leave out what lies inside a run of the same source that was reported sooner."""
+    """Drop events within a run of the same source that was reported sooner."""
     if not (events["count"] > 1).any():
         return events
     rows = _run_rows(events)
@@ -150,34 +149,32 @@ def _without_late_repeats(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def _without_repeats(events: pd.DataFrame) -> pd.DataFrame:
-    """Keep one row of what one source reports of one unit, code and time: a run, or the one known first."""
+    """Keep one row per source, unit, type, code and time: a run, or the row known first."""
     reports = events[["timestamp", "known_at"]].assign(
         event=_number(same_thing(events), events["source"]), single=events["count"] == 1
     )
     tied = reports.duplicated(["event", "timestamp"], keep=False)
-    # Among equals the text decides, so that the order of the rows does not.
+    # Ties are broken by text, to be independent of row order.
     ordered = reports[tied].assign(**{name: _text(events[name][tied]) for name in ("node", "detail")})
     ordered = ordered.sort_values(["event", "timestamp", "single", "known_at", "node", "detail"], kind="stable")
     return events.drop(ordered.index[ordered.duplicated(["event", "timestamp"])])
 
 
 def _number(*columns: Any) -> npt.NDArray[np.int64]:
-    """Return a number for each row that is the same where all columns are."""
+    """Return a group number per row, equal for rows with equal values in all columns."""
     frame = pd.DataFrame({place: np.asarray(column) for place, column in enumerate(columns)})
     return frame.groupby(list(frame), dropna=False, sort=False).ngroup().to_numpy()
 
 
 def dedupe_events(events: pd.DataFrame, dedupe: timedelta) -> pd.DataFrame:
-    """Keep one event of those that several sources report; sorted by ``known_at``, floods as runs.
+    """Keep one of the events reported by several sources; return them sorted by ``known_at``, floods as runs.
 
-    An event is dropped when one of the same unit, type and code, but of another source, that was known earlier lies
-    within ``dedupe`` of its ``timestamp``. Reports of one source at two times are two events, for repeats within
-    minutes are what makes some XIDs a fault. What a source made of an exporter's count never drops another source's
-    event.
+    An event is dropped if another source reported the same unit, type and code earlier (by ``known_at``) with a
+    ``timestamp`` within ``dedupe``. Reports of one source at two times are two events, because some XIDs are faults
+    only if they repeat within minutes. Events derived from an exporter's count never drop another source's event.
 
-    Going by ``known_at`` makes it causal: what was known at a time does not depend on what was reported later (by more
-    than two minutes, in a flood). The type is part of the key because a failure and its repair may both come without a
-    code.
+    Ordering by ``known_at`` makes this causal: later reports do not change what was known at a time (except by up to
+    two minutes, in a flood). The type is part of the key because a failure and its repair may both lack a code.
     """
     events = sort_events(merge_floods(events))
     key, source = same_thing(events), pd.factorize(events["source"])[0]
@@ -193,12 +190,12 @@ def dedupe_events(events: pd.DataFrame, dedupe: timedelta) -> pd.DataFrame:
 def _neighbours(
     events: pd.DataFrame, key: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], span: timedelta
 ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Yield each of ``rows`` with all events of its key that lie within ``span`` of it, itself included."""
+    """Yield each of ``rows`` with all events of its key within ``span``, including itself."""
     span_ms = int(span.total_seconds() * 1000)
     first, last = ms_of(events["timestamp"]), ms_of(events["last_at"])
     place = (key << _KEY_SHIFT) + first
     order = np.argsort(place, kind="stable")
-    # A run that began within a minute before the span may reach into it.
+    # A run that began up to a minute before the span may extend into it.
     low = np.searchsorted(place[order], place[rows] - span_ms - RUN_MS)
     high = np.searchsorted(place[order], (key[rows] << _KEY_SHIFT) + last[rows] + span_ms, side="right")
     for row, begin, end in zip(rows.tolist(), low.tolist(), high.tolist(), strict=True):
@@ -207,25 +204,25 @@ def _neighbours(
 
 
 def is_from_exporter(source: pd.Series) -> npt.NDArray[np.bool_]:
-    """Return which sources are the exporters' counts (``exporter:METRIC``), that report late and not every event."""
+    """Return which sources are exporter counts (``exporter:METRIC``), which are late and miss events."""
     return _text(source).str.startswith("exporter:").to_numpy(dtype=bool)
 
 
 def same_thing(events: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Return a number for each event that is the same for events of one unit, type and code.
+    """Return a group number per event, equal for events of the same unit, type and code.
 
-    A GPU keeps its identity when it moves; an event of the whole node is the node's.
+    The unit is the GPU, wherever it is, or the node if the event has no GPU.
     """
     return _number(events["gpu"], events["node"].where(events["gpu"].isna()), events["type"], events["code"])
 
 
 def drop_known_edges(events: pd.DataFrame, interval: timedelta, source: str) -> pd.DataFrame:
-    """Leave out the edges of the XID gauge, and the rises of an exporter's count, that a better source reports.
+    """Drop edges of the XID gauge, and increases of an exporter's count, that a better source reports.
 
     ``source``: ``source`` of edges.
-    An edge goes if another source has an event of the same GPU (or node) and code within ``interval``, known at most
-    ``interval`` after it: until then, the edge was all that one could know. Rises of an exporter's count are treated
-    equally, but edges are no better than they. The rest is in the order given.
+    An edge is dropped if another source has an event of the same unit and code within ``interval``, known at most
+    ``interval`` later; until then, the edge was all that was known. The same applies to increases of an exporter's
+    count, except that edges do not replace them. The order is kept.
     """
     events = with_runs(events)
     is_xid = (events["type"] == "xid").to_numpy(dtype=bool)

@@ -54,7 +54,7 @@ NOT_SEEN_YET: Final = ("unknown gpu", "unknown node", "name of several nodes", "
 def place_events(
     text: dict[str, npt.NDArray[np.object_]], ms: npt.NDArray[np.int64], installations: InstallationIndex
 ) -> npt.NDArray[np.object_]:
-    """Find the node and GPU of each event.
+    """Resolve the node and GPU of each event.
 
     Names are normalized to the inventory's spelling. A PCI address identifies the GPU, a GPU its node, and a MIG
     instance its parent GPU.

@@ -1,7 +1,7 @@
-"""Samples as evidence of where GPUs were: installations without an inventory, and corrections of one that lags behind.
+"""Samples as evidence of where GPUs were: installations without an inventory, and corrections of an outdated one.
 
-A sample that names GPU and node is better evidence than an inventory. Where the two disagree, the samples are placed
-where they say, the inventory of the dataset is corrected, and the contradiction is reported.
+A sample that names GPU and node is better evidence than an inventory. If they disagree, the sample is trusted, the
+dataset's inventory is corrected, and the contradiction is reported.
 """
 
 from collections import defaultdict
@@ -20,31 +20,31 @@ from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.samples.block import Spill
 
 OPEN: Final = 1 << 62
-"""End of an installation that lasts, in milliseconds; the negative is the start of one that was always there."""
+"""End of an open installation, in milliseconds; negated, the start of one without a known start."""
 
 ATTRIBUTES: Final = ("slot", "pci_bus_id", "serial", "model", "driver", "cluster", "group", "rack", "nvlink_domain")
-"""What is known of a GPU in its place."""
+"""Attributes of a GPU in its place."""
 
 _PLACE_ATTRIBUTES: Final = ("slot", "pci_bus_id", "cluster", "group", "rack", "nvlink_domain")
-# What belongs to the place and not to the GPU that is moved out of it.
+# Attributes of the place, which do not move with the GPU.
 MOST_MOVES: Final = 12
-"""A unit that changes its node more often than this is one identity that several nodes claim."""
+"""A unit that changes nodes more often is an identity shared by GPUs of several nodes."""
 
 _TOGETHER_MS: Final = 3_600_000
-# No GPU moves to another node and back within an hour: samples of one node this close together are one installation.
+# GPUs do not move to another node and back within an hour: samples on one node this close are one installation.
 _SEVERAL: Final = 3
 _MANY: Final = 4
-# Fewer samples of a GPU on a second node, among this many times as many of the first, are no second GPU.
+# Fewer than _SEVERAL samples on a second node, with _MANY times as many elsewhere, do not indicate a second GPU.
 
 STRAY: Final = "on a second node for a moment"
-"""Reason of such samples: a scrape that was relabelled, or answered late."""
+"""Reason for such samples: a scrape was relabelled or answered late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    """Stays after the evidence.
+    """Installations corrected by samples.
 
-    ``contradictions``: a line for each GPU that was elsewhere than the inventory says.
+    ``contradictions``: one line per GPU and period that contradicts the inventory.
     """
 
     installations: pd.DataFrame
@@ -52,7 +52,7 @@ class Corrected:
 
 
 def rows_of(spill: Spill, units: Collection[int]) -> pd.DataFrame:
-    """Return ``unit``, ``node`` and ``ms`` of the samples of units, by (unit, ms, node); codes."""
+    """Return ``unit``, ``node`` (both codes) and ``ms`` of the units' samples, sorted by (unit, ms, node)."""
     wanted = np.array(sorted(units), np.int64)
     parts: list[pd.DataFrame] = []
     for bucket in spill.buckets():
@@ -62,10 +62,10 @@ def rows_of(spill: Spill, units: Collection[int]) -> pd.DataFrame:
 
 
 def shared_units(rows: pd.DataFrame, step_ms: int) -> tuple[list[int], pd.DataFrame]:
-    """Return the units that samples show on two nodes at one time: an identity that several GPUs have.
+    """Return the units seen on two nodes at once, i.e. identities shared by several GPUs, and stray rows.
 
-    ``rows``: see :func:`rows_of`. One that is on the first node and then on the second has moved.
-    Returns the rows, too, that are too few to show another GPU among many of one node.
+    ``rows``: see :func:`rows_of`. A unit seen on one node and then on another has moved.
+    Stray rows are too few to indicate another GPU, compared with those on other nodes.
     """
     together_ms = max(_TOGETHER_MS, 3 * step_ms)
     ordered = rows.sort_values(["unit", "node", "ms"], kind="stable")
@@ -88,16 +88,16 @@ def shared_units(rows: pd.DataFrame, step_ms: int) -> tuple[list[int], pd.DataFr
 
 
 def _overlaps(spans: pd.DataFrame) -> pd.Series:
-    """Return which spans begin before an earlier one of their unit has ended."""
+    """Return which spans begin before an earlier one of the same unit has ended."""
     latest = spans.groupby("unit")["last"].cummax().groupby(spans["unit"]).shift()
     return spans["first"] < latest
 
 
 def runs_of(rows: pd.DataFrame, installations: InstallationIndex) -> pd.DataFrame:
-    """Return where units were: a row for each time on one node, by (gpu, first_ms).
+    """Return where units were: one row per uninterrupted stay on a node, by (gpu, first_ms).
 
     ``rows``: see :func:`rows_of`.
-    Returns: ``gpu`` (of a fleet of nodes, the node), ``node``, ``first_ms``, ``last_ms``.
+    Returns: ``gpu`` (the node if nodes are the unit), ``node``, ``first_ms``, ``last_ms``.
     """
     begins = (rows["unit"] != rows["unit"].shift()) | (rows["node"] != rows["node"].shift())
     runs = rows.groupby(begins.cumsum().to_numpy(), sort=False).agg(
@@ -108,12 +108,12 @@ def runs_of(rows: pd.DataFrame, installations: InstallationIndex) -> pd.DataFram
 
 
 def correct_installations(given: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit) -> Corrected:
-    """Lay the installations of GPUs over what was observed of them.
+    """Correct installations by observations.
 
     ``given``: in the layout of :data:`INVENTORY`; empty without an inventory.
-    ``runs``: all observations of the GPUs that are corrected, see :func:`runs_of`. Further columns are attributes that
-    fill the gaps of the installations. ``is_from_start``: a GPU that the inventory does not name and that was first
-    seen in such a run was always there.
+    ``runs``: all observations of the GPUs to correct, see :func:`runs_of`. Additional columns are attributes that fill
+    gaps in the installations. ``is_from_start``: a GPU missing from the inventory and first seen in such a run has no
+    known start.
     """
     limits = {"start": ms_of(given["installed_at"], unknown=-OPEN), "end": ms_of(given["removed_at"], unknown=OPEN)}
     of_unit = _by(unit, given.assign(**limits).sort_values("start", kind="stable"))
@@ -136,16 +136,15 @@ def correct_installations(given: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit
 def split_installations(
     given: pd.DataFrame, names: Mapping[tuple[str, str], str], first_ms: int, stored: Collection[str]
 ) -> pd.DataFrame:
-    """Give the installations of an identity that several GPUs have to the GPU of each node.
+    """Split the installations of identities shared by several GPUs into those of the GPU on each node.
 
     ``names``: identity and node to the GPU there.
-    ``first_ms``: the installations of an identity of which the dataset has samples (``stored``) end then, at the
-    latest.
+    ``first_ms``: installations of the identities in ``stored`` (those the dataset already has) end then at the latest.
     """
     shared = {gpu for gpu, _ in names}
     keys = list(zip(given["gpu"], given["node"], strict=True))
     known = set(given["gpu"])
-    # Those that an earlier import distinguished have their installations.
+    # GPUs distinguished by an earlier import already have installations.
     is_new = np.array([names.get(key, key[0]) not in known or key not in names for key in keys], dtype=bool)
     split = given.assign(gpu=[names.get(key, key[0]) for key in keys])[is_new]
     left = given[given["gpu"].isin(shared & set(stored))]
@@ -160,9 +159,9 @@ def split_installations(
 
 
 def with_places(given: pd.DataFrame, places: pd.DataFrame) -> pd.DataFrame:
-    """Fill in the PCI address and slot of installations from samples, where these show one only.
+    """Fill in missing PCI addresses and slots of installations from samples, if unambiguous.
 
-    ``places``: ``gpu``, ``node``, ``pci_bus_id``, ``slot``, a row for each time in one place.
+    ``places``: ``gpu``, ``node``, ``pci_bus_id``, ``slot``, one row per stay in a place.
     """
     of_installation = places.groupby(["gpu", "node"])
     index = pd.MultiIndex.from_frame(given[["gpu", "node"]])
@@ -175,7 +174,7 @@ def with_places(given: pd.DataFrame, places: pd.DataFrame) -> pd.DataFrame:
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a frame, None where a value is missing."""
+    """Return the rows of a frame as dicts, with None for missing values."""
     return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
@@ -187,21 +186,21 @@ def _by(name: str, frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
 
 
 def _stays_of(installations: list[dict[str, Any]], runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the installations of one GPU: those observed, and the inventory's before and after."""
+    """Return a GPU's installations: those observed, and the inventory's before and after them."""
     first, last = runs[0]["first_ms"], max(run["last_ms"] for run in runs)
     limits = sorted({limit for installation in installations for limit in (installation["start"], installation["end"])})
     made: list[dict[str, Any]] = []
     boundary = -OPEN if not installations and runs[0]["is_from_start"] else first
     for number, run in enumerate(runs):
         same = [installation for installation in installations if installation["node"] == run["node"]]
-        if number == 0:  # an installation that begins before the first observation keeps its beginning
+        if number == 0:  # an installation that starts before the first observation keeps its start
             boundary = max(
                 (installation["start"] for installation in same if installation["start"] <= first), default=boundary
             )
         start = boundary
         if number + 1 < len(runs):
             following = runs[number + 1]["first_ms"]
-            # Where the inventory's day of the move fits the samples, it is more exact than they are.
+            # If the inventory's date of the move fits the samples, it is more accurate than they are.
             fitting = [limit for limit in limits if run["last_ms"] < limit <= following]
             end = boundary = fitting[0] if fitting else following
         else:
@@ -224,7 +223,7 @@ def _stays_of(installations: list[dict[str, Any]], runs: list[dict[str, Any]]) -
 
 
 def is_covered(installations: pd.DataFrame, runs: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Return which runs lie within an installation of their GPU on their node."""
+    """Return which runs lie within an installation of the GPU on that node."""
     limits = installations[["gpu", "node"]].assign(
         start=ms_of(installations["installed_at"], unknown=-OPEN), end=ms_of(installations["removed_at"], unknown=OPEN)
     )
@@ -235,7 +234,7 @@ def is_covered(installations: pd.DataFrame, runs: pd.DataFrame) -> npt.NDArray[n
 
 
 def _contradictions(installations: Mapping[str, list[dict[str, Any]]], runs: pd.DataFrame) -> list[str]:
-    """Return a line for each run that lies in no installation; none where there is no inventory."""
+    """Return a line per run outside all installations; empty without an inventory."""
     lines = []
     for gpu, node, first, last in (
         runs[["gpu", "node", "first_ms", "last_ms"]].itertuples(index=False) if installations else ()
@@ -255,9 +254,9 @@ def _text(ms: int) -> str:
 def unseen_nodes(
     installations: InstallationIndex, given: Sequence[str], seen: npt.NDArray[np.bool_]
 ) -> tuple[list[str], list[str]]:
-    """Return the nodes that samples name and an inventory does not, and the reverse.
+    """Return the nodes with samples that are not in the inventory, and vice versa.
 
-    ``given``: nodes of the inventory. ``seen``: by node code, whether a sample names it.
+    ``given``: nodes of the inventory. ``seen``: whether a node has samples, by node code.
     """
     known = set(given)
     observed = {installations.node_names[code] for code in np.flatnonzero(seen).tolist()}

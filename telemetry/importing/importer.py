@@ -124,7 +124,7 @@ def import_dataset(
 
 
 def check_step(existing: Dataset, step: timedelta) -> None:
-    """Raise ``InputError`` if a dataset has another step."""
+    """Raise ``InputError`` if a dataset's step differs."""
     if existing.meta.step != step:
         old, new = format_duration(existing.meta.step), format_duration(step)
         raise InputError(

@@ -67,7 +67,7 @@ class UndecidedOrderError(InputError):
 
 
 class Instants(NamedTuple):
-    """A parsed column.
+    """A parsed timestamp column.
 
     ``ms``: Unix time in ms; 0 where unusable.
     ``status``: :data:`OK` or a key of :data:`PROBLEMS`.

@@ -190,9 +190,7 @@ def stays_of(observations: pd.DataFrame, absent: timedelta) -> pd.DataFrame:
     whole = condense_observations(observations)
     first, last = whole[_FIRST], whole[SEEN_AT]
     gone = last.where(last <= last.max() - absent)
-    gone = gone.where(
-        gone > first, gone + timedelta(milliseconds=1)
-    )  # seen once, and gone: an installation has some length
+    gone = gone.where(gone > first, gone + timedelta(milliseconds=1))  # seen once: installations cannot be empty
     started, removed = whole["installed_at"], whole["removed_at"]
     return whole.assign(
         installed_at=started.where(started.notna(), first), removed_at=removed.where(removed.notna(), gone)

@@ -99,8 +99,7 @@ class GpuVerdict:
 def read_diagnostics(report: str, *, may_skip: Collection[str] = (), indices: Collection[str] = ()) -> list[GpuVerdict]:
     """Parse the JSON or table output of one run, complete or truncated; surrounding text is ignored.
 
-    ``may_skip``: tests (case-insensitive) that may be skipped or not run, for example ``eud``, which needs a separate
-    package.
+    ``may_skip``: tests (case-insensitive) that may be skipped or not run, for example ``eud``, a separate package.
     ``indices``: GPUs of the node, because a table may have ``Pass - All`` instead of GPU indices.
     Returns: verdicts sorted by index; a single one with an empty index if no GPU has a result.
     Raises ``InputError`` if a table has several runs, or does not show which GPUs were tested.

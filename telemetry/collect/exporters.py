@@ -146,7 +146,7 @@ class PageWatch(Watch[Rows]):
         return reading
 
     def _unlisted(self, reading: list[Reading]) -> list[XidCount]:
-        """Return XID counts of earlier pages that are missing from this one, and remember this one's."""
+        """Return the XID counts that earlier pages had and this one lacks; remember this page's."""
         listed = {series: 0.0 for series, _, _ in reading if isinstance(series, XidCount)}
         unlisted = [series for series in self._counted if series not in listed]
         self._counted |= listed

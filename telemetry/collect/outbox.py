@@ -168,7 +168,7 @@ class RowBuffer:
             raise errors[0]
 
     def _drop_oldest(self, kind: Kind) -> None:
-        """Drop the oldest rows above the limit, and a tenth of it more, so that drops are rare."""
+        """Drop the oldest rows above the limit, plus a tenth of the limit, so that drops are rare."""
         over = sum(table.num_rows for table in self._tables[kind]) - self._max_rows
         if over > 0:
             over += self._max_rows // 10

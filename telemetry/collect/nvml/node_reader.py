@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 SOURCE: Final = "nvml"
 
 GPU_DEADLINE_S: Final = 10.0
-"""Timeout of reading one GPU, which takes a few ms if healthy; beyond it, the driver hangs."""
+"""Timeout of reading one GPU, after which the driver is considered hung; a healthy GPU takes a few ms."""
 
 OPEN_DEADLINE_S: Final = 60.0
 """Timeout of opening the driver or first reading a GPU, which takes seconds without persistence mode."""

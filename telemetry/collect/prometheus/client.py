@@ -81,7 +81,7 @@ _UNREACHABLE: Final = re.compile(
 
 
 class TooMuch(Exception):
-    """The query must be split: the response exceeds a limit of the server or of this client; the text names it."""
+    """The response exceeds a limit of the server or of this client, so the query must be split; the message has the reason."""
 
 
 class Unreadable(HttpError):
@@ -389,7 +389,7 @@ def check_match(match: str | None) -> str:
 
 
 def selector(metric: str, matchers: Iterable[str] = ()) -> str:
-    """Return an instant selector for a metric of any name, with dots and colons too.
+    """Return an instant selector for a metric with any name, including dots and colons.
 
     >>> selector("up", ['job="dcgm"'])
     '{__name__="up",job="dcgm"}'

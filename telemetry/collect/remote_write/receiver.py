@@ -90,7 +90,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Receiver:
     """Receives telemetry over HTTP and stages it.
 
-    ``catalogue``: identifies remote-write series; default: the built-in channels and the exporters' own names.
+    ``catalogue``: identifies remote-write series, with the channels of ``staging``; default: the built-in channels.
     Raises ``InputError`` if the token file cannot be used.
 
     Delivery is at least once: a client retries without a response, and compaction removes duplicate rows.

@@ -1,8 +1,9 @@
 """XID events from ``DCGM_EXP_XID_ERRORS_COUNT``, the count of an XID within the exporter's sliding window.
 
 An increase is an event. The series of an XID appears with its first occurrence, so its first value is an increase from
-zero if the GPU was observed just before; otherwise the XID may be older, and is no event. The same holds for a series
-that reappears: the exporter drops an XID that leaves its window (5 minutes by default).
+zero if the GPU was observed just before; otherwise the XID may be older, and is no event. A series disappears when its
+XID leaves the window (5 minutes by default); when it reappears, its baseline is zero if the GPU was observed just
+before, else its last count.
 """
 
 from collections.abc import Mapping, Sequence

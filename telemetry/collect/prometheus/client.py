@@ -81,7 +81,7 @@ _UNREACHABLE: Final = re.compile(
 
 
 class TooMuch(Exception):
-    """The response exceeds a limit of the server or of this client, so the query must be split; the message has the reason."""
+    """The query must be split: its response exceeds a limit, named in the message, of the server or this client."""
 
 
 class Unreadable(HttpError):

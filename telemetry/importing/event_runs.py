@@ -107,7 +107,7 @@ def merge_floods(events: pd.DataFrame) -> pd.DataFrame:
     rows = rows[(size > KEPT_PER_MINUTE + 1) | (has_run & (size > 1))]
     rows = rows.sort_values(["group", "first", "is_run", "known"], ascending=[True, True, False, True])
     run_end = rows["last"].where(rows["is_run"], -1).groupby(rows["group"], sort=False).cummax()
-    inside = rows["first"] <= run_end.groupby(rows["group"], sort=False).shift(fill_value=-1)  # of a run before it
+    inside = rows["first"] <= run_end.groupby(rows["group"], sort=False).shift(fill_value=-1)  # of an earlier run
     rank = (~inside).groupby(rows["group"], sort=False).cumsum() - 1
     first_run = rank.where(rows["is_run"]).groupby(rows["group"], sort=False).transform("min")
     tail = rows[rank >= first_run.fillna(KEPT_PER_MINUTE).clip(upper=KEPT_PER_MINUTE)]
@@ -130,7 +130,7 @@ def _run_rows(events: pd.DataFrame) -> pd.DataFrame:
     detail = events["detail"].where(events["code"].isin(_WITH_DETAIL))
     rows = pd.DataFrame({"first": first, "last": last, "known": known, "count": events["count"]}, index=events.index)
     rows["kind"] = _number(same_thing(events), events["source"], events["node"], detail, first // RUN_MS)
-    rows["delay"] = (known - last) // RUN_MS  # of a run, that of one of its members
+    rows["delay"] = (known - last) // RUN_MS  # for a run, the delay of its members
     rows["group"] = _number(rows["kind"], rows["delay"])
     return rows.assign(is_run=rows["count"] > 1)
 

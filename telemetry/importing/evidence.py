@@ -23,10 +23,10 @@ OPEN: Final = 1 << 62
 """End of an open installation, in milliseconds; negated, the start of one without a known start."""
 
 ATTRIBUTES: Final = ("slot", "pci_bus_id", "serial", "model", "driver", "cluster", "group", "rack", "nvlink_domain")
-"""Attributes of a GPU in its place."""
+"""Attributes of an installation."""
 
 _PLACE_ATTRIBUTES: Final = ("slot", "pci_bus_id", "cluster", "group", "rack", "nvlink_domain")
-# Attributes of the place, which do not move with the GPU.
+# Attributes of the location, which do not move with the GPU.
 MOST_MOVES: Final = 12
 """A unit that changes nodes more often is an identity shared by GPUs of several nodes."""
 

@@ -1,4 +1,4 @@
-"""The mapping file of ``predrain import --mapping``: how a source's columns become the dataset's.
+"""Mapping file of ``predrain import --mapping``: how source columns map to the dataset's.
 
 docs/reference/mapping.md has an example of every key.
 """

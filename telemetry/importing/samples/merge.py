@@ -169,7 +169,7 @@ class SampleMerger:
         return stored
 
     def _without_dead(self, block: Block) -> tuple[Block, int]:
-        """Remove values of dead instruments, and add an event per frozen stretch.
+        """Remove frozen telemetry and dead channels, and add an event per frozen stretch.
 
         Returns: the block, and the number of frozen new rows.
         """

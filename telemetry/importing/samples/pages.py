@@ -1,6 +1,6 @@
 """Groups samples into pages when every channel has its own timestamp, as in sources with per-series timestamps.
 
-Detecting a frozen instrument needs power, temperature and the other fields in one row. A page holds the samples of a
+Detecting frozen telemetry needs power, temperature and the other fields in one row. A page holds the samples of a
 unit after one temperature up to and including the next, so that nothing in it is later than its end.
 """
 

@@ -75,7 +75,7 @@ class Batch:
         self.drop_without_values()
 
     def drop_without_values(self) -> None:
-        """Leave out the rows selected by the mapping's ``drop_without``."""
+        """Leave out rows without a value in the mapping's ``drop_without`` columns."""
         for name in self.mapping.drop_without:
             if name in self.columns:
                 self.keep(~pd.isna(as_text(self.column(name), self.table.num_rows)))
@@ -201,7 +201,7 @@ class Batch:
     def times(
         self, name: str, not_after: datetime, *, optional: bool, is_end: bool, day_end: bool | None = None
     ) -> pd.Series:
-        """Parse a timestamp column; one after ``not_after`` is a wrong clock, or with ``is_end`` missing."""
+        """Parse a timestamp column; reject times after ``not_after``, or with ``is_end`` return them as missing."""
         instants = self.instants(name, optional=optional, day_end=is_end if day_end is None else day_end)
         if instants is None:
             return pd.Series(pd.NaT, index=range(len(self.rows)), dtype="datetime64[ms, UTC]")
@@ -254,7 +254,7 @@ def _is_utf8(value: bytes) -> bool:
 
 
 def _readable(table: pa.Table) -> pa.Table:
-    """Convert temporal columns to text; as numbers if Python cannot represent them (e.g. years beyond 9999)."""
+    """Convert temporal columns to text, or to numbers if Python cannot represent them (e.g. years beyond 9999)."""
     for place, kind in enumerate(table.schema.types):
         if pa.types.is_temporal(kind):
             numbers = table.column(place)

@@ -96,8 +96,8 @@ def _text(column: pd.Series) -> pd.Series:
 def merge_floods(events: pd.DataFrame) -> pd.DataFrame:
     """Drop repeated reports by one source for one time, and merge the tail of each XID flood into a run per minute.
 
-    Members of a run lie within one minute and were reported with the same delay (in minutes); its ``known_at`` is the
-    last of theirs. Further events of its source within its span that are reported as late or later count as members.
+    Members of a run lie within one minute and were reported with the same delay (in minutes); the run's ``known_at`` is
+    their latest. Further events of its source within its span, reported with that delay or a longer one, are members.
     Runs in ``events`` are extended. Idempotent; O(n log n).
     """
     events = _without_repeats(with_runs(events).reset_index(drop=True))

@@ -94,7 +94,7 @@ def _overlaps(spans: pd.DataFrame) -> pd.Series:
 
 
 def runs_of(rows: pd.DataFrame, installations: InstallationIndex) -> pd.DataFrame:
-    """Return where units were: one row per uninterrupted stay on a node, by (gpu, first_ms).
+    """Return one row per uninterrupted stay of a unit on a node, by (gpu, first_ms).
 
     ``rows``: see :func:`rows_of`.
     Returns: ``gpu`` (the node if nodes are the unit), ``node``, ``first_ms``, ``last_ms``.

@@ -127,7 +127,7 @@ class Source(Protocol):
 class Ingest:
     """One run; ``live`` sources cannot be corrected by hand, so their losses are accepted.
 
-    ``not_before_ms``, ``not_after_ms``: plausible times (Unix ms).
+    ``not_before_ms``, ``not_after_ms``: bounds of plausible times (Unix ms).
     ``keep_from``: start of the retention of samples.
     ``expected_rows``: expected size, which determines the number of buckets of a new dataset.
     """
@@ -352,7 +352,7 @@ class Ingest:
         source: Source,
         staged: tuple[SampleIntake, Spill] | None,
     ) -> pd.DataFrame:
-        """Write the merged samples; return the events that samples show."""
+        """Write the merged samples; return the events derived from them."""
         if staged is None:
             self._keep_samples(writer, installations)
             return empty_events()

@@ -138,7 +138,7 @@ def split_installations(
 ) -> pd.DataFrame:
     """Split the installations of identities shared by several GPUs into those of the GPU on each node.
 
-    ``names``: identity and node to the GPU there.
+    ``names``: name of the GPU by identity and node.
     ``first_ms``: installations of the identities in ``stored`` (those the dataset already has) end then at the latest.
     """
     shared = {gpu for gpu, _ in names}

@@ -218,7 +218,7 @@ class ModelSource:
             named = self._source.named()
             if loaded is None or loaded.version != named.version or loaded.bundle.digest != manifest_digest(named.path):
                 bundle = load_bundle(named.path)
-                refuse_other_writers(bundle.path, [bundle.path / "manifest.json"])  # it holds all other files' digests
+                refuse_other_writers(bundle.path, [bundle.path / MANIFEST])  # it holds all other files' digests
                 self._loaded = loaded = ServedModel(bundle, named.version)
         except InputError as error:
             if self._loaded is None:
@@ -236,7 +236,7 @@ class ChampionBundle(ChampionCopy):
     def __init__(self, folder: Path, registry: str, name: str, every_s: float = 30.0) -> None:
         super().__init__(folder)
         self._registry, self._name = registry, name
-        self._is_taken = False
+        self._is_fetched = False
         self._poller = Poller("champion", self._watch, every_s)
 
     def start(self) -> None:
@@ -251,9 +251,9 @@ class ChampionBundle(ChampionCopy):
         """Poll the registry once; a failure is stored in ``error``, and logged once."""
         error = None
         try:
-            if copy_champion(self, self._registry, self._name, again=not self._is_taken):
+            if copy_champion(self, self._registry, self._name, again=not self._is_fetched):
                 _LOG.info("version %s is champion", self.version())
-            self._is_taken = True
+            self._is_fetched = True
         except Exception as fault:  # may be transient: a registry restart, a full disk
             error = str(fault).partition("\n")[0] or type(fault).__name__
             if error != self.error:
@@ -261,7 +261,7 @@ class ChampionBundle(ChampionCopy):
         self.error = error
 
 
-_RETRY_ROUNDS = 10
+_RETRY_POLLS = 10
 _NEVER = object()
 
 
@@ -332,7 +332,7 @@ class ModelHolder:
         self._source = FolderBundle(source) if isinstance(source, Path) else source
         self._poller = Poller("model", self.look, poll_s)
         self._seen: object = _NEVER
-        self._wait = 0
+        self._polls_to_retry = 0
 
     def start(self) -> None:
         """Start the thread, which loads the first model immediately."""
@@ -354,15 +354,15 @@ class ModelHolder:
         """
         assert self._source is not None
         stamp = self._source.stamp()
-        self._wait -= 1
-        if stamp == self._seen and (self.refused is None or self._wait > 0):
+        self._polls_to_retry -= 1
+        if stamp == self._seen and (self.refused is None or self._polls_to_retry > 0):
             return False
-        self._seen, self._wait = stamp, _RETRY_ROUNDS
+        self._seen, self._polls_to_retry = stamp, _RETRY_POLLS
         try:
             named = self._source.named()
             current = self.model
-            version = current is not None and (named.version is None or current.version == str(named.version))
-            if current is not None and version and current.digest == manifest_digest(named.path):
+            same_version = current is not None and (named.version is None or current.version == str(named.version))
+            if current is not None and same_version and current.digest == manifest_digest(named.path):
                 self.refused = named.note
                 return False
             model = load_model(named.path, version=named.version)

@@ -82,23 +82,23 @@ def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[str, ...]:
     ``calibration``: a refit with too few incidents to calibrate; ``prior``: a refit that the prior did not improve;
     ``negatives``: a refit whose memory limit reduced the number of sampled negatives.
     """
-    out = [f"window: {format_days(span)} is longer than the history at every refit" for span in schedule.never_fit]
+    messages = [f"window: {format_days(span)} is longer than the history at every refit" for span in schedule.never_fit]
     for fold in folds:
-        facts, used, number = fold.facts, fold.facts["sliding"], f"(fold {fold.facts['fold']})"
+        facts, models, number = fold.facts, fold.facts["sliding"], f"(fold {fold.facts['fold']})"
         if facts["unfit"] is not None:
-            earlier = f"the models of {format_instant(used['refit_ms'])}"
-            instead = earlier if used["fitted"] else f"{used['stand_in']} only"
-            out.append(f"fold {number}: {facts['unfit']}; scored by {instead}")
-        elif not used["calibrated"]:
+            earlier = f"the models of {format_instant(models['refit_ms'])}"
+            instead = earlier if models["fitted"] else f"{models['stand_in']} only"
+            messages.append(f"fold {number}: {facts['unfit']}; scored by {instead}")
+        elif not models["calibrated"]:
             why = "too few incidents for a calibration slice; risks are scores corrected for sampling"
-            out.append(f"calibration {number}: {why}")
-        if facts["unfit"] is None and used["prior_weight"] == 0:
-            out.append(
+            messages.append(f"calibration {number}: {why}")
+        if facts["unfit"] is None and models["prior_weight"] == 0:
+            messages.append(
                 f"prior {number}: not used, because the data of the fleet alone predict the newest labels as well"
             )
-        if facts["unfit"] is None and used["thinned_to"] is not None:
-            out.append(f"negatives {number}: training.memory limited them to {used['thinned_to']} per positive")
-    return tuple(out)
+        if facts["unfit"] is None and models["thinned_to"] is not None:
+            messages.append(f"negatives {number}: training.memory limited them to {models['thinned_to']} per positive")
+    return tuple(messages)
 
 
 def fold_frame(folds: list[Fold], schedule: Schedule, rows: TrainingRows, *, full: bool) -> pd.DataFrame:
@@ -127,9 +127,9 @@ def fold_frame(folds: list[Fold], schedule: Schedule, rows: TrainingRows, *, ful
 
 def drain_labels(matrix: Matrix, horizon: timedelta | None) -> pd.DataFrame:
     """Return final labels of the rows within the longer of the drain horizon and the matrix's own label horizon."""
-    own = matrix.labels(None)
-    other = own if horizon is None else matrix.labels(None, horizon=horizon)
-    return max(own, other, key=lambda labels: labels["complete_at"].iloc[0])
+    matrix_labels = matrix.labels(None)
+    drain_horizon_labels = matrix_labels if horizon is None else matrix.labels(None, horizon=horizon)
+    return max(matrix_labels, drain_horizon_labels, key=lambda labels: labels["complete_at"].iloc[0])
 
 
 def cooled_down(predictions: pd.DataFrame, k: int, reach: timedelta, cooldown: timedelta) -> np.ndarray:
@@ -140,19 +140,19 @@ def cooled_down(predictions: pd.DataFrame, k: int, reach: timedelta, cooldown: t
 
     ``k``: maximum number of nodes newly alerted within any 24 hours.
     """
-    given, out = predictions["alert"].to_numpy(), np.zeros(len(predictions), dtype=np.bool_)
+    alert, opens_episode = predictions["alert"].to_numpy(), np.zeros(len(predictions), dtype=np.bool_)
     node, time = node_codes(predictions), milliseconds(predictions["decision_time"], "decision_time")
     rank, risk = predictions["rank"].to_numpy(dtype=np.int64), predictions["risk"].to_numpy()
     for rows in predictions.groupby(["variant", "model"], observed=True).indices.values():
-        whole = np.array_equal(given[rows], top_nodes(time[rows], rank[rows], node[rows], k))
-        among = rows if whole else rows[given[rows]]
-        among = among[np.lexsort((rank[among], node[among], time[among]))]
-        among = among[group_starts(time[among], node[among])]
-        out[among] = newly_alerted(
-            node[among], time[among], rank[among], risk[among], k,
+        fills_budget = np.array_equal(alert[rows], top_nodes(time[rows], rank[rows], node[rows], k))
+        candidates = rows if fills_budget else rows[alert[rows]]
+        candidates = candidates[np.lexsort((rank[candidates], node[candidates], time[candidates]))]
+        candidates = candidates[group_starts(time[candidates], node[candidates])]
+        opens_episode[candidates] = newly_alerted(
+            node[candidates], time[candidates], rank[candidates], risk[candidates], k,
             reach_ms=duration_ms(reach), cooldown_ms=duration_ms(cooldown),
         )  # fmt: skip
-    return out
+    return opens_episode
 
 
 def predictions_of(
@@ -215,12 +215,12 @@ def newly_alerted(
     alerted_at = np.full(int(node.max()) + 1, never, dtype=np.int64)
     alerted_risk = np.zeros(len(alerted_at))
     for rows in np.split(order, np.flatnonzero(np.diff(time[order])) + 1):
-        who = node[rows]
+        nodes = node[rows]
         now = time[rows[0]]
-        since = now - alerted_at[who]
-        risen = (since > reach_ms) & (risk[rows] >= NEW_EVIDENCE * alerted_risk[who])
-        left = max(budget - np.count_nonzero(alerted_at > now - _DAY_MS), 0)
-        taken = rows[(since > max(reach_ms, cooldown_ms)) | risen][:left]
+        since = now - alerted_at[nodes]
+        risen = (since > reach_ms) & (risk[rows] >= NEW_EVIDENCE * alerted_risk[nodes])
+        budget_left = max(budget - np.count_nonzero(alerted_at > now - _DAY_MS), 0)
+        taken = rows[(since > max(reach_ms, cooldown_ms)) | risen][:budget_left]
         chosen[taken] = True
         alerted_at[node[taken]], alerted_risk[node[taken]] = now, risk[taken]
     return chosen

@@ -64,12 +64,12 @@ def gather(
     Returns: the evidence, and from when each fact is known to be a ticket of another failure; see
     :func:`settle_tickets`.
     """
-    table = xid_classes(labels)
+    class_of_xid = xid_classes(labels)
     names = labels.all_classes
     classes = {normalized(code): names.index(name) for code, name in {**DRIVER_CLASSES, **labels.classes}.items()}
     other, interconnect = FAILURE_CLASSES.index("other"), FAILURE_CLASSES.index("interconnect")
     wanted = {names.index(name) for name in labels.only or names}
-    listed = np.isin(facts.xid, list(table))
+    listed = np.isin(facts.xid, list(class_of_xid))
     conditional = listed & np.isin(facts.xid, list(CONDITIONAL_XIDS))
     for i in np.flatnonzero(conditional & np.isin(facts.xid, list(SUBCODE_XIDS))).tolist():
         conditional[i] = is_fatal(facts.detail[i])
@@ -78,24 +78,24 @@ def gather(
 
     def class_of(i: int) -> int:
         if not failure[i]:
-            return table[int(facts.xid[i])]
+            return class_of_xid[int(facts.xid[i])]
         code = normalized(facts.code[i])
         return classes.get(code, interconnect if code.startswith("sxid") else other)
 
-    may_follow = tickets(facts)
+    possible_tickets = tickets(facts)
     untied = untied_work(facts, installations, certain | conditional, labels)
 
     def sign(i: int, established: int) -> Sign:
         code = facts.code[i]
         ticket = normalized(code) if failure[i] else ""
-        fact = i if may_follow[i] else -1
+        fact = i if possible_tickets[i] else -1
         return Sign(int(facts.time[i]), established, class_of(i), code, facts.node[i] or "", ticket, fact)
 
-    out: dict[int, UnitEvidence] = {}
+    evidence_of: dict[int, UnitEvidence] = {}
     candidates: dict[int, list[int]] = {}
     for i in np.flatnonzero((certain | conditional) & (facts.unit >= 0)).tolist():
         unit = int(facts.unit[i])
-        evidence = out.setdefault(unit, UnitEvidence())
+        evidence = evidence_of.setdefault(unit, UnitEvidence())
         if conditional[i]:
             candidates.setdefault(unit, []).append(i)
         else:
@@ -103,30 +103,30 @@ def gather(
 
     # Predrain's drains follow its own alerts: accepting them as proof would let the model confirm itself.
     proofs = failure | (facts.drains() & ~facts.own()) | facts.diagnostics(passed=False)
-    mended, drained = (facts.confirms_late() & chosen for chosen in (facts.type != "drain", facts.type == "drain"))
+    repaired, drained = (facts.confirms_late() & chosen for chosen in (facts.type != "drain", facts.type == "drain"))
     confirmers, late, drains = (
-        _moments(facts, installations, chosen, candidates, untied) for chosen in (proofs, mended, drained)
+        _moments(facts, installations, chosen, candidates, untied) for chosen in (proofs, repaired, drained)
     )
     for unit, moments in drains.items():
         late.setdefault(unit, []).extend((time, known + duration_ms(TICKET_DELAY)) for time, known in moments)
-    _collect_ends(facts, installations, out, confirmers, duration_ms(labels.cooldown), wanted, untied)
+    _collect_ends(facts, installations, evidence_of, confirmers, duration_ms(labels.cooldown), wanted, untied)
     for unit, positions in candidates.items():
-        doubtful = [(int(facts.time[i]), int(facts.known[i])) for i in positions]
-        certainly = [(sign.time, sign.established) for sign in out[unit].signs]
-        established = established_at(doubtful, confirmers.get(unit, []), late.get(unit, []), certainly, labels)
-        out[unit].signs += [
+        conditionals = [(int(facts.time[i]), int(facts.known[i])) for i in positions]
+        certain_signs = [(sign.time, sign.established) for sign in evidence_of[unit].signs]
+        established = established_at(conditionals, confirmers.get(unit, []), late.get(unit, []), certain_signs, labels)
+        evidence_of[unit].signs += [
             sign(i, at) for i, at in zip(positions, established, strict=True) if at < NEVER and at <= as_of_ms
         ]
-    for evidence in out.values():
+    for evidence in evidence_of.values():
         evidence.own_ends.sort()
-    repeats = settle_tickets(facts, may_follow, installations, out, labels)
-    for evidence in out.values():
+    repeats = settle_tickets(facts, possible_tickets, installations, evidence_of, labels)
+    for evidence in evidence_of.values():
         # Filter by class last: repairs of other failures must not end or confirm the wanted ones.
         evidence.signs, evidence.tickets = (
             sorted(sign for sign in signs if sign.class_index in wanted) for signs in (evidence.signs, evidence.tickets)
         )
         evidence.ends.sort()
-    return {unit: out[unit] for unit in sorted(out) if out[unit].signs}, repeats
+    return {unit: evidence_of[unit] for unit in sorted(evidence_of) if evidence_of[unit].signs}, repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,29 +268,29 @@ def established_at(
     :data:`CONFIRMED_AT_ONCE` after it, a late one within ``labels.confirm_within``, or :data:`REPEATS` candidates,
     including itself, within :data:`REPEATED_WITHIN`; :data:`foundation.times.NEVER` if they never do.
     """
-    once = duration_ms(min(CONFIRMED_AT_ONCE, labels.confirm_within))
-    within, span = duration_ms(labels.confirm_within), duration_ms(REPEATED_WITHIN)
-    apart = duration_ms(labels.merge_window) + 1
+    at_once_ms = duration_ms(min(CONFIRMED_AT_ONCE, labels.confirm_within))
+    late_ms, repeated_ms = duration_ms(labels.confirm_within), duration_ms(REPEATED_WITHIN)
+    apart_ms = duration_ms(labels.merge_window) + 1
     confirmers, late, certain, in_order = (sorted(moments) for moments in (confirmers, late, certain, candidates))
     out: list[int] = []
     for time, known in candidates:
-        proofs = [max(known, since) for _, since in _between(confirmers, time, time + once)]
-        for later, since in _between(late, time, time + within):
-            shown = max(known, since)
-            newer = _between(certain, time, later) + _between(in_order, time + apart, later)
-            if all(newer_known > shown for _, newer_known in newer):
-                proofs.append(shown)
+        proofs = [max(known, since) for _, since in _between(confirmers, time, time + at_once_ms)]
+        for later, since in _between(late, time, time + late_ms):
+            shown_at = max(known, since)
+            newer = _between(certain, time, later) + _between(in_order, time + apart_ms, later)
+            if all(newer_known > shown_at for _, newer_known in newer):
+                proofs.append(shown_at)
         out.append(min(proofs, default=NEVER))
     # In order of known-at time. The group of three that a newcomer completes consists of its nearest neighbours in
     # time: with a further candidate between them, its members would have been confirmed before.
-    placed: list[tuple[int, int]] = []
+    by_time: list[tuple[int, int]] = []
     for i in sorted(range(len(candidates)), key=lambda k: (candidates[k][1], candidates[k][0], k)):
         time, known = candidates[i]
-        at = bisect_left(placed, (time, i))
-        placed.insert(at, (time, i))
-        for first in range(max(0, at - REPEATS + 1), min(at, len(placed) - REPEATS) + 1):
-            group = placed[first : first + REPEATS]
-            if group[-1][0] - group[0][0] <= span:
+        position = bisect_left(by_time, (time, i))
+        by_time.insert(position, (time, i))
+        for first in range(max(0, position - REPEATS + 1), min(position, len(by_time) - REPEATS) + 1):
+            group = by_time[first : first + REPEATS]
+            if group[-1][0] - group[0][0] <= repeated_ms:
                 for _, member in group:
                     out[member] = min(out[member], known)
     return out
@@ -342,15 +342,15 @@ def settle_tickets(
     Returns: from when each fact is known to belong to another failure (ms); :data:`NEVER`: it does not.
     """
     repeats = np.full(len(facts.time), NEVER, dtype=np.int64)
-    asked = np.flatnonzero(chosen & ((facts.unit >= 0) | facts.node_wide))
-    if not len(asked):
+    attributable = np.flatnonzero(chosen & ((facts.unit >= 0) | facts.node_wide))
+    if not len(attributable):
         return repeats
-    mine = {sign.fact: sign for of_unit in evidence.values() for sign in of_unit.signs if sign.fact >= 0}
+    sign_of = {sign.fact: sign for of_unit in evidence.values() for sign in of_unit.signs if sign.fact >= 0}
     for of_unit in evidence.values():
         of_unit.signs = [sign for sign in of_unit.signs if sign.fact < 0]
     by_unit, by_node = _failures(installations, evidence)
     installation = installations.timeline().last(facts.unit, facts.time)
-    for i in asked.tolist():
+    for i in attributable.tolist():
         unit, time = int(facts.unit[i]), int(facts.time[i])
         node = installations.node[installation[i]] if unit >= 0 else facts.node[i]
         earliest = time - duration_ms(labels.ticket_lag)
@@ -360,8 +360,8 @@ def settle_tickets(
         for (since, followed), (until, _) in pairwise([*states, (NEVER, ())]):
             if followed:
                 repeats[i] = min(repeats[i], since)
-            elif i in mine:
-                evidence[unit].signs.append(replace(mine[i], established=since, until=until))
+            elif i in sign_of:
+                evidence[unit].signs.append(replace(sign_of[i], established=since, until=until))
             for other, class_index, is_down in followed:
                 if is_down:
                     sign = Sign(time, since, class_index, facts.code[i], facts.node[i] or "", "", i, until)

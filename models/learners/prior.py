@@ -68,10 +68,10 @@ class Prior:
         features = re.findall(r"^split_feature=(.*)$", self.model, re.MULTILINE)
         gains = re.findall(r"^split_gain=(.*)$", self.model, re.MULTILINE)
         gain = np.array(" ".join(gains).split(), dtype=np.float64)
-        here = np.array([known[int(number)] for number in " ".join(features).split()], dtype=bool)
-        return float(gain[here].sum() / gain.sum()) if gain.any() else 0.0
+        is_known = np.array([known[int(number)] for number in " ".join(features).split()], dtype=bool)
+        return float(gain[is_known].sum() / gain.sum()) if gain.any() else 0.0
 
-    def on(self, columns: Sequence[FeatureColumn]) -> LoadedLightGBM:
+    def model_for(self, columns: Sequence[FeatureColumn]) -> LoadedLightGBM:
         """Return the prior as a model of the given columns."""
         index_of = {column.name: i for i, column in enumerate(columns)}
         position = {i: index_of[name] for i, name in enumerate(self.card.columns) if name in index_of}
@@ -85,7 +85,7 @@ class Prior:
         lines = [line for line in head.splitlines() if not line.startswith("tree_sizes=")]
         lines = [f"{key}={replaced[key]}" if (key := line.split("=")[0]) in replaced else line for line in lines]
         for number, tree in enumerate(trees):
-            lines += ["", f"Tree={number}", *_tree(tree, position)]
+            lines += ["", f"Tree={number}", *_rewrite_tree(tree, position)]
         return LoadedLightGBM(lightgbm.Booster(model_str="\n".join([*lines, "", "end of trees", ""])))
 
 
@@ -113,7 +113,7 @@ def load_prior(place: str) -> Prior:
     Raises ``InputError`` if there is none, or its model does not match its card.
     """
     folder = resources.files("models.learners") / "prior_data" if place == SHIPPED else Path(place)
-    where, again = "parameter training.prior", "Build it again with `predrain prior build`."
+    where, hint = "parameter training.prior", "Build it again with `predrain prior build`."
     try:
         card = PriorCard.model_validate_json((folder / CARD).read_text(encoding="utf-8"))
         model = (folder / MODEL).read_text(encoding="utf-8")
@@ -122,13 +122,13 @@ def load_prior(place: str) -> Prior:
             f"no prior in {place}", where, f"Write {SHIPPED}, or the folder that `predrain prior build` wrote."
         ) from None
     except (ValidationError, UnicodeDecodeError) as error:
-        raise InputError(f"the prior in {place} is not readable: {str(error).splitlines()[0]}", where, again) from None
+        raise InputError(f"the prior in {place} is not readable: {str(error).splitlines()[0]}", where, hint) from None
     if hashlib.sha256(model.encode()).hexdigest() != card.sha256:
-        raise InputError(f"the model of the prior in {place} does not match its card", where, again)
+        raise InputError(f"the model of the prior in {place} does not match its card", where, hint)
     return Prior(card, model)
 
 
-def _tree(text: str, position: Mapping[int, int]) -> list[str]:
+def _rewrite_tree(text: str, position: Mapping[int, int]) -> list[str]:
     """Rewrite one tree of LightGBM's text format: renumber features, remove those without a position."""
     fields = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     parts = {key: value.split() for key, value in fields.items()}
@@ -169,20 +169,20 @@ def _tree(text: str, position: Mapping[int, int]) -> list[str]:
     return [*lines, "is_linear=0", "shrinkage=1", ""]
 
 
-HALF: Final = 100.0
+INCIDENTS_AT_HALF_SHARE: Final = 100.0
 """Own incidents at which the prior has a share of one half; tuned on simulated fleets, see
 docs/decisions/0029-priors.md."""
 
-DEVIATION: Final = 0.2
+SHARE_DEVIATION: Final = 0.2
 """Standard deviation of the normal prior on the share."""
 
 
-def believed_share(n_incidents: int, coverage: float) -> float:
+def default_share(n_incidents: int, coverage: float) -> float:
     """Return the default share of a prior, given the number of own incidents.
 
     ``coverage``: see :meth:`Prior.coverage`; a prior counts only as far as its columns exist here.
     """
-    return coverage * HALF / (HALF + n_incidents)
+    return coverage * INCIDENTS_AT_HALF_SHARE / (INCIDENTS_AT_HALF_SHARE + n_incidents)
 
 
 def fit_share(own: Floats, prior: Floats, positive: Bools, *, n_incidents: int, believed: float) -> float:
@@ -197,21 +197,21 @@ def fit_share(own: Floats, prior: Floats, positive: Bools, *, n_incidents: int, 
 
     y = positive.astype(np.float64)
     rows_per_incident = max(y.sum() / max(n_incidents, 1), 1.0)
-    own, apart = own - own.mean(), prior - prior.mean() - (own - own.mean())
+    own, difference = own - own.mean(), prior - prior.mean() - (own - own.mean())
     level = np.log(max(y.mean(), 1e-9))
 
     def belief(share: float) -> float:
-        return 0.5 * ((share - believed) / DEVIATION) ** 2
+        return 0.5 * ((share - believed) / SHARE_DEVIATION) ** 2
 
     def loss(point: Floats) -> tuple[float, Floats]:
         share, log_slope, shift = point
-        slope, joined = np.exp(log_slope), own + share * apart
-        z = level + shift + slope * joined
+        slope, pooled_log_odds = np.exp(log_slope), own + share * difference
+        z = level + shift + slope * pooled_log_odds
         residual = expit(z) - y
         value = np.sum(np.logaddexp(0, z) - y * z) / rows_per_incident
-        gradient = np.array([slope * (residual @ apart), slope * (residual @ joined), residual.sum()])
+        gradient = np.array([slope * (residual @ difference), slope * (residual @ pooled_log_odds), residual.sum()])
         gradient /= rows_per_incident
-        gradient[:2] += (share - believed) / DEVIATION**2, log_slope / 0.25
+        gradient[:2] += (share - believed) / SHARE_DEVIATION**2, log_slope / 0.25
         return float(value + belief(share) + 0.5 * (log_slope / 0.5) ** 2), gradient
 
     def fit(start: float, least: float, most: float) -> tuple[float, float]:

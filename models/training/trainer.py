@@ -29,7 +29,7 @@ from models.ensembles import Cascade, Stacker, fit_cascade
 from models.learners.baselines import make_baseline
 from models.learners.factory import LearnerStore, fit_learners, make_learner
 from models.learners.prepared import ColumnSubset, seen_columns
-from models.learners.prior import believed_share, fit_share, load_prior
+from models.learners.prior import default_share, fit_share, load_prior
 from models.rows.failure_rate import rate_at
 from models.rows.ranking import Bools, Ints, mix, seed_of
 from models.rows.row_reader import HeldRows, Room
@@ -220,7 +220,7 @@ class Trainer:
         incidents = chosen.n_incidents
         learners, cascade = self._fit_on(chosen, names, refit_ms, incidents, steps, later_positives=positives)
         if self.prior is not None and self.models.profile not in (*BASELINES, CASCADE):
-            learners[PRIOR] = self.prior.on(self.matrix.columns)
+            learners[PRIOR] = self.prior.model_for(self.matrix.columns)
         fitted = self._fitted(refit_ms, span, chosen, learners=learners, cascade=cascade, calibrated=split.held_out)
         calibrated = self._calibrated(fitted, split)
         if not again:
@@ -240,7 +240,7 @@ class Trainer:
         nothing = replace(split.training, prior_shift=0.0, n_augmented=0, n_incidents=0, thinned_to=None)
         if self.prior is None:
             return self._calibrated(self._fitted(refit_ms, span, nothing, stand_in=STAND_IN), split)
-        alone = {PRIOR: self.prior.on(self.matrix.columns)}
+        alone = {PRIOR: self.prior.model_for(self.matrix.columns)}
         return self._calibrated(self._fitted(refit_ms, span, nothing, stand_in=PRIOR, learners=alone), split)
 
     def _fitted(self, refit_ms: int, span: timedelta, chosen: TrainingSet, **more: Any) -> FittedModels:
@@ -409,7 +409,7 @@ class Trainer:
     def _with_prior(self, fitted: FittedModels, answers: Answers, split: _Split) -> FittedModels:
         """Fit the share of the prior pooled with the profile's learners, or drop the prior."""
         n_incidents = fitted.n_incidents + (split.slice_incidents if split.held_out else 0)
-        share = believed_share(n_incidents, self._coverage)
+        share = default_share(n_incidents, self._coverage)
         if split.held_out:
             fleet_log_odds = np.mean(
                 [answers[name] for name in learners_of(self.models, (self.models.profile,))], axis=0

@@ -53,13 +53,13 @@ from telemetry.phrases import WORK
 LOADS: Final = 5
 """Maximum number of generated loads to average over if the dataset has no jobs; large fleets need fewer."""
 
-_AVERAGED: Final = 10_000
+_SUFFICIENT_GPUS: Final = 10_000
 """GPUs that suffice, summed over loads; there are always at least two loads."""
 
 SIZES: Final = (8, 64, 256, 1024)
 """Job sizes, in GPUs, for which actions are replayed to find the size at which they start to pay."""
 
-_LARGE: Final = 1000
+_PARALLEL_GPUS: Final = 1000
 """Fleet size, in GPUs, from which policies are replayed in several processes."""
 
 REPLICATES: Final = 1000
@@ -99,7 +99,7 @@ def assess_fleet(
     if selection is not None and selection.reasons:
         assessed = Predictability("cannot tell", 0, reason="; ".join(selection.reasons))
     else:
-        assessed = _replayed(matrix, params, out, truth, incidents["common_cause"].nunique(), begin)
+        assessed = _backtested(matrix, params, out, truth, incidents["common_cause"].nunique(), begin)
     content["predictable"] = dataclasses.asdict(assessed)
     if math.isfinite(assessed.chance):
         predictable = assessed.answer in ("yes", "weakly")
@@ -107,14 +107,14 @@ def assess_fleet(
             dataset, matrix, params, out / _REPLAY, assumed, truth, sizes=predictable,
             allowed=_ALLOWED.get(assessed.answer, ()), begin=begin,
         )  # fmt: skip
-    content = _UNPLAYED | content
+    content = _NO_REPLAY | content
     content["settings"] = settings_of(content["recommended"], content["replayed"]["thresholds"])
     content["settings"]["scheduler"] = scheduler
     write_settings(out / "act.yaml", content["settings"], params, assumed)
-    return _written(content, out / "assessment.json")
+    return _write_assessment(content, out / "assessment.json")
 
 
-def _written(content: dict[str, Any], path: Path) -> dict[str, Any]:
+def _write_assessment(content: dict[str, Any], path: Path) -> dict[str, Any]:
     plain: dict[str, Any] = orjson.loads(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY))  # NaN becomes null
     write_json(plain, path)
     return plain
@@ -122,14 +122,14 @@ def _written(content: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def write_value(backtest: Path, place: Place, matrix: FeatureMatrix, params: Params, begin: Begin) -> None:
     """Write ``BACKTEST/value.json``: the value of acting on the risks of a finished backtest, in GPU-hours."""
-    assessed = _assessed(backtest, params)
-    content: dict[str, Any] = _UNPLAYED | {"predictable": dataclasses.asdict(assessed)}
+    assessed = _predictability_of(backtest, params)
+    content: dict[str, Any] = _NO_REPLAY | {"predictable": dataclasses.asdict(assessed)}
     if math.isfinite(assessed.chance):
         content |= _value(
             Dataset.open(place), matrix, with_step(params, matrix.config.step, str(place)), backtest,
             Assumptions(), None, sizes=False, allowed=_ALLOWED.get(assessed.answer, ()), begin=begin,
         )  # fmt: skip
-    _written(content, backtest / VALUE)
+    _write_assessment(content, backtest / VALUE)
 
 
 def _data(
@@ -137,8 +137,8 @@ def _data(
 ) -> dict[str, Any]:
     channels = resolve_channels(params.channels)
     observed = observe_dataset(place, channels=channels, now=datetime.now(UTC), whole=True)
-    found = diagnose(observed, None, "", channels)
-    groups = {state.group.name: state.group for state in found.states}
+    diagnosis = diagnose(observed, None, "", channels)
+    groups = {state.group.name: state.group for state in diagnosis.states}
     failures = _by_class(incidents)
     node_failures = incidents["common_cause"].nunique()
     first, last = dataset.meta.span
@@ -155,14 +155,14 @@ def _data(
         "jobs": int(dataset.meta.counts["jobs"]),
         "set_aside": dict(dataset.meta.quarantine),
         "repairs": repairs(dataset.events(), dataset.meta.unit),
-        "missing_channels": [name for todo in found.todos if todo.used for name in todo.channels],
+        "missing_channels": [name for todo in diagnosis.todos if todo.used for name in todo.channels],
         "to_do": [
             {
                 "what": todo.title,
-                "shows": _unseen(groups.get(todo.title.split(":")[0]), failures, node_failures),
+                "shows": _describe_missing(groups.get(todo.title.split(":")[0]), failures, node_failures),
                 "steps": list(todo.steps),
             }
-            for todo in found.todos
+            for todo in diagnosis.todos
             if todo.used
         ],
     }
@@ -180,7 +180,7 @@ def _by_class(incidents: pd.DataFrame) -> dict[str, int]:
     return {str(name): int(size) for name, size in distinct.value_counts().items()}
 
 
-def _unseen(group: Group | None, failures: Mapping[str, int], total: int) -> str:
+def _describe_missing(group: Group | None, failures: Mapping[str, int], total: int) -> str:
     """Describe what a missing group of channels would show, and how many failures are of its classes."""
     if group is None or not group.classes:
         return "" if group is None else group.why
@@ -189,28 +189,29 @@ def _unseen(group: Group | None, failures: Mapping[str, int], total: int) -> str
     return f"{group.why}; precursors of {names} failures ({here} of {total} here)"
 
 
-def _replayed(
+def _backtested(
     matrix: FeatureMatrix, params: Params, out: Path, truth: Path | None, failures: int, begin: Begin
 ) -> Predictability:
     """Backtest the profile, unless it was done before with the same inputs, and evaluate it."""
     folder = out / _REPLAY
     if not failures:
         return unanswered(0)
-    made_of = [matrix.digest, params.model_dump(mode="json"), code_revision(), str(truth)]
-    stamp = {"inputs": hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()}
-    mark = folder / _STAMP
-    if not (mark.is_file() and json.loads(mark.read_text(encoding="utf-8")) == stamp):
+    inputs = [matrix.digest, params.model_dump(mode="json"), code_revision(), str(truth)]
+    stamp = {"inputs": hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()}
+    stamp_file = folder / _STAMP
+    if not (stamp_file.is_file() and json.loads(stamp_file.read_text(encoding="utf-8")) == stamp):
         try:
+            stamp_file.unlink(missing_ok=True)  # a killed backtest may leave some files of each run
             replay(matrix, params, folder, truth=truth, progress=begin("backtest"), full=False, brief=True)
         except InputError:
             if failures >= ENOUGH:
                 raise
             return unanswered(failures)  # no refit had both positive and negative rows
-        write_json(stamp, mark)
-    return _assessed(folder, params)
+        write_json(stamp, stamp_file)
+    return _predictability_of(folder, params)
 
 
-def _assessed(folder: Path, params: Params) -> Predictability:
+def _predictability_of(folder: Path, params: Params) -> Predictability:
     evaluation, context = load_evaluation(folder)
     predictions = _predictions(folder, params.models.profile, COUNTING)
     return predictability(
@@ -259,13 +260,13 @@ def _value(
         return Readings(frame, folds, delay=labels.gap, lifetime=lifetime)
 
     reach = timedelta(hours=evaluation.drain_hours)
-    acting = _Acting(fleet, rule_events(dataset.events(), fleet.boots()), assumed, horizon, reach, params.seed)
+    replays = _Replays(fleet, rule_events(dataset.events(), fleet.boots()), assumed, horizon, reach, params.seed)
     if has_jobs and table is not None:
         loads = [replace(jobs_of_table(table, fleet.names, fleet.gpus, end, every), on_request=on_request)]
     else:
-        loads = acting.loads(gpus_per_job)
+        loads = replays.loads(gpus_per_job)
     scores = scores_of(predictions)
-    ways: dict[str, _Way] = {
+    policies: dict[str, _Policy] = {
         "no action": (None, "none"),
         "hard rules alone": (scores_of(predictions.assign(risk=0.0)), "none"),
         # ignores the controller's thresholds: these are the alerts whose precision is reported above
@@ -276,26 +277,26 @@ def _value(
     }
     if truth is not None and any(truth.iterdir()):
         best = oracle_predictions(predictions, read_truth(truth), evaluation.k)
-        ways["oracle, a diagnostic that finds all"] = (scores_of(best), "perfect")
-    tried: list[int | None] = [*(size for size in SIZES if size <= total), None] if sizes else []
-    rounds = [size for size in tried if has_jobs or size != gpus_per_job]  # the main replay covers the others
-    count = begin("policies")
-    count(0, 1 + len(rounds))
+        policies["oracle, a diagnostic that finds all"] = (scores_of(best), "perfect")
+    sizes_shown: list[int | None] = [*(size for size in SIZES if size <= total), None] if sizes else []
+    sizes_replayed = [size for size in sizes_shown if has_jobs or size != gpus_per_job]  # the main replay covers others
+    report_progress = begin("policies")
+    report_progress(0, 1 + len(sizes_replayed))
     tasks = [
-        delayed(acting.played)(loads, ways, scores, allowed),
-        *(delayed(acting.with_size)(size, scores, allowed) for size in rounds),
+        delayed(replays.replay_policies)(loads, policies, scores, allowed),
+        *(delayed(replays.with_size)(size, scores, allowed) for size in sizes_replayed),
     ]
     done: list[dict[str, Any]] = []
-    workers = min(os.cpu_count() or 1, len(tasks)) if total >= _LARGE else 1
+    workers = min(os.cpu_count() or 1, len(tasks)) if total >= _PARALLEL_GPUS else 1
     for result in Parallel(n_jobs=workers, return_as="generator")(tasks):
         done.append(result)
-        count(len(done), len(tasks))
+        report_progress(len(done), len(tasks))
     played, *by_size = done
-    same = {"gpus_per_job": gpus_per_job} | {key: played[key] for key in ("ladder", "recommended", "recommended_net")}
-    gangs = np.concatenate([load.size for load in loads])
+    main = {"gpus_per_job": gpus_per_job} | {key: played[key] for key in ("ladder", "recommended", "recommended_net")}
+    job_gpus = np.concatenate([load.size for load in loads])
     hours = np.concatenate([load.gpus * (load.end - load.start) for load in loads])
     return played | {
-        "by_job_size": [by_size.pop(0) if size in rounds else same for size in tried],
+        "by_job_size": [by_size.pop(0) if size in sizes_replayed else main for size in sizes_shown],
         "costs": {
             name: format_duration(getattr(costs, name))
             for name in ("checkpoint", "restart", "reset", "reboot", "verify", "planned_repair", "unplanned_repair")
@@ -306,7 +307,7 @@ def _value(
         "spare_nodes": assumed.spare_nodes,
         "jobs": {
             "from": "the dataset" if has_jobs else "a generated load",
-            "mean_gpus_by_gpu_hours": float(np.average(gangs, weights=hours)) if len(gangs) else 0.0,
+            "mean_gpus_by_gpu_hours": float(np.average(job_gpus, weights=hours)) if len(job_gpus) else 0.0,
             "checkpoint_every": format_duration(every),
             "checkpoint_on_request": on_request,
             "planned_repair_saves_hours": (costs.unplanned_repair - costs.planned_repair) / timedelta(hours=1),
@@ -314,7 +315,7 @@ def _value(
     }
 
 
-_Way = tuple[Readings | None, Diagnostic]
+_Policy = tuple[Readings | None, Diagnostic]
 """Scores (None: no action), and the diagnostic after a drain."""
 
 _ALLOWED: Final[Mapping[str, tuple[Rung, ...]]] = {
@@ -324,7 +325,7 @@ _ALLOWED: Final[Mapping[str, tuple[Rung, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Acting:
+class _Replays:
     """Inputs of a replay that do not depend on the jobs."""
 
     fleet: ReplayedFleet
@@ -342,7 +343,7 @@ class _Acting:
                 generated_load(fleet.gpus, fleet.begin, fleet.end, self.seed + k, every, size, largest),
                 on_request=self.assumed.checkpoint_on_request,
             )
-            for k in range(min(LOADS, max(2, _AVERAGED // int(fleet.gpus.sum()))))
+            for k in range(min(LOADS, max(2, _SUFFICIENT_GPUS // int(fleet.gpus.sum()))))
         ]
 
     @gc_paused()
@@ -357,8 +358,8 @@ class _Acting:
         )
 
     @gc_paused()
-    def played(
-        self, loads: Sequence[Placements], ways: Mapping[str, _Way], scores: Readings, allowed: Collection[Rung]
+    def replay_policies(
+        self, loads: Sequence[Placements], policies: Mapping[str, _Policy], scores: Readings, allowed: Collection[Rung]
     ) -> dict[str, Any]:
         """Replay drain policies, the first of which is the baseline, and the ladder under some loads."""
         ladder = self.ladder(loads, scores)
@@ -369,14 +370,14 @@ class _Acting:
         )
         outcomes: dict[str, ReplayOutcome] = {}
         refused = 0
-        for name, (read, diagnostic) in ways.items():
-            acts = NO_ACTION
-            if read is not None:
+        for name, (readings, diagnostic) in policies.items():
+            replayed = NO_ACTION
+            if readings is not None:
                 policy = self.fleet.stage(settings, "hard")
-                acting = Controlled(self.fleet, read, self.events, loads[0], policy, self.reach, diagnostic)
-                acts = acting.marks()
-            refused = acts.refused if name == "drains" else refused
-            outcomes[name] = count_outcome(self.fleet, loads, acts, costs, reach=self.reach)
+                controlled = Controlled(self.fleet, readings, self.events, loads[0], policy, self.reach, diagnostic)
+                replayed = controlled.marks()
+            refused = replayed.refused if name == "drains" else refused
+            outcomes[name] = count_outcome(self.fleet, loads, replayed, costs, reach=self.reach)
         no_action = next(iter(outcomes.values()))
         rows = ladder.rows(allowed)
         top: Rung = "swap" if "swap" in rows["recommended"] else "drain"
@@ -408,7 +409,7 @@ def _policy_row(name: str, outcome: ReplayOutcome, no_action: ReplayOutcome, see
     }
 
 
-_UNPLAYED: Final[dict[str, Any]] = {
+_NO_REPLAY: Final[dict[str, Any]] = {
     "ladder": [],
     "recommended": ["publish"],
     "recommended_net": {"value": 0.0, "low": 0.0, "high": 0.0},

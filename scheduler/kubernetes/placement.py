@@ -61,28 +61,28 @@ class PlacementCheck:
             spec = {**spec, "nodeSelector": {k: v for k, v in spec["nodeSelector"].items() if k != _HOSTNAME}}
         selectors = [*_own_selectors(spec), *self._volume_selectors(pod)]
         requests, tolerations = _requests(spec), spec.get("tolerations") or ()
-        near, apart = _pod_terms(spec, "podAffinity"), _pod_terms(spec, "podAntiAffinity")
+        affinity, anti_affinity = _pod_terms(spec, "podAffinity"), _pod_terms(spec, "podAntiAffinity")
         spread = [rule for rule in spec.get("topologySpreadConstraints") or () if _is_hard(rule)]
         drivers = self._device_drivers() if spec.get("resourceClaims") else {}
         matching = tolerated = 0
-        narrow = False
+        excluded_by_pods = False
         admits: Callable[[_Node], bool] | None = None
         for node in self._nodes():
             if node.name == here or not all(_selects(terms, node) for _, terms in selectors):
                 continue
             matching += 1
-            if not all(_tolerated(taint, tolerations) for taint in node.taints):
+            if not all(_is_tolerated(taint, tolerations) for taint in node.taints):
                 continue
             tolerated += 1
-            if not _holds(node, requests) or not drivers.get(here, set()) <= drivers.get(node.name, set()):
+            if not _is_large_enough(node, requests) or not drivers.get(here, set()) <= drivers.get(node.name, set()):
                 continue
-            if admits is None and (apart or spread):
-                admits = self._beside_others(pod, apart, spread, [terms for _, terms in selectors])
-            if (admits is not None and not admits(node)) or not self._same_domains(here, node, near):
-                narrow = True
+            if admits is None and (anti_affinity or spread):
+                admits = self._beside_others(pod, anti_affinity, spread, [terms for _, terms in selectors])
+            if (admits is not None and not admits(node)) or not self._same_domains(here, node, affinity):
+                excluded_by_pods = True
                 continue
             return ANYWHERE
-        if narrow:
+        if excluded_by_pods:
             return Placement(
                 None, "its required affinity to other pods, or its spread, excludes the other nodes as they are"
             )
@@ -144,17 +144,17 @@ class PlacementCheck:
         labels = (raw.get("metadata") or {}).get("labels") or {}
         return here if key == _HOSTNAME else labels.get(key)
 
-    def _same_domains(self, here: str, node: _Node, near: list[Object]) -> bool:
+    def _same_domains(self, here: str, node: _Node, affinity: list[Object]) -> bool:
         """Whether a node shares every topology domain of the pod's required affinity with ``here``."""
-        for term in near:
+        for term in affinity:
             key = term.get("topologyKey") or _HOSTNAME
             domain = self._label_here(here, key)
-            if domain is None or _label(node, key) != domain:
+            if domain is None or _label_of(node, key) != domain:
                 return False
         return True
 
     def _beside_others(
-        self, pod: Object, apart: list[Object], spread: list[Object], selectors: list[list[Object]]
+        self, pod: Object, anti_affinity: list[Object], spread: list[Object], selectors: list[list[Object]]
     ) -> Callable[[_Node], bool]:
         """Return a predicate for nodes that admit the pod beside the current pods of its namespace."""
         metadata = pod["metadata"]
@@ -172,16 +172,18 @@ class PlacementCheck:
             and (node := other["spec"].get("nodeName"))
         ]
         nodes = self._nodes()
-        known = {node.name: node for node in nodes}
+        node_of = {node.name: node for node in nodes}
 
         def domains_of(term: Object) -> Counter[str]:
             key = term.get("topologyKey") or _HOSTNAME
             selector = term.get("labelSelector") or {}
-            on = [known.get(name) or _Node(name, {}, (), {}) for name, labels in others if _chosen(selector, labels)]
-            return Counter(domain for node in on if (domain := _label(node, key)) is not None)
+            hosts = [
+                node_of.get(name) or _Node(name, {}, (), {}) for name, labels in others if _picks(selector, labels)
+            ]
+            return Counter(domain for node in hosts if (domain := _label_of(node, key)) is not None)
 
         limits: list[tuple[str, Counter[str], int, bool]] = []  # most others in a domain, whether a node must be in one
-        for term in apart:
+        for term in anti_affinity:
             if term.get("namespaces") or term.get("namespaceSelector") is not None:
                 raise UndecidedError("its required anti-affinity names other namespaces")
             limits.append((term.get("topologyKey") or _HOSTNAME, domains_of(term), 0, False))
@@ -193,13 +195,13 @@ class PlacementCheck:
             count, key = domains_of({**rule, "labelSelector": selector}), rule["topologyKey"]
             # drained nodes still count: nodeTaintsPolicy ignores taints by default
             eligible = [node for node in nodes if all(_selects(terms, node) for terms in selectors)]
-            domains = {domain for node in eligible if (domain := _label(node, key)) is not None}
+            domains = {domain for node in eligible if (domain := _label_of(node, key)) is not None}
             least = 0 if len(domains) < (rule.get("minDomains") or 1) else min(count[domain] for domain in domains)
-            most = least + int(rule["maxSkew"]) - _chosen(selector, labels)
+            most = least + int(rule["maxSkew"]) - _picks(selector, labels)
             limits.append((key, count, most, True))
 
         def admits(node: _Node) -> bool:
-            domains = [(_label(node, key), count, most, needed) for key, count, most, needed in limits]
+            domains = [(_label_of(node, key), count, most, needed) for key, count, most, needed in limits]
             return all(not needed if name is None else count[name] <= most for name, count, most, needed in domains)
 
         return admits
@@ -223,12 +225,12 @@ def _node(raw: Object) -> _Node | None:
     return _Node(metadata["name"], metadata.get("labels") or {}, hard, size)
 
 
-def _holds(node: _Node, requests: Mapping[str, Decimal]) -> bool:
+def _is_large_enough(node: _Node, requests: Mapping[str, Decimal]) -> bool:
     """Whether an empty node has enough of each resource; unreported devices count as none."""
     return all(amount <= node.size[name] if name in node.size else name in _ALWAYS for name, amount in requests.items())
 
 
-def _label(node: _Node, key: str) -> str | None:
+def _label_of(node: _Node, key: str) -> str | None:
     return node.labels.get(key, node.name if key == _HOSTNAME else None)
 
 
@@ -244,8 +246,8 @@ def _names_its_node(pod: Object) -> bool:
 def _is_placed_by_kueue(pod: Object) -> bool:
     """Whether Kueue's topology-aware scheduling, not the template, selected the node."""
     metadata = pod["metadata"]
-    asks = {*(metadata.get("labels") or {}), *(metadata.get("annotations") or {})}
-    return any(key == "kueue.x-k8s.io/tas" or fnmatchcase(key, "kueue.x-k8s.io/podset-*-topology") for key in asks)
+    keys = {*(metadata.get("labels") or {}), *(metadata.get("annotations") or {})}
+    return any(key == "kueue.x-k8s.io/tas" or fnmatchcase(key, "kueue.x-k8s.io/podset-*-topology") for key in keys)
 
 
 def _own_selectors(spec: Object) -> Iterator[tuple[str, list[Object]]]:
@@ -264,7 +266,7 @@ def _selects(terms: Iterable[Object], node: _Node) -> bool:
     return any(
         (term.get("matchExpressions") or term.get("matchFields"))
         and all(
-            _matches(rule, _label(node, rule["key"]))
+            _matches(rule, _label_of(node, rule["key"]))
             for rule in term.get("matchExpressions") or ()
         )
         and all(_matches(rule, node.name) for rule in term.get("matchFields") or ())
@@ -291,12 +293,12 @@ def _is_hard(rule: Object) -> bool:
     return (rule.get("whenUnsatisfiable") or "DoNotSchedule") == "DoNotSchedule"
 
 
-def _chosen(selector: Object, labels: Mapping[str, str]) -> bool:
+def _picks(selector: Object, labels: Mapping[str, str]) -> bool:
     exact = all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items())
     return exact and all(_matches(rule, labels.get(rule["key"])) for rule in selector.get("matchExpressions") or ())
 
 
-def _tolerated(taint: Object, tolerations: Iterable[Object]) -> bool:
+def _is_tolerated(taint: Object, tolerations: Iterable[Object]) -> bool:
     for toleration in tolerations:
         if toleration.get("effect") not in (None, "", taint.get("effect")):
             continue
@@ -323,15 +325,15 @@ def _requests(spec: Object) -> dict[str, Decimal]:
     sidecars = [container for container in init_containers if container.get("restartPolicy") == "Always"]
     overhead = {"resources": {"requests": spec.get("overhead") or {}}}
     for container in (*(spec.get("containers") or ()), *sidecars, overhead):
-        for name, amount in _asked(container):
+        for name, amount in _resource_amounts(container):
             total[name] = total.get(name, Decimal(0)) + amount
     for container in (*init_containers, spec):  # pod-level resources
-        for name, amount in _asked(container):
+        for name, amount in _resource_amounts(container):
             total[name] = max(total.get(name, Decimal(0)), amount)
     return total
 
 
-def _asked(container: Object) -> Iterator[tuple[str, Decimal]]:
+def _resource_amounts(container: Object) -> Iterator[tuple[str, Decimal]]:
     resources: Any = container.get("resources") or {}
     # the request defaults to the limit
     for name, text in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():

@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 FORMAT: Final = 1
 NONE_YET: Final = "none"
-_LONGEST_FILE: Final = 8 * 2**20
+_MAX_FILE_BYTES: Final = 8 * 2**20
 _LOCK_WAIT_S: Final = 10.0
 _POLL_S: Final = 0.02
-_MANY_LEASES: Final = 3
+_EXPIRED_DURATIONS: Final = 3
 # Durations without a renewal after which a lease has expired by the file server's clock alone.
 
 
@@ -38,7 +38,7 @@ class _BusyError(SchedulerError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _LeaseRecord:
     holder: str
     beat: str
     duration_s: float
@@ -70,7 +70,7 @@ class SharedFolder:
             )  # fmt: skip
         self.path = path
         self._clock, self._monotonic = clock, monotonic
-        self._own: tuple[_Held, float] | None = None  # our lease, and its expiry by the monotonic clock
+        self._our_lease: tuple[_LeaseRecord, float] | None = None  # our lease, and its expiry by the monotonic clock
         self._observed = ObservedLease()
 
     def load(self, name: str) -> StoredState:
@@ -96,7 +96,7 @@ class SharedFolder:
 
     def read_switches(self) -> Switches:
         """Read the switches; raises ``SchedulerError`` if they cannot be read, as the kill switch may be set."""
-        return self._object("switches", Switches) or Switches()
+        return self._read_object("switches", Switches) or Switches()
 
     def set_switches(self, switches: Switches) -> WriteResult:
         """Set the switches."""
@@ -112,26 +112,26 @@ class SharedFolder:
 
         Raises ``SchedulerError`` if the file cannot be read or written.
         """
-        before, began = self._clock.now(), self._monotonic()
-        self._own = None
+        acquired_at, started_s = self._clock.now(), self._monotonic()
+        self._our_lease = None
         try:
             with self._locked("lease"):
-                lease = self._lease()
-                if lease is not None and lease.holder != holder and not self._ended(lease, began):
+                lease = self._read_lease()
+                if lease is not None and lease.holder != holder and not self._has_expired(lease, started_s):
                     return None
-                lease_taken = _Held(holder, secrets.token_hex(8), duration.total_seconds(), before.isoformat())
-                self._write("lease", plain_of(lease_taken))
+                record = _LeaseRecord(holder, secrets.token_hex(8), duration.total_seconds(), acquired_at.isoformat())
+                self._write("lease", plain_of(record))
         except _BusyError:  # the holder of the lock is writing under the lease
             return None
         self._observed.forget()
-        self._own = lease_taken, began + duration.total_seconds()
-        return before + duration
+        self._our_lease = record, started_s + duration.total_seconds()
+        return acquired_at + duration
 
     def drop_lease(self, holder: str) -> None:
         """Release the lease if held; failures are ignored."""
-        self._own = None
+        self._our_lease = None
         with contextlib.suppress(SchedulerError), self._locked("lease"):
-            lease = self._lease()
+            lease = self._read_lease()
             if lease is not None and lease.holder == holder:
                 (self.path / "lease.json").unlink()
 
@@ -143,32 +143,32 @@ class SharedFolder:
         Raises ``SchedulerError`` if the file cannot be locked or read.
         """
         with self._locked("lease"):
-            own, ends = self._own or (None, 0.0)
-            lease = self._lease()
-            if own is None or own.holder != holder:
+            ours, expires_s = self._our_lease or (None, 0.0)
+            lease = self._read_lease()
+            if ours is None or ours.holder != holder:
                 yield f"{holder} does not hold the lease"
-            elif lease is None or (lease.holder, lease.beat) != (own.holder, own.beat):
+            elif lease is None or (lease.holder, lease.beat) != (ours.holder, ours.beat):
                 yield f"{holder} no longer holds the lease"
-            elif self._monotonic() >= ends or self._clock.now() >= until:
+            elif self._monotonic() >= expires_s or self._clock.now() >= until:
                 yield f"the lease of {holder} has expired"
             else:
                 yield None
 
     def guarded(self, holder: str, until: datetime, call: Callable[[], WriteResult]) -> WriteResult:
-        """Make a write under the lease and return its result; ``refused`` if the lease is lost or cannot be read."""
+        """Make a write under the lease and return its result; ``refused`` if the lease is lost or a file fails."""
         try:
             with self.fenced(holder, until) as barred:
                 return call() if barred is None else WriteResult("refused", barred)
         except SchedulerError as error:
-            return WriteResult("refused", f"nothing was written: {error}")
+            return WriteResult("refused", f"not completed: {error}")
 
     def note(self, name: str, key: str, value: dict[str, Any], keep: Callable[[dict[str, Any]], bool]) -> None:
         """Add an entry to a document of entries, and drop those that ``keep`` rejects.
 
-        Raises ``SchedulerError`` if it may not be stored.
+        Raises ``SchedulerError`` if it was not saved.
         """
         with self._locked(name):
-            entries = {name: entry for name, entry in self.notes(name).items() if keep(entry)}
+            entries = {old: entry for old, entry in self.notes(name).items() if keep(entry)}
             self._write(name, {"entries": {**entries, key: value}})
 
     def notes(self, name: str) -> dict[str, dict[str, Any]]:
@@ -178,21 +178,21 @@ class SharedFolder:
             return {}
         return {key: entry for key, entry in entries.items() if isinstance(entry, dict)}
 
-    def _ended(self, lease: _Held, now: float) -> bool:
-        if self._observed.left_s(lease.beat, lease.duration_s, now) <= 0:
+    def _has_expired(self, lease: _LeaseRecord, now_s: float) -> bool:
+        if self._observed.left_s(lease.beat, lease.duration_s, now_s) <= 0:
             return True
         probe = self.path / f".probe-{secrets.token_hex(4)}"
         try:
             probe.write_bytes(b"")
-            age = probe.stat().st_mtime - (self.path / "lease.json").stat().st_mtime
+            lag_s = probe.stat().st_mtime - (self.path / "lease.json").stat().st_mtime
         finally:
             probe.unlink(missing_ok=True)
-        return age >= _MANY_LEASES * bounded_s(lease.duration_s)
+        return lag_s >= _EXPIRED_DURATIONS * bounded_s(lease.duration_s)
 
-    def _lease(self) -> _Held | None:
-        return self._object("lease", _Held, "; remove it when no controller runs")
+    def _read_lease(self) -> _LeaseRecord | None:
+        return self._read_object("lease", _LeaseRecord, "; remove it when no controller runs")
 
-    def _object(self, name: str, kind: type[T], hint: str = "") -> T | None:
+    def _read_object(self, name: str, kind: type[T], hint: str = "") -> T | None:
         document, version = self._read(name)
         try:
             if document is None:
@@ -206,15 +206,15 @@ class SharedFolder:
         file = self.path / f"{name}.json"
         try:
             with file.open("rb") as stream:
-                content = stream.read(_LONGEST_FILE + 1)
+                content = stream.read(_MAX_FILE_BYTES + 1)
         except FileNotFoundError:
             if self.path.is_dir():
                 return {}, NONE_YET
             raise SchedulerError(f"{self.path} does not exist: check that its disk is mounted") from None
         except OSError as error:
             raise SchedulerError(f"{file}: {error.strerror}") from None
-        if len(content) > _LONGEST_FILE:
-            raise SchedulerError(f"{file} is larger than {_LONGEST_FILE:,} bytes")
+        if len(content) > _MAX_FILE_BYTES:
+            raise SchedulerError(f"{file} is larger than {_MAX_FILE_BYTES:,} bytes")
         try:
             document = read_json(content)
         except ValueError:
@@ -226,8 +226,8 @@ class SharedFolder:
         """Replace a document; return its version."""
         document = {"format": FORMAT, **document}
         content = json.dumps(document, ensure_ascii=False, sort_keys=True, allow_nan=False).encode() + b"\n"
-        if len(content) > _LONGEST_FILE:
-            raise SchedulerError(f"{name} has {len(content):,} bytes, more than {_LONGEST_FILE:,}")
+        if len(content) > _MAX_FILE_BYTES:
+            raise SchedulerError(f"{name} has {len(content):,} bytes, more than {_MAX_FILE_BYTES:,}")
         write_bytes(self.path / f"{name}.json", content)
         fsync_path(self.path)
         return _version(content)

@@ -55,7 +55,7 @@ def test_laid_onto_other_columns_it_scores_as_with_the_missing_ones_unknown(orde
     unknown = np.full_like(X, np.nan)
     unknown[:, kept] = X[:, kept]
     given_rows = np.column_stack([np.arange(len(X), dtype=np.float32), X[:, kept]])
-    laid = prior().on(columns).booster_
+    laid = prior().model_for(columns).booster_
     plain = log_odds(lightgbm.Booster(model_str=prior().model), unknown)
     np.testing.assert_allclose(log_odds(laid, given_rows), plain, rtol=1e-9, atol=1e-9)
     parts = np.asarray(laid.predict(given_rows, pred_contrib=True))
@@ -194,6 +194,6 @@ def test_a_fleet_without_a_failure_is_ranked_by_the_prior_alone_and_risks_stay_l
     times, units = pd.Series(matrix.rows["decision_time"][:1]).repeat(20), [f"g{i}" for i in range(20)]
     scored = fitted.score(X, times, units)
     pd.testing.assert_frame_equal(load_bundle(saved).fitted.score(X, times, units), scored, check_exact=True)
-    by_prior = log_odds(load_prior(training.prior).on(matrix.columns).booster_, X)
+    by_prior = log_odds(load_prior(training.prior).model_for(matrix.columns).booster_, X)
     assert scored["rank"].to_numpy().argmin() == by_prior.argmax()
     assert scored["risk"].max() < 0.01

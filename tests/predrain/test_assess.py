@@ -7,6 +7,7 @@ import shutil
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pytest
 from typer import BadParameter
 
 from evaluation.value.ladder import Assumptions
+from pipeline.assessment import workflow
 from pipeline.assessment.text import commands, data, write_page
 from pipeline.assessment.workflow import repairs, settings_of, write_settings
 from pipeline.params import Params
@@ -279,6 +281,19 @@ def test_again_it_makes_nothing_anew_and_writes_nothing_outside(fleets):
     assert json.loads(fleets.run(dataset, out, "--json")) == read(out)
     changed = {path.name for path in sorted(fleets.folder.rglob("*")) if before.get(path) != path.stat().st_mtime_ns}
     assert changed <= {out.name, "assessment.json", "act.yaml", "index.html"}
+
+
+def test_a_killed_backtest_is_not_taken_for_the_run_whose_files_it_replaced(tmp_path, monkeypatch):
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    stamp = tmp_path / "replay" / "replay.json"
+    stamp.parent.mkdir()
+    stamp.write_text('{"inputs": "of an earlier run"}')
+    monkeypatch.setattr(workflow, "replay", killed)
+    with pytest.raises(KeyboardInterrupt):
+        workflow._backtested(SimpleNamespace(digest="m"), Params(), tmp_path, None, 100, lambda _: print)
+    assert not stamp.exists()
 
 
 def test_files_are_imported_and_judged_as_the_dataset_they_make(fleets):

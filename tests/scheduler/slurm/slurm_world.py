@@ -54,8 +54,8 @@ class MemoryFolder(SharedFolder):
     def _locked(self, name):
         return contextlib.nullcontext()
 
-    def _ended(self, lease, now):
-        return self._observed.left_s(lease.beat, lease.duration_s, now) <= 0
+    def _has_expired(self, lease, now_s):
+        return self._observed.left_s(lease.beat, lease.duration_s, now_s) <= 0
 
 
 class World:

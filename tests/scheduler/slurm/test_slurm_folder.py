@@ -187,3 +187,13 @@ def test_notes_are_kept_as_long_as_asked(shared):
     shared.note("asked", "y", {"until": 5}, lambda entry: entry["until"] > 2)
     assert shared.notes("asked") == {"y": {"until": 5}}
     assert json.loads((shared.path / "asked.json").read_text())["format"] == 1
+
+
+def test_an_error_after_a_call_has_begun_does_not_claim_that_nothing_was_written(shared):
+    until = shared.hold_lease("a", LEASE)
+
+    def call():
+        raise SchedulerError("the job was submitted, and its number was not saved")
+
+    result = shared.guarded("a", until, call)
+    assert (result.kind, "nothing was written" in result.message) == ("refused", False)

@@ -378,4 +378,4 @@ class MemoryWorkloads:
         if workload.uid in self.running:
             return None
         same = any(item.name == workload.name for item in self.running.values())
-        return WriteResult("conflict", "the name is taken by another diagnostic") if same else WriteResult("gone")
+        return WriteResult("conflict", "the name is taken by another workload") if same else WriteResult("gone")

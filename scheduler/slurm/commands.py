@@ -90,6 +90,13 @@ class SlurmCommands(SlurmPort):
             raise
         return next((row for row in rows if number(row.get("job_id")) == job), None)
 
+    def job_named(self, name: str) -> int | None:
+        """Return the newest job with this name that Slurm has not purged."""
+        rows = self._report("jobs", "squeue", f"--name={name}", "--states=all")
+        return max(
+            (job for row in rows if row.get("name") == name and (job := number(row.get("job_id")))), default=None
+        )
+
     def reserved_nodes(self, reservation: str) -> frozenset[str]:
         """Return the nodes of a reservation from ``scontrol show reservation``."""
         shown = self._shown("reservation", reservation)

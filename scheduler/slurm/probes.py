@@ -87,7 +87,8 @@ class SlurmProbes:
 
     def _job(self, key: str) -> int | None:
         job = (self._folder.notes(_SUBMITTED).get(key) or {}).get("job")
-        return job if isinstance(job, int) else None
+        # after a timeout of sbatch or a full disk, only Slurm knows the job
+        return job if isinstance(job, int) else self._port.job_named(f"{PROBE_PREFIX}{key}")
 
     def _now_s(self) -> int:
         return int(self._clock.now().timestamp())

@@ -91,6 +91,18 @@ def test_a_job_preempts_a_probe_within_seconds_and_never_sees_it_as_work(
     cluster.run("scancel", job)
 
 
+def test_a_probe_whose_job_id_was_not_saved_is_neither_lost_nor_submitted_again(
+    cluster: SlurmCluster, scheduler: SlurmScheduler
+) -> None:
+    key = "9" * 32
+    probes = begun(cluster, scheduler, key, "passed")
+    (scheduler.folder.path / "probes.json").unlink()
+    until = scheduler.hold_lease("me", timedelta(minutes=5))
+    assert until is not None
+    assert probes.start("n1", ("GPU-a",), key, Fence("me", until), probe=True).kind == "already"
+    assert ended(cluster, probes, key) == "passed"
+
+
 def test_a_probe_that_is_dropped_leaves_its_node(cluster: SlurmCluster, scheduler: SlurmScheduler) -> None:
     key = "b" * 32
     probes = begun(cluster, scheduler, key, "long", "n2")

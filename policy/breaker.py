@@ -118,8 +118,8 @@ def _burst(scope: tuple[str, str], chain: Sequence[_Seen], nodes: tuple[str, ...
     where = "of the fleet" if scope[0] == "fleet" else f"of {scope[0]} {scope[1]}"
     first, count = chain[0][0], len({name for _, name, _ in chain})
     message = (
-        f"{count} nodes {where} report {facts} together, from {first:%Y-%m-%d %H:%M} UTC, and none has other evidence: "
-        "a common cause"
+        f"{count} nodes {where} report {facts} together, from {first:%Y-%m-%d %H:%M} UTC: a common cause, "
+        "unless a node has other evidence"
     )
     return Burst(f"together {scope[0]} {scope[1]} {first:%Y-%m-%dT%H}", message, nodes)
 

@@ -56,7 +56,7 @@ def score(
     """Write risk, tier and reasons of each GPU for the newest decision time due, once per decision time.
 
     GPUs without enough fresh telemetry are `unknown`. Exits with 1 if the (last) round failed; OUT/status.json and
-    OUT/predrain_score.prom say so too.
+    OUT/predrain_score.prom report it too.
 
     Example: predrain score --dataset fleet --model champion --out scores --interval 5m
     """

@@ -31,7 +31,7 @@ def simulate(
     scenario: Annotated[str, typer.Option(help="Scenario, see below.")] = "base",
     start: Annotated[str, typer.Option(help="First day (00:00 UTC), such as 2026-01-01 or 30d (ago).")] = "2026-01-01",
     truth: Annotated[
-        Path | None, typer.Option(help="Directory of the truth, outside of OUT. Default: OUT-truth.")
+        Path | None, typer.Option(help="Output directory of the hidden truth, outside of OUT. Default: OUT-truth.")
     ] = None,
     acceleration: Annotated[
         float, typer.Option(help="Factor on all failure rates, for enough failures in a small fleet.")
@@ -40,7 +40,7 @@ def simulate(
 ) -> None:
     """Simulate a fleet with failures: telemetry, events, inventory and jobs.
 
-    The true risk of each GPU is written to a separate folder that only the evaluation reads.
+    The hidden true risk of each GPU is written to a separate folder that only the evaluation reads.
     """
     with progress("simulating") as advance:
         from simulator.simulate import simulate as run

@@ -31,7 +31,7 @@ def openmetrics(
 ) -> None:
     """Read dumps of a Prometheus database and exports of series. Files are read once.
 
-    Repeat the command after an interruption. Sorting needs about 20 bytes of disk space per sample next to the dataset.
+    Repeat the command after an interruption. Sorting needs about 20 bytes per sample on the disk of the dataset.
 
     Example: predrain collect openmetrics march.om.gz --dataset fleet
     """
@@ -76,7 +76,7 @@ def tickets(
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read events from a table of tickets. Repeating a table has no effect.
+    """Read events from a table of tickets. Reading a table again has no effect.
 
     Example: predrain collect tickets rma.csv --dataset fleet --mapping rma.yaml
     """
@@ -125,7 +125,7 @@ def diagnostics(
         ),
     ] = None,
     at: Annotated[
-        str | None, typer.Option(help="End of the run (ISO 8601). Default: modification time of the file.")
+        str | None, typer.Option(help="End of the diagnostic (ISO 8601). Default: modification time of the file.")
     ] = None,
     may_skip: Annotated[
         list[str] | None,

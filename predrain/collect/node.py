@@ -183,7 +183,7 @@ def kernel_log(
         str | None, typer.Option(help="Time zone of timestamps without an offset. Default: the zone of this machine.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option(help="First position in a journal (ISO 8601). Default: the last boot.")
+        str | None, typer.Option(help="Time from which to read a journal (ISO 8601). Default: the last boot.")
     ] = None,
     mapping: Annotated[
         Path | None,

@@ -28,7 +28,7 @@ def demo(
     """Run a simulated cluster with scores, taints, checkpoints, drains, diagnostics and failures.
 
     Scoring, controller, service and pages are those of production. The cluster is in memory, and its clock is
-    accelerated. No files are left.
+    accelerated. It leaves no files behind.
 
     Example: predrain demo --speed 30m
     """

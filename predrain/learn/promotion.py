@@ -152,8 +152,9 @@ def retrain(
 ) -> None:
     """Extend the features, refit to the end of the data, and promote the fit through a gate.
 
-    With the parameters of the champion, the new fit goes live unless it is significantly worse. Other parameters must
-    pass the gate of `predrain promote` with a fit that excludes the newest two weeks. The first fit goes live.
+    With the parameters of the champion, the new fit is promoted unless it fails a criterion of the gate. Other
+    parameters must pass the gate of `predrain promote` with a fit that excludes the newest two weeks. The first fit is
+    promoted.
 
     DATASET-retrain.prom reports the outcome for node-exporter's textfile collector. Exit code 0: the newest fit is
     champion. Exit code 1: the gate rejected it, or the (last) round failed.

@@ -192,7 +192,7 @@ def train(
     ] = None,
     backtest: Annotated[
         Path | None,
-        typer.Option(help="Backtest with the measurements for the model card and the thresholds of the tiers."),
+        typer.Option(help="Backtest whose results go into the model card and set the tier thresholds."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

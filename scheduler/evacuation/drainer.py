@@ -105,7 +105,7 @@ class Drainer:
         offer = workload.checkpoint
         if offer is None or workload.immovable is not None or self._offer_of(workload) is not None:
             return workload
-        return replace(workload, loss=f"it requests its checkpoint by {offer.means}, which is not configured")
+        return replace(workload, loss=f"its checkpoint method {offer.means} is not configured")
 
     def plan(self, case: DrainCase, now: datetime, requests: dict[str, Leaving]) -> None:
         """Decide for each new workload how its checkpoint is requested, and the deadline of the acknowledgement.
@@ -344,7 +344,7 @@ class Drainer:
                     case.move(workload.uid, asked="acknowledged")
                     log.find(case.node, "acknowledged", "the checkpoint is written", {**about, "key": leaving.key})
                     return
-        asked = "was asked and did not acknowledge" if leaving.asked == "asked" else "could not be asked"
+        asked = "did not acknowledge" if leaving.asked == "asked" else "could not be asked for"
         message = f"{workload.name} {asked} a checkpoint by {leaving.deadline:{_TIME}} UTC"
         log.find(case.node, "unanswered", message, about)
 

@@ -84,7 +84,7 @@ class PlacementCheck:
             return ANYWHERE
         if excluded_by_pods:
             return Placement(
-                None, "its required affinity to other pods, or its spread, excludes the other nodes as they are"
+                None, "its required affinity to other pods, or its spread, excludes all other nodes at present"
             )
         if tolerated:
             wanted = ", ".join(f"{name} {amount}" for name, amount in sorted(requests.items()))

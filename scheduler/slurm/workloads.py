@@ -275,7 +275,7 @@ def placement_of(
         if other.name != node and _takes(other, need, gpus) and _admits(other, need, reserved)
     }
     if not need.nodes <= usable:
-        return Placement(False, f"{','.join(sorted(need.nodes - usable))} of its --nodelist cannot take it")
+        return Placement(False, f"{','.join(sorted(need.nodes - usable))} of its --nodelist cannot run it")
     if len(usable) < len(job.nodes):
         return Placement(
             False, f"it needs {len(job.nodes)} nodes{_described(need, gpus)}, and only {len(usable)} other nodes fit"

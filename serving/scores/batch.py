@@ -209,9 +209,9 @@ def due_decision(config: MatrixConfig, now: datetime) -> datetime:
     if t < first:
         reach = f"from {format_utc(first)} to {format_utc(last)}"
         raise InputError(
-            f"no decision is due yet: the dataset reaches {reach}, it is {format_utc(now)}",
+            f"no decision is due yet: the dataset runs {reach}, and it is now {format_utc(now)}",
             "--dataset",
-            "Wait for the first decision time within it, or name one with --at.",
+            "Wait for the first decision time in the dataset, or set one with --at.",
         )
     return t
 

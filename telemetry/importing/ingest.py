@@ -394,7 +394,7 @@ class Ingest:
             old = self.existing.meta.channels.get(name)
             if old is not None and old.kind != channel.kind:
                 raise InputError(
-                    f"channel {name!r} is a {old.kind} in the dataset, and a {channel.kind} now",
+                    f"channel {name!r} is a {old.kind} in the dataset, but now declared a {channel.kind}",
                     f"{self.out}, params channels.{name}.kind",
                     "Import all sources again into an empty folder.",
                 )

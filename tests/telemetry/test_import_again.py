@@ -114,7 +114,7 @@ def test_a_channel_that_changed_its_kind(tmp_path: Path):
     frame = samples_frame()[["timestamp", "node", "gpu"]].assign(own=1)
     run_import(tmp_path, samples=frame, declared={"own": ChannelDeclaration(kind="gauge")})
     later = write_csv(tmp_path / "later.csv", frame.assign(own=2))
-    with pytest.raises(InputError, match="channel 'own' is a gauge in the dataset, and a counter now"):
+    with pytest.raises(InputError, match="channel 'own' is a gauge in the dataset, but now declared a counter"):
         run_import(tmp_path, samples=[later], declared={"own": ChannelDeclaration(kind="counter")})
 
 

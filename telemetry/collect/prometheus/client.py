@@ -350,9 +350,7 @@ def refuse(status: int, body: bytes, *, url: str, retry_after: str | None) -> No
         raise TooMuch(text)
     if may_pass or status in _RETRIED or status > 504:
         raise HttpError(f"HTTP {status}: {text}", retry_after_s=retry_after_s(retry_after))
-    raise InputError(
-        f"the server refuses the query (HTTP {status}: {text})", url, "Check --match and the period against it."
-    )
+    raise InputError(f"the server refuses the query (HTTP {status}: {text})", url, "Check --match and the period.")
 
 
 def error_text(body: bytes) -> str:

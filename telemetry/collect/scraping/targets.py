@@ -177,7 +177,7 @@ def parse_target(
         parts = urlsplit(text)
         if parts.username or parts.password:
             raise InputError(
-                f"the address of {parts.hostname} holds a password", "targets", "Give it with --basic-auth-file."
+                f"the address of {parts.hostname} contains a password", "targets", "Give it in --basic-auth-file."
             )
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0 or len(text.split()) != 1:
             raise ValueError("no page")

@@ -260,7 +260,7 @@ def test_what_wants_to_be_asked_in_a_way_that_is_not_set_up_is_not_moved_unasked
     for _ in range(3):
         report = cluster.later(30)
     assert cluster.evicted() == []
-    assert "it requests its checkpoint by webhook, which is not configured" in report.work[0].message
+    assert "its checkpoint method webhook is not configured" in report.work[0].message
 
 
 def test_slow_hooks_do_not_keep_what_is_ready_from_going():

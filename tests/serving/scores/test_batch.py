@@ -197,7 +197,7 @@ def test_the_decision_that_is_due_waits_for_the_delay_and_ends_with_the_data(wor
     assert due_decision(config, T0 + 9 * HOUR + 9 * MINUTE) == T0 + 6 * HOUR
     assert due_decision(config, T0 + 9 * HOUR + 10 * MINUTE) == T0 + 9 * HOUR
     assert due_decision(config, END + 30 * HOUR) == END
-    with pytest.raises(InputError, match="no decision is due yet: the dataset reaches from 2026-01-01T00:00:00Z"):
+    with pytest.raises(InputError, match="no decision is due yet: the dataset runs from 2026-01-01T00:00:00Z"):
         due_decision(config, T0 + 5 * MINUTE)
 
 

@@ -169,7 +169,7 @@ def test_what_is_no_address(text: str) -> None:
 
 
 def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
-    with pytest.raises(InputError, match=r"node07 holds a password .*--basic-auth-file"):
+    with pytest.raises(InputError, match=r"node07 contains a password .*--basic-auth-file"):
         parse_target("http://user:geheim@node07/metrics", "test")
 
 

@@ -9,11 +9,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final
+from typing import Any, Final, TypeVar
 
 _LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 Wait = Callable[[float], bool]
 """Waits up to this many seconds; returns True to stop, like ``wait`` of a :class:`threading.Event`."""
@@ -111,6 +113,34 @@ class Failing:
         failures = self.counts.pop(what, 0)
         if failures:
             self._log.warning("%s: recovered after %d failures", what, failures)
+
+
+class Patience:
+    """Bounds calls that may never return, e.g. on a disk that hangs; each runs in a thread, one per name at a time."""
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
+        self._open: dict[str, Future[Any]] = {}
+
+    def call(self, name: str, call: Callable[[], T]) -> T:
+        """Return the result or raise its exception; ``TimeoutError`` if it, or an earlier call, is still running."""
+        if name in self._open and not self._open[name].done():
+            raise TimeoutError("an earlier call has not ended yet")
+        answer: Future[T] = Future()
+        self._open[name] = answer
+
+        def run() -> None:
+            try:
+                answer.set_result(call())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=run, name=name, daemon=True).start()
+        try:
+            answer.exception(self._longest_s)
+        except TimeoutError:
+            raise TimeoutError(f"no end after {self._longest_s:g} s") from None
+        return answer.result()
 
 
 class Poller:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime, timedelta
 
-from foundation.running import gc_paused
+from foundation.running import Patience, gc_paused
 from policy.config import PolicyConfig
 from policy.decide import carried_out, decide
 from policy.episodes import Alert, AlertOutcome
@@ -72,7 +72,8 @@ class Controller:
     unusable: str | None = None
 
     def __post_init__(self) -> None:
-        self._evidence = Evidence(self.risks, self.facts)
+        patience = Patience(self.settings.max_round_duration.total_seconds())
+        self._evidence = Evidence(self.risks, self.facts, patience)
         self._lease = Lease(self.scheduler, self.clock, self.holder, self.settings.lease)
         self._store = stored_policy_state(self.scheduler)
 
@@ -284,7 +285,8 @@ class Controller:
         outcomes: tuple[AlertOutcome, ...] = ()
         with log.boundary("alert outcomes"):  # without them no stage advances
             passes = self._passed_probes()
-            evaluated = self._evidence.fact_source.outcomes([*self.ledger.alerts(since), *passes], now)
+            evidence, alerts = self._evidence, [*self.ledger.alerts(since), *passes]
+            evaluated = evidence.patience.call("the history", lambda: evidence.fact_source.outcomes(alerts, now))
             outcomes = tuple(outcome for outcome in evaluated if outcome.alert not in passes)
             log.report.probe_passes = Counter(outcome.verdict for outcome in evaluated if outcome.alert in passes)
         return outcomes

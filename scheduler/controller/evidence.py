@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from foundation.running import Patience
 from policy.fleet import NodeView, UnitView
 from policy.plan import PolicyState
 from scheduler.ledger.round_log import RoundLog
@@ -24,12 +25,14 @@ def _named(names: Sequence[str], between: str = ", ") -> str:
 class Evidence:
     """The newest scores and facts.
 
+    ``patience``: bounds each read.
     ``facts``: as last read, by unit, and by node for facts about a node.
     ``risks_known``, ``facts_known``: whether they were ever read in this process.
     """
 
     risk_source: RiskSource
     fact_source: FactSource
+    patience: Patience
     risks: Risks = NO_RISKS
     facts: Mapping[str, ReportedFacts] = field(default_factory=dict)
     risks_known: bool = False
@@ -126,7 +129,7 @@ class Evidence:
         return UnitView(unit.name, scored.score, facts.facts, max(since, default=None), facts.probed_at)
 
     def _read_risks(self) -> None:
-        risks = self.risk_source.read()
+        risks = self.patience.call("the scores", self.risk_source.read)
         if risks is not self.risks:
             names = NodeNames(risks.nodes)
             self._scores = {unit.name: unit for units in risks.nodes.values() for unit in units}
@@ -134,7 +137,7 @@ class Evidence:
         self.risks_known = True
 
     def _read_facts(self, now: datetime) -> None:
-        read = self.fact_source.read(now)
+        read = self.patience.call("the events", lambda: self.fact_source.read(now))
         self._reported = NodeNames(name for name, facts in read.items() if facts.planned or facts.valid_from)
         self.facts = read
         self.facts_known = True

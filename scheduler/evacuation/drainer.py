@@ -1,7 +1,7 @@
 """Evacuates nodes: requests checkpoints, waits, and evicts a bounded number of workloads, never by force."""
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -11,7 +11,7 @@ from scheduler.evacuation.case import OUTCOMES, DrainCase, Request, Still
 from scheduler.evacuation.progress import Asked, Leaving, key_of
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ledger.round_log import RoundLog
-from scheduler.ports.errors import SchedulerError, described
+from scheduler.ports.errors import described
 from scheduler.ports.readings import WriteResult
 from scheduler.ports.records import FindingKind, PendingCall
 from scheduler.ports.workloads import (
@@ -70,9 +70,9 @@ class Drainer:
         """List the workloads that must leave a node; with none left, the node is empty."""
         try:
             listed = self.workloads.on_node(case.node)
-        except SchedulerError as error:
-            case.unlisted = f"its workloads cannot be listed: {error}"
-            log.error(f"the workloads on {case.node} cannot be listed: {error}")
+        except Exception as error:  # one faulty node must not block the others
+            case.unlisted = f"its workloads cannot be listed: {described(error)}"
+            log.error(f"the workloads on {case.node} cannot be listed: {described(error)}")
             return
         case.going = tuple(self._understood(workload) for workload in listed if case.concerns(workload))
         known = case.entry.leaving
@@ -281,13 +281,13 @@ class Drainer:
     def _through_scheduler(self, request: Request, fence: Fence) -> tuple[WriteResult, CheckpointState]:
         workload, answer = request.workload, WriteResult("already")
         if request.first:
-            answer = self.workloads.ask_checkpoint(workload, request.ask, fence)
+            answer = _answer_of(lambda: self.workloads.ask_checkpoint(workload, request.ask, fence))
             if not answer.confirmed:
                 return answer, CheckpointState("waiting", answer.message)
         try:
             return answer, self.workloads.checkpoint_state(workload, request.ask.key)
-        except SchedulerError as error:
-            return answer, CheckpointState("waiting", f"its state cannot be read: {error}")
+        except Exception as error:
+            return answer, CheckpointState("waiting", f"its state cannot be read: {described(error)}")
 
     def _asked(self, request: Request, answer: WriteResult, state: CheckpointState, log: RoundLog) -> None:
         case, workload = request.case, request.workload
@@ -339,7 +339,7 @@ class Drainer:
         about = {"workload": workload.name, "uid": workload.uid}
         offer = self._offer_of(workload)
         if leaving.asked == "asked" and offer is not None and offer.means == "scheduler":
-            with contextlib.suppress(SchedulerError):  # it may have answered since the last round
+            with contextlib.suppress(Exception):  # it may have answered since the last round
                 if self.workloads.checkpoint_state(workload, leaving.key).kind == "acknowledged":
                     case.move(workload.uid, asked="acknowledged")
                     log.find(case.node, "acknowledged", "the checkpoint is written", {**about, "key": leaving.key})
@@ -375,13 +375,15 @@ class Drainer:
         if case.held is not None:
             return False
         key = key_of(case.node, case.entry.began_at, f"evict {workload.uid}")
-        writes = self.workloads.preview(workload)
-        number = log.intend(
-            PendingCall(log.clock.now(), case.node, "evict", key, "scheduler", workload, case.why, writes)
-        )
+        number = None
+        with log.boundary(f"the eviction of {workload.name}", blocks=False):
+            writes = self.workloads.preview(workload)
+            number = log.intend(
+                PendingCall(log.clock.now(), case.node, "evict", key, "scheduler", workload, case.why, writes)
+            )
         if number is None:
             return False
-        answer = self.workloads.evict(workload, fence)
+        answer = _answer_of(lambda: self.workloads.evict(workload, fence))
         log.answered(number, answer)
         self._evicted(case, workload, answer, log.clock.now())
         log.step(case.node, "evict", OUTCOMES[answer.kind], workload.name, answer.message, answer.writes)
@@ -405,6 +407,14 @@ class Drainer:
             again = max(pause, min(answer.again_at, now + settings.retry_max_delay) if answer.again_at else pause)
             message = f"{answer.kind}: {answer.message}; retried from {again:%H:%M:%S} UTC"
             case.move(workload.uid, tries=leaving.tries + 1, again_at=again, message=message)
+
+
+def _answer_of(call: Callable[[], WriteResult]) -> WriteResult:
+    """Return the result of a call; the outcome of one that raises is unknown, and must not block the others."""
+    try:
+        return call()
+    except Exception as error:
+        return WriteResult("timeout", described(error))
 
 
 def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Next, str]:

@@ -12,7 +12,7 @@ from scheduler.evacuation.drainer import Drainer, why_there
 from scheduler.evacuation.progress import SETTLED, Evacuating, EvacuationProgress, Phase, Result, stored_progress
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ledger.round_log import RoundLog
-from scheduler.ports.errors import SchedulerError
+from scheduler.ports.errors import SchedulerError, described
 from scheduler.ports.protocols import Clock, SchedulerAdapter
 from scheduler.ports.readings import NodeReading, Switches
 from scheduler.ports.records import PendingCall, Settled
@@ -133,8 +133,8 @@ class Evacuation:
         for name in sorted((wanted | marked) - ends):
             try:
                 listed = self.workloads.on_node(name)
-            except SchedulerError as error:
-                report.errors.append(f"the workloads on {name} cannot be listed: {error}")
+            except Exception as error:
+                report.errors.append(f"the workloads on {name} cannot be listed: {described(error)}")
                 continue
             for workload in listed:
                 if workload.stays is not None:
@@ -205,8 +205,8 @@ class Evacuation:
                 break
             try:
                 reading = self.scheduler.revalidate(name)
-            except SchedulerError as error:
-                log.error(f"{name} cannot be read again: {error}")
+            except Exception as error:  # one faulty node must not block the others
+                log.error(f"{name} cannot be read again: {described(error)}")
                 continue
             entry = nodes.get(name)
             request = entry.request if entry is not None else requests.get(name) if name not in marked else None
@@ -237,7 +237,8 @@ class Evacuation:
             return
         log.find(name, "ended" if entry.phase in SETTLED else "cancelled", why, {"phase": entry.phase})
         if entry.phase == "verifying" and entry.started_at is not None:
-            self._diagnostics.drop(name, entry)
+            with log.boundary(f"the diagnostic of {name}", blocks=False):
+                self._diagnostics.drop(name, entry)
         if entry.phase not in SETTLED:
             what = "to empty it" if entry.request is None else f"for its {entry.rung}"
             log.step(name, "hold", "held", None, f"paused {what}: {why}")
@@ -271,8 +272,8 @@ class Evacuation:
         try:
             switches = self.scheduler.read_switches()
             reading = self.scheduler.revalidate(case.node)
-        except SchedulerError as error:
-            return f"it cannot be read again: {error}"
+        except Exception as error:
+            return f"it cannot be read again: {described(error)}"
         if reading is None:
             return "the node was removed"
         if reading.boot_id != case.reading.boot_id:
@@ -325,8 +326,9 @@ class Evacuation:
             for number, call in log.ledger.open_calls()[:_MOST_OPEN]:
                 try:
                     kind, message = self._became(call, listed)
-                except SchedulerError:
-                    continue  # retried in the next round
+                except Exception as error:  # retried in the next round
+                    log.error(f"whether the {call.kind} on {call.node} was done is not known: {described(error)}")
+                    continue
                 answer = Settled(self.clock.now(), "found" if kind else "not_found", kind, message)
                 log.ledger.settle(number, answer)
                 log.report.notes.append(f"{call.kind} on {call.node} was interrupted: {message}")

@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from foundation.errors import InputError
@@ -20,6 +21,8 @@ from scheduler.ports.workloads import HookKind, HookReply
 
 _LONGEST_ANSWER = 65_536
 _LONGEST_OUTPUT = 65_536
+_MOST_OUTPUT = 64 * 2**20
+_LOOK_EVERY_S = 0.1
 _STATES: Mapping[str, HookKind] = {"done": "done", "acknowledged": "done", "waiting": "waiting", "failed": "failed"}
 # Values of ``state`` in a reply to a checkpoint request.
 
@@ -82,7 +85,8 @@ class CommandHook:
 
     Arguments are those of the settings, the payload's ``kind`` and the key; the payload is JSON on stdin. Exit code 0
     means done, 75 (EX_TEMPFAIL) in progress (it is run again with the same key), any other failed; a JSON object with a
-    ``state`` in the last line of stdout takes precedence over 0 and 75. On timeout its process group is killed.
+    ``state`` in the last line of stdout takes precedence over 0 and 75. On timeout, or after
+    64 MiB of output, its process group is killed.
     At-least-once: a restarted controller runs the command again with the same key.
     """
 
@@ -104,16 +108,28 @@ class CommandHook:
             except OSError as error:
                 return HookReply("refused", f"{argv[0]} cannot be run: {error.strerror or error}")
             try:
-                code = process.wait(self._settings.timeout.total_seconds())
+                code = self._ended(process, answer_body)
             except subprocess.TimeoutExpired:
                 _kill(process)
-                return HookReply("timeout", f"{argv[0]} exceeded its timeout and was killed")
+                limit = "timeout" if os.fstat(answer_body.fileno()).st_size <= _MOST_OUTPUT else "output limit"
+                return HookReply("timeout", f"{argv[0]} exceeded its {limit} and was killed")
             except BaseException:
                 _kill(process)
                 raise
             content = _last_object(answer_body)
         kinds: dict[int, HookKind] = {0: "done", os.EX_TEMPFAIL: "waiting"}
         return _reply(kinds.get(code, "failed"), f"exit code {code}", content)
+
+    def _ended(self, process: subprocess.Popen[bytes], output: IO[bytes]) -> int:
+        """Return the exit code; raises ``TimeoutExpired`` if it runs too long or writes too much."""
+        end = time.monotonic() + self._settings.timeout.total_seconds()
+        while True:
+            left_s = end - time.monotonic()
+            try:
+                return process.wait(max(0.0, min(left_s, _LOOK_EVERY_S)))
+            except subprocess.TimeoutExpired:
+                if left_s <= _LOOK_EVERY_S or os.fstat(output.fileno()).st_size > _MOST_OUTPUT:
+                    raise
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

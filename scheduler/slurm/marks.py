@@ -20,9 +20,9 @@ from telemetry.collect.slurm.nodes import OWN_PREFIX
 
 KEY: Final = "predrain"
 REASON: Final = "reason"
-AUTHOR: Final = "author"
+SET_AT: Final = "set_at"
 WEIGHT: Final = "weight"
-"""Names of markers in a record: the reason of a drain; its user and time, once reported; the raised weight."""
+"""Names of markers in a record: the reason of a drain; when it was set, once reported; the raised weight."""
 
 _AS_KEY = re.compile(rf'"{KEY}"\s*:')
 _IN_TEXT = re.compile(r' ?\{"predrain":(?P<record>\{(?:[^{}]|\{[^{}]*\})*\})\}')
@@ -119,8 +119,8 @@ def slurm_marks_on(node: SlurmNode, settings: SlurmSettings, now: datetime) -> S
     except DamagedRecordError as error:
         damaged = error
     present = {} if node.reason is None else {REASON: node.reason}
-    if record is not None and AUTHOR in record.marks:  # Slurm has reported who set the reason, and when
-        present[AUTHOR] = _author(node)
+    if record is not None and SET_AT in record.marks:  # not by whom: each host resolves user names itself, or cannot
+        present[SET_AT] = str(node.reason_at)
     hard = bool(node.out) and node.reason is not None and not foreign_marks(record, present)
     foreign = None
     if node.reason is not None and not hard:
@@ -135,10 +135,6 @@ def slurm_marks_on(node: SlurmNode, settings: SlurmSettings, now: datetime) -> S
     marks = Marks(Published(record.tier, record.until), soft, hard, drained, since)
     undone = record.level >= Level.AVOID and marks.level < record.level and now < record.until
     return SlurmMarks(marks, foreign, record, damaged, lost, undone)
-
-
-def _author(node: SlurmNode) -> str:
-    return f"{node.user} {node.reason_at}"
 
 
 def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, now: datetime) -> NodeView:
@@ -217,7 +213,7 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
     new = replace(new, tier=action.tier, risk=action.risk, until=end, refused=0 if intact else new.refused)
     change = NodeChange()
     if marks.tainted and (reason := reason_for(action, end)) != node.reason:
-        change, new = NodeChange(reason=reason), new.with_mark(REASON, reason).without(AUTHOR)
+        change, new = NodeChange(reason=reason), new.with_mark(REASON, reason).without(SET_AT)
     published = new, change
     if action.verb == "avoid" and not marks.soft:
         weight = min(node.weight + settings.soft_weight, HIGHEST_WEIGHT)
@@ -225,7 +221,7 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
         change = replace(change, weight=weight)
     if action.verb in ("swap", "drain") and not marks.tainted:
         change = NodeChange("FAIL" if settings.hard_state == "fail" else "DRAIN", reason_for(action, end))
-        new = replace(new, since=now, drain_at=None).with_mark(REASON, change.reason or "").without(AUTHOR)
+        new = replace(new, since=now, drain_at=None).with_mark(REASON, change.reason or "").without(SET_AT)
     if action.verb == "drain" and not marks.drained:
         new = replace(new, drain_at=now)
     if (new, change) != published:
@@ -245,12 +241,12 @@ def weight_again(node: SlurmNode, settings: SlurmSettings, now: datetime) -> Nod
     return _with_extra(node, replace(record, refused=record.refused + 1), NodeChange(weight=record.soft), settings)
 
 
-def authored(node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
-    """Return the change that records user and time of predrain's reason, as reported by Slurm; empty if recorded."""
+def dated(node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
+    """Return the change that records when predrain's reason was set, as reported by Slurm; empty if recorded."""
     ours = slurm_marks_on(node, settings, now)
-    if ours.record is None or not ours.marks.tainted or AUTHOR in ours.record.marks:
+    if ours.record is None or not ours.marks.tainted or SET_AT in ours.record.marks:
         return NodeChange()
-    return _with_extra(node, ours.record.with_mark(AUTHOR, _author(node)), NodeChange(), settings)
+    return _with_extra(node, ours.record.with_mark(SET_AT, str(node.reason_at)), NodeChange(), settings)
 
 
 def _release(action: Action, node: SlurmNode, ours: SlurmMarks, settings: SlurmSettings) -> NodeChange:
@@ -260,7 +256,7 @@ def _release(action: Action, node: SlurmNode, ours: SlurmMarks, settings: SlurmS
     change, new = NodeChange(), old
     if action.to < Level.SWAP:
         change = NodeChange("UNDRAIN") if marks.tainted else change
-        new = replace(new, since=None).without(REASON, AUTHOR)
+        new = replace(new, since=None).without(REASON, SET_AT)
     if action.to < Level.DRAIN:
         new = replace(new, drain_at=None)
     if action.to < Level.AVOID:

@@ -20,8 +20,8 @@ from scheduler.slurm.job import views_by_node
 from scheduler.slurm.marks import (
     SlurmMarks,
     after,
-    authored,
     change_for,
+    dated,
     outside,
     slurm_marks_on,
     view_of,
@@ -186,9 +186,9 @@ class SlurmScheduler(SchedulerExtras):
         return self._read_back(action, node, current, change, answer)
 
     def _follow_up(self, action: Action, current: SlurmNode) -> NodeChange:
-        """Return the change of the record after a read-back: removed markers, or the author of a drain."""
+        """Return the change of the record after a read-back: removed markers, or the time of a reason."""
         if action.verb != "release":
-            return authored(current, self._settings, self._clock.now())
+            return dated(current, self._settings, self._clock.now())
         left = change_for(action, current, self._settings, self._clock.now())
         return left if left == NodeChange(extra=left.extra) else NodeChange()
 

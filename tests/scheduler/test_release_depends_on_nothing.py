@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -22,6 +23,7 @@ from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
 from scheduler.ports.readings import Switches, WriteResult
 from scheduler.ports.report import RoundReport
 from scheduler.ports.workloads import CheckpointOffer, HookReply
+from tests import waiting
 from tests.policy.decide_world import STEP, config
 from tests.scheduler.cluster import Cluster
 from tests.scheduler.evacuation.emptying_cluster import FAST, Recording, workload
@@ -187,6 +189,24 @@ def test_expired_marks_are_released_whatever_raises(part: str, call: str) -> Non
         assert not [message for message in report.errors if message.startswith("the scheduler cannot be read")]
         calls += broken.calls
     assert calls >= len(EXCEPTIONS), "the round makes the call"
+
+
+@pytest.mark.parametrize(("part", "call"), [("scores", "read"), ("events", "read"), ("events", "outcomes")])
+def test_a_source_that_never_answers_delays_a_release_once_and_is_read_again_when_it_has(part: str, call: str) -> None:
+    world, gate = World(), threading.Event()
+    cluster = world.cluster
+    source = {"scores": cluster.risks, "events": cluster.facts}[part].inner
+    read = getattr(source, call)
+    cluster.settings = replace(cluster.settings, max_round_duration=timedelta(milliseconds=50))
+    world.restart()
+    setattr(source, call, lambda *given: gate.wait() and read(*given))
+    for why in ("no end after 0.05 s", "an earlier call has not ended yet"):
+        report = world.round()
+        assert any(f"TimeoutError: {why}" in error for error in report.errors), report.errors
+        assert not {*world.expired} & cluster.levels().keys()
+        assert {*world.current} <= cluster.levels().keys()
+    gate.set()
+    waiting.wait(lambda: not any("TimeoutError" in error for error in world.round().errors))
 
 
 @pytest.mark.parametrize(("part", "call"), CALLS)

@@ -18,7 +18,7 @@ from scheduler.ports.clock import SystemClock
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Precondition, WriteResult
 from scheduler.ports.workloads import CheckpointAsk, Fence, Workload
-from scheduler.slurm.marks import AUTHOR, slurm_marks_on
+from scheduler.slurm.marks import SET_AT, slurm_marks_on
 from scheduler.slurm.node import SlurmNode
 from scheduler.slurm.scheduler import SlurmScheduler, open_slurm
 from scheduler.slurm.settings import SlurmSettings
@@ -224,8 +224,8 @@ def test_a_drain_that_somebody_edited_or_wrote_in_our_form_stays_and_a_node_that
     for name in ("n1", "n3"):
         assert actuator.apply(an("drain", name)).kind == "done"
     ours = actuator.node("n1")
-    assert AUTHOR in slurm_marks_on(ours, actuator.settings, actuator.clock.now()).record.marks, (
-        "Slurm told who drained it, and when"
+    assert SET_AT in slurm_marks_on(ours, actuator.settings, actuator.clock.now()).record.marks, (
+        "Slurm told when it was drained"
     )
     appended = f"{ours.reason} - RMA 4711 opened, keep out"
     cluster.update("n1", reason=f'"{appended}"')

@@ -40,7 +40,7 @@ def test_the_operators_page_names_files_that_are_there_and_the_stages_as_they_ar
     stages = PolicyConfig(read_settings(ROOT / "deploy" / "act" / "act.yaml").policy.thresholds).stages
     for share in FIXED.values():
         assert f"{share:.0%}".replace("%", " %") in page
-    assert f"only with {stages.min_outcomes} outcomes" in page.replace("\n", " ")
+    assert f"after {stages.min_outcomes} outcomes" in page.replace("\n", " ")
 
 
 @pytest.mark.parametrize("kind", [ControllerSettings, EvacuationSettings, KubernetesSettings])

@@ -230,6 +230,11 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path):
         pytest.fail("the child still runs")
 
 
+def test_a_command_that_writes_without_end_is_killed_before_it_fills_the_disk():
+    reply = CommandHook(CommandSettings(("/bin/sh", "-c", "yes"), timedelta(seconds=300))).tell({}, KEY)
+    assert (reply.kind, reply.message) == ("timeout", "/bin/sh exceeded its output limit and was killed")
+
+
 def test_a_command_that_is_not_there_is_refused():
     assert "cannot be run" in CommandHook(CommandSettings(("/nowhere/hook",))).tell({}, KEY).message
 

@@ -270,13 +270,14 @@ def test_a_leader_whose_clock_is_behind_that_of_the_mark_goes_on_with_the_same_d
     assert cluster.workloads.asked["w1-uid"] == first
 
 
+FREE = config("g", free=True, breaker=BreakerConfig(max_risky=1.0, jump=100.0, common_cause=CommonCauseConfig(100)))
+
+
 def test_a_hook_or_diagnostic_that_raises_keeps_no_other_from_its_turn():
     asks = CheckpointOffer("webhook")
     cluster = EmptyingCluster(
         hooks={"webhook": Recording(HookReply("waiting"))},
-        policy=config(
-            "g", free=True, breaker=BreakerConfig(max_risky=1.0, jump=100.0, common_cause=CommonCauseConfig(100))
-        ),
+        policy=FREE,
     )
     cluster.workloads.running = {
         item.uid: item for item in (workload("w1", "n1", checkpoint=asks), workload("w2", "n2", checkpoint=None))
@@ -297,6 +298,42 @@ def test_a_hook_or_diagnostic_that_raises_keeps_no_other_from_its_turn():
     assert report.errors == ["the diagnostic of n0: KeyError: 'spec'"]
     assert ("checkpoint", "unknown", "w1") in work(report)
     assert cluster.progress().nodes["n2"].evicted == {"w2": 1}
+
+
+@pytest.mark.parametrize(
+    ("part", "call"),
+    [("workloads", call) for call in ("on_node", "preview", "evict", "ask_checkpoint", "checkpoint_state")]
+    + [("scheduler", "revalidate"), ("verification", "drop")],
+)
+def test_a_call_that_raises_for_one_node_keeps_no_other_from_its_turn(part, call):
+    cluster = EmptyingCluster(policy=FREE)
+    asks = CheckpointOffer("scheduler") if "checkpoint" in call else None
+    cluster.workloads.running = {
+        item.uid: item for item in (workload("w1", "n1", checkpoint=asks), workload("w2", "n2", checkpoint=None))
+    }
+    cluster.scored(n0=0.95)
+    cluster.round()
+    target = getattr(cluster, part)
+    inner, met = getattr(target, call), []
+
+    def odd(*given, **others):
+        node = given[0] if isinstance(given[0], str) else given[0].node
+        if node == ("n0" if part == "verification" else "n1") and (part != "scheduler" or cluster.level(node)):
+            met.append(node)
+            raise KeyError("spec")
+        return inner(*given, **others)
+
+    setattr(target, call, odd)
+    cluster.clock.move(STEP)
+    cluster.change("n0", opt_out="a person")
+    cluster.scored(n1=0.9, n2=0.9)
+    for _ in range(2):
+        cluster.clock.move(timedelta(seconds=1))
+        report = cluster.round()
+        assert not any(error.startswith("the evacuation") for error in report.errors), report.errors
+    assert met
+    assert "w2-uid" in cluster.evicted()
+    assert "n0" not in cluster.progress().nodes
 
 
 @pytest.mark.parametrize("reached", [True, False])

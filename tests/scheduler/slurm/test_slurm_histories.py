@@ -236,7 +236,8 @@ class SlurmHistory(History):
     @step(2)
     def somebody_edits_the_reason_of_a_drain(self) -> None:
         node, more = self._drained(), self.one_of(" - RMA 4711, keep out", " ", " : reboot issued", "")
-        if self.slurm.all[node].out:  # with the same words it is theirs too
+        if self.slurm.all[node].out:  # with the same words it is theirs too, from the next second on
+            self.world.clock.move(timedelta(seconds=1))
             self._theirs(node, None, f"{self.slurm.all[node].reason}{more}")
             self.met["reason edited"] += 1
 

@@ -12,8 +12,8 @@ from policy.fleet import Level
 from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord
 from scheduler.slurm.marks import (
     after,
-    authored,
     change_for,
+    dated,
     reason_for,
     record_in,
     slurm_marks_on,
@@ -198,7 +198,7 @@ def test_on_a_node_with_another_reason_nothing_is_written_but_our_own_taken_back
 def taken_over(**changed: object) -> SlurmNode:
     """A node that predrain drained, read back and recorded, and that somebody changed since."""
     node = done(NODE, "publish", "swap")
-    node = after(node, authored(node, SETTINGS, T0))
+    node = after(node, dated(node, SETTINGS, T0))
     return replace(node, **{name: change(node) if callable(change) else change for name, change in changed.items()})
 
 
@@ -211,7 +211,6 @@ TAKEN_OVER = {
     "a health check before it": {"reason": lambda node: f"NHC: {node.reason}"},
     "only our first words": {"reason": lambda node: node.reason.partition(";")[0]},
     "a later end": {"reason": lambda node: node.reason.replace("T06", "T23")},
-    "the same words of another user": {"user": "ann"},
     "the same words set again": {"reason_at": T0 + HOUR},
     "no predrain record": {"extra": '{"a": 1}'},
     "the record of another node": {"name": "n1"},
@@ -250,11 +249,12 @@ def test_marks_of_another_installation_stay():
     assert view.notice == "its predrain markers belong to another installation, predrain"
 
 
-def test_what_was_drained_and_recorded_is_ours_and_goes():
-    node = taken_over()
+@pytest.mark.parametrize("user", ["root", "64030", "nobody", None])
+def test_what_was_drained_and_recorded_is_ours_and_goes_however_its_user_is_resolved(user):
+    node = taken_over(user=user)
     assert slurm_marks_on(node, SETTINGS, T0).marks.tainted
     assert view_of(node, (), SETTINGS, T0).notice is None
-    assert authored(node, SETTINGS, T0).empty
+    assert dated(node, SETTINGS, T0).empty
     assert change_for(release(), node, SETTINGS, T0).state == "UNDRAIN"
     renewed = after(node, change_for(action("publish", hours=12), node, SETTINGS, T0 + HOUR))
     assert slurm_marks_on(replace(renewed, reason_at=T0 + HOUR), SETTINGS, T0 + HOUR).marks.tainted

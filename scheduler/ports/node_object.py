@@ -32,6 +32,7 @@ WRITER: Final = "predrain"
 """The field manager of predrain's patches."""
 
 _LONGEST_REASONS = 3
+_CORDONED: Final = "/cordoned-by-us"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Keys:
         self.applied = f"{prefix}/applied-taints"  # annotation: the ownership record
         self.drain = f"{prefix}/drain"  # annotation: start of the drain
         # annotation: predrain cordoned the node, with the time and the earlier state
-        self.cordon = f"{prefix}/cordoned-by-us"
+        self.cordon = f"{prefix}{_CORDONED}"
         self.managed = f"{prefix}/managed"  # label or annotation: opt-out by an operator
         self.maintenance = f"{prefix}/maintenance"  # label or annotation: node is in maintenance
 
@@ -135,7 +136,9 @@ def own_marks(node: NodeObject, keys: Keys) -> OwnMarks:
         taint.effect for taint in node.taints if taint.key == keys.taint and _taint_name(taint) not in foreign
     )
     noted = _annotation(keys.cordon) in present and _annotation(keys.cordon) not in foreign
-    cordon = noted and node.unschedulable and node.cordoner == WRITER
+    # installations write under one name: a cordon that another one noted too is not ours alone
+    shared = any(key.endswith(_CORDONED) and key != keys.cordon for key in node.annotations)
+    cordon = noted and not shared and node.unschedulable and node.cordoner == WRITER
     others = keys.foreign.on({
         "label": node.labels, "annotation": node.annotations, "condition": node.conditions,
         "taint": {taint.key: taint.value for taint in node.taints if taint.effect != "PreferNoSchedule"},

@@ -356,3 +356,18 @@ def test_a_kill_switch_sets_nothing_new_and_a_state_that_was_lost_takes_nothing_
     assert drains.scheduler.announce([signal, other], "p1", lambda: until, new=True) == ()
     message = drains.scheduler.announce([], "another", lambda: until, new=True)
     assert [word.split(" stays: ")[1] for word in message] == ["another does not hold the lease"]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_cordon_that_two_installations_noted_ends_with_the_last_of_them(
+    world: World, cluster: KubernetesClient, hand: Hand, first: int
+) -> None:
+    hands = (hand, Hand(world, cluster, replace(CORDONS, prefix="b.example", namespace="b")))
+    hand.do("swap")
+    world.edit(NODE, by(None))
+    hands[1].do("swap")
+    hands[first].do("release")
+    assert hand.raw()["spec"].get("unschedulable"), "the other one relies on it"
+    hands[1 - first].do("release")
+    assert "unschedulable" not in hand.raw()["spec"]
+    assert hand.raw()["spec"].get("taints") is None

@@ -43,10 +43,13 @@ def normalise_pci_bus_id(text: str) -> str | None:
 
 
 _UUID: Final = re.compile(
-    r"(?:[\w.-]+/[\w.-]+=)?(?P<kind>gpu-|mig-)?(?P<hex>[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12})"
+    r"(?:[\w.-]+/[\w.-]+=)?[^\w-]*(?:uuid\W+)?(?P<kind>gpu-|mig-)?"
+    r"(?P<hex>[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12})\W*"
 )
 # The prefix ``nvidia.com/gpu=`` is from device names of the Container Device Interface.
-_MIG_OF_GPU: Final = re.compile(r"mig-(?P<gpu>gpu-[0-9a-f-]+)/(?P<gi>\d+)/(?P<ci>\d+)")
+_MIG_OF_GPU: Final = re.compile(r"(?:mig-)?(?P<gpu>gpu-[0-9a-f-]+)/(?P<gi>\d+)/(?P<ci>\d+)")
+_NUMBER: Final = re.compile(r"0*(\d{4,}?)(?:\.0)?")
+"""A serial number of digits; spreadsheets drop its leading zeros."""
 _REPEATS: Final = 6
 _PREFIX: Final = re.compile(r"(?:gpu|mig|nic|device)[-_:]|0x")
 
@@ -73,6 +76,8 @@ def is_placeholder(text: str | None) -> bool:
     if text is None:
         return True
     text = text.strip().casefold()
+    uuid = _UUID.fullmatch(text)
+    text = text if uuid is None else uuid["hex"]
     value = _PREFIX.sub("", text, count=1)
     letters = "".join(letter for letter in value if letter.isalnum())
     # ``0`` is not a serial number, but operators may name a device ``gpu-0`` or ``a``.
@@ -81,7 +86,7 @@ def is_placeholder(text: str | None) -> bool:
 
 
 def parent_of_mig(text: str) -> str | None:
-    """Return the GPU in the old form of a MIG instance's name (``MIG-GPU-…/1/0``); None for other names."""
+    """Return the GPU of a MIG instance named ``MIG-GPU-…/1/0`` or ``GPU-…/1/0``; None for other names."""
     match = _MIG_OF_GPU.fullmatch(text.strip().casefold())
     return None if match is None else "GPU-" + match["gpu"].removeprefix("gpu-")
 
@@ -111,12 +116,21 @@ class GpuNames:
         for name, gpu in (other_names or {}).items():
             if not is_placeholder(name):
                 by_key.setdefault(device_key(name), set()).add(gpu)
+        by_number: dict[str, set[str]] = {}
+        for key, named in by_key.items():
+            if (number := _NUMBER.fullmatch(key)) is not None:
+                by_number.setdefault(number[1], set()).update(named)
+        by_key = by_number | by_key
         # A name shared by two GPUs identifies neither.
         self._by_key = {key: gpus.pop() for key, gpus in by_key.items() if len(gpus) == 1}
 
     def find(self, name: str) -> str | None:
         """Return the GPU with this name; None if it is unknown or ambiguous."""
-        return name if name in self.gpus else self._by_key.get(device_key(name))
+        if name in self.gpus:
+            return name
+        key = device_key(name)
+        number = None if key in self._by_key else _NUMBER.fullmatch(key)
+        return self._by_key.get(key if number is None else number[1])
 
     def written(self, name: str) -> str:
         """Return the known spelling of a name, or the name itself if it is unknown or ambiguous."""

@@ -104,6 +104,10 @@ class ObservedSlots:
         several = {node for (node, _), runs in self._in_slot.items() if len({gpu for *_, gpu in runs}) > 1}
         self.renumbered = frozenset(renumbered | several)
 
+    def has_slot(self, node: str, slot: str) -> bool:
+        """Return whether a GPU was ever in a slot."""
+        return (node, slot) in self._in_slot
+
     def find(self, node: str, slot: str, ms: int) -> str | None:
         """Return the GPU in a slot (a :func:`slot_key`) at a time; None if unknown."""
         runs = self._in_slot.get((node, slot), [])

@@ -187,11 +187,14 @@ def name_gpus(
 
     A GPU is given by identity, serial number, PCI address or slot, in ``gpu`` or in a separate column, or else named
     in the event's text. Slots and addresses are resolved to the GPU in that node at that time; if it is unknown, the
-    event is attributed to the node and counted.
+    event is attributed to the node and counted, and so is each index of a table that counts from 1 where slots begin
+    at 0.
     """
     gpu, node = rows["gpu"], rows["node"]
     given = {name: batch.texts(name) for name in GPU_COLUMNS if name in batch and name not in rows}
     places = None if installations is None or installations.unit != "gpu" else GpuPlaces(installations)
+    slots = given.get("slot", gpu)
+    from_one = places is not None and _count_from_one(slots, node, places)
     for row in range(len(gpu)):
         if places is not None and isinstance(gpu[row], str) and places.is_known(gpu[row]):
             continue
@@ -209,13 +212,25 @@ def name_gpus(
             gpu[row] = found_of.pop() if is_one else name
             continue
         slot = given["slot"][row] if "slot" in given else None
-        found = None if places is None else places.find(names, slot, node[row], int(ms[row]))
+        sure = [text for text in names if not (from_one and is_index(text))]
+        found = None if places is None else places.find(sure, slot, node[row], int(ms[row]))
         is_place = name is None or is_index(name) or normalise_pci_bus_id(name) is not None
         if found is None and is_place and isinstance(node[row], str):
             counts[UNKNOWN_GPU] += 1
             _keep_address(rows, row, names)
             name = None
         gpu[row] = found or name
+
+
+def _count_from_one(slots: Texts, nodes: Texts, places: "GpuPlaces") -> bool:
+    """Whether a table names the slot after a node's last and never slot 0, though the node has one."""
+    pairs = zip(nodes, slots, strict=True)
+    named = {(node, int(slot_key(slot))) for node, slot in pairs if isinstance(slot, str) and is_index(slot)}
+    return all(index for _, index in named) and any(
+        [places.has_slot(node, number) for number in (0, index - 1, index)] == [True, True, False]
+        for node, index in named
+        if isinstance(node, str)
+    )
 
 
 def _gpus_in_text(text: str) -> set[str]:
@@ -277,6 +292,11 @@ class GpuPlaces:
         ]
         gpus = {gpu for _, end, gpu in there if ms < end} or {gpu for *_, gpu in there}
         return gpus.pop() if len(gpus) == 1 else None
+
+    def has_slot(self, node: str, index: int) -> bool:
+        """Return whether a slot of a node ever had a GPU."""
+        place = self._installations.names.written(node)
+        return (place, f"slot {index}") in self._at or self._installations.slots.has_slot(place, str(index))
 
     def _in_slot(self, node: str, slot: str, ms: int) -> str | None:
         """Return the GPU of a slot at a time; None if samples and inventory disagree."""

@@ -49,7 +49,9 @@ _TIME = (
     r"(?P<hour>\d{1,2})(?P<colon>[:.h])(?P<minute>\d\d)(?:(?P=colon)(?P<second>\d\d)(?:[.,](?P<fraction>\d+))?)?"
     r"(?:\s*(?P<half>[ap])\.?\s?m\b\.?|\s*uhr\b)?"
 )
-_ZONE = r"(?P<zone>[+-]\d\d(?::?\d\d)?|[A-Za-z]{1,5}(?:[+-]\d{1,2}(?::?\d\d)?)?|[A-Za-z]+/[A-Za-z_/+-]+\d*)"
+_ZONE = (
+    r"(?P<zone>[+-]\d\d(?::?\d\d)?|[A-Za-z]{1,5}(?:\d[A-Za-z]{3}|[+-]\d{1,2}(?::?\d\d)?)?|[A-Za-z]+/[A-Za-z_/+-]+\d*)"
+)
 # Go and Java write the zone's name after its offset, and Apache a colon before the time.
 _AFTER = (
     rf"(?:(?:\s*[T,:_-]\s*|\s+(?:(?:at|à|um|klo?\.?|às|@)\s+)?){_TIME}"
@@ -206,7 +208,7 @@ def _offset(zone: str | None, moment: datetime) -> timedelta | None:
             return moment.replace(tzinfo=ZoneInfo(zone)).utcoffset()
         except (ZoneInfoNotFoundError, OSError) as error:
             raise ValueError(zone) from error
-    match = re.fullmatch(r"([A-Za-z]*)([+-]\d{1,2}(?::?\d\d)?)?", zone)
+    match = re.fullmatch(r"([A-Za-z]*(?:\d[A-Za-z]{3})?)([+-]\d{1,2}(?::?\d\d)?)?", zone)
     named = ZONES.get(match[1].upper() or "UTC") if match else None
     if match is None or named is None:
         raise ValueError(zone)

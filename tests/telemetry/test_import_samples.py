@@ -237,6 +237,11 @@ def test_a_missing_column(missing: str, tmp_path: Path):
     refused(tmp_path, *texts, samples=samples_frame().drop(columns=missing))
 
 
+def test_gigahertz_where_megahertz_are_expected(tmp_path: Path):
+    frame = samples_frame(gpus=1, times=30).assign(sm_clock_mhz=[0, 0.21, *[1.41] * 28])
+    refused(tmp_path, "'sm_clock_mhz'", "seem to be GHz", "scale: {sm_clock_mhz: 1000}", samples=frame)
+
+
 def test_fractions_where_percent_are_expected(tmp_path: Path):
     frame = samples_frame().assign(gpu_util_pct=[0.5 + index / 100 for index in range(24)])
     refused(tmp_path, "'gpu_util_pct'", "seem to be fractions", "scale: {gpu_util_pct: 100}", samples=frame)

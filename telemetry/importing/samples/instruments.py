@@ -34,7 +34,7 @@ EVENT_CODE: Final = "frozen_telemetry"
 """Code of the ``other`` event at the first sample detected as frozen."""
 
 FROZEN: Final = "frozen instrument"
-DEAD_CHANNEL: Final = "dead profiling field"
+DEAD_CHANNEL: Final = "dead field"
 """Reasons for excluding samples and channel values."""
 
 _MINUTE_MS: Final = 60_000

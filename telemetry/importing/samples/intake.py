@@ -16,7 +16,7 @@ from foundation.errors import InputError
 from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.layout import node_hash
 from telemetry.dataset.schema import CHANNEL_TYPES
-from telemetry.identity.devices import device_key, is_placeholder, normalise_pci_bus_id, place_identity
+from telemetry.identity.devices import device_key, is_placeholder, normalise_pci_bus_id, parent_of_mig, place_identity
 from telemetry.importing.batch import Batch
 from telemetry.importing.columns import (
     GPU_PLACE,
@@ -45,7 +45,9 @@ STAY_PROBLEMS = {-1: "unknown {unit}", -2: "before installation", -3: "after rem
 """Quarantine reason by return value of :meth:`telemetry.importing.inventory.InstallationIndex.find`."""
 
 _FRACTION_LEAST = 20
-# Minimum number of nonzero values to conclude that a percent column holds fractions.
+# Minimum number of nonzero values to conclude that a column has another unit.
+_TOO_SMALL: Final = {"%": (1.0, "fractions", "percent", 100), "MHz": (10.0, "GHz", "MHz", 1000)}
+"""By unit: a limit that most values of a working GPU exceed, the unit of values below it, and the factor."""
 
 
 _INDEX: Final = re.compile(r"(?i)(?:(?:/dev/)?nvidia|cuda:|gpu ?|card)?\d{1,2}(?:\.0)?")
@@ -161,11 +163,12 @@ class SampleIntake:
     def _check_usable(self) -> None:
         for name, nonzero in self._nonzero.items():
             if nonzero >= _FRACTION_LEAST and 2 * self._fractions[name] > nonzero:
+                limit, given, expected, factor = _TOO_SMALL[self.channels[name].unit]
                 raise InputError(
-                    f"{self._fractions[name]} of {nonzero} values of {name!r} that are not zero are below 1: "
-                    "they seem to be fractions instead of percent",
+                    f"{self._fractions[name]} of {nonzero} values of {name!r} that are not zero are below {limit:g}: "
+                    f"they seem to be {given} instead of {expected}",
                     f"channel {name!r}",
-                    f"Give `scale: {{{name}: 100}}` in the mapping.",
+                    f"Give `scale: {{{name}: {factor}}}` in the mapping.",
                 )
         if not self.counts["samples_read"] and not self.quarantine.counts:
             raise InputError(
@@ -341,10 +344,10 @@ class SampleIntake:
         )
         is_lost |= numbers.lost
         values, valid, problems, sentinels = parse_values(numbers, channel, scale, offset)
-        if channel.unit == "%":
+        if channel.unit in _TOO_SMALL:
             nonzero = values[valid & (values != 0)]
             self._nonzero[channel.name] += len(nonzero)
-            self._fractions[channel.name] += int((nonzero < 1.0).sum())
+            self._fractions[channel.name] += int((nonzero < _TOO_SMALL[channel.unit][0]).sum())
         self.counts["values_not_supported"] += sentinels
         wrong: dict[str, tuple[int, str]] = {}
         for reason, chosen in problems.items():
@@ -384,7 +387,7 @@ def no_usable_rows(what: str, quarantine: Quarantine, where: str) -> InputError:
 
 
 def _may_be_gpu(name: str) -> bool:
-    return not name.upper().startswith("MIG-") and not is_placeholder(name)
+    return not name.upper().startswith("MIG-") and parent_of_mig(name) is None and not is_placeholder(name)
 
 
 def _encoded(column: pa.ChunkedArray | None, length: int) -> tuple[npt.NDArray[np.int64], list[str]]:

@@ -176,11 +176,12 @@ def test_a_gpu_that_comes_back_is_read_again_and_may_freeze_again() -> None:
     assert check(rows) == ([4, 5, 10, 11], [4, 10])
 
 
-def test_a_profiling_field_that_is_zero_while_busy_is_dead_until_it_moves() -> None:
+@pytest.mark.parametrize("name", ["gr_engine_active_ratio", "power_w", "gpu_temp_c"])
+def test_a_field_that_is_zero_while_busy_is_dead_until_it_moves(name: str) -> None:
     minutes = range(0, 1200, 30)
-    rows = [working(m, gr_engine_active_ratio=0.0 if m < 1100 else 0.9, dram_active_ratio=0.2) for m in minutes]
+    rows = [working(m, dram_active_ratio=0.2) | {name: 0.0 if m < 1100 else 0.9} for m in minutes]
     findings = Instruments(["g0"]).check(block(rows))
-    dead = np.flatnonzero(findings.dead["gr_engine_active_ratio"])
+    dead = np.flatnonzero(findings.dead[name])
     assert [minutes[row] for row in dead] == [m for m in minutes if 360 <= m < 1100]
     assert not findings.dead["dram_active_ratio"].any()
 

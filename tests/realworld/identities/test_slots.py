@@ -108,6 +108,17 @@ def test_samples_without_an_identity_are_of_the_gpu_in_their_place(tmp_path: Pat
     assert rows["node"].tolist() == ["node-0"] * 12 + ["node-1"] * 12
 
 
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [(["1", "4"], [None, None]), (["GPU 2", "GPU 4"], [None, None]), (["0", "4"], [0, None]), (["1", "3"], [1, 3])],
+)
+def test_slots_of_a_table_that_counts_from_one_are_of_the_node(tmp_path: Path, named: list[str], expected: list):
+    rows = [(turn, name) for turn, name in enumerate(named, 1)]
+    gpus, result = placed(tmp_path, *rows, samples=samples_frame(4, per_node=4), inventory=inventory_frame(4, 4))
+    assert gpus == [None if number is None else gpu(number) for number in expected]
+    assert result.counts.get(UNKNOWN_GPU, 0) == expected.count(None)
+
+
 def test_a_gpu_that_was_in_another_slot_in_between_is_not_guessed():
     runs = [("a", "2", 0, 10), ("a", "1", 20, 30), ("a", "2", 40, 50), ("b", "3", 0, 10), ("b", "3", 40, 50)]
     frame = pd.DataFrame(runs, columns=["gpu", "slot", "first_ms", "last_ms"]).assign(node="n")

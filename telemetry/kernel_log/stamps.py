@@ -307,18 +307,18 @@ def date_lines(lines: Sequence[Sequence[Stamp]], clock: LogContext) -> list[date
     Years are inferred backwards: no line is more than half a year later than the next one.
     """
     instants: list[datetime | str | None] = []
-    limit = (clock.reference or datetime.now(UTC)).astimezone(UTC)
+    limit = following = (clock.reference or datetime.now(UTC)).astimezone(UTC)
     if clock.boot_time is not None:
         clock = replace(clock, boot_time=clock.boot_time.astimezone(UTC))
     for stamps in reversed(lines):
-        when = _date(stamps, clock, limit)
+        when = _date(stamps, clock, limit, following)
         if isinstance(when, datetime) and when < limit:
-            limit = min(limit, when + _DISORDER)
+            limit, following = min(limit, when + _DISORDER), when
         instants.append(when)
     return instants[::-1]
 
 
-def _date(stamps: Sequence[Stamp], clock: LogContext, limit: datetime) -> datetime | str | None:
+def _date(stamps: Sequence[Stamp], clock: LogContext, limit: datetime, following: datetime) -> datetime | str | None:
     """Resolve the timestamp closest to the message; earlier ones were added by forwarders.
 
     The kernel's time since boot is closer still but used last, because the boot time is rarely known.
@@ -334,7 +334,9 @@ def _date(stamps: Sequence[Stamp], clock: LogContext, limit: datetime) -> dateti
         elif clock.zone is None:
             lacking = lacking or NO_ZONE
         else:
-            return _localised(stamp.naive, clock.zone, limit) if not stamp.yearless else _latest(stamp, clock, limit)
+            if stamp.yearless:
+                return _latest(stamp, clock, limit, following)
+            return _localised(stamp.naive, clock.zone, following)
     if lacking is not None or not stamps:
         return lacking
     since_boot = stamps[-1].since_boot
@@ -343,13 +345,13 @@ def _date(stamps: Sequence[Stamp], clock: LogContext, limit: datetime) -> dateti
     return clock.boot_time + timedelta(seconds=since_boot)
 
 
-def _latest(stamp: Stamp, clock: LogContext, limit: datetime) -> datetime | None:
+def _latest(stamp: Stamp, clock: LogContext, limit: datetime, following: datetime) -> datetime | None:
     """Resolve to the latest year that puts the timestamp at most a day after ``limit``."""
     assert stamp.naive is not None
     assert clock.zone is not None
     for year in range(limit.year + 1, limit.year - 8, -1):  # Feb 29 recurs after four or eight years
         try:
-            when = _localised(stamp.naive.replace(year=year), clock.zone, limit)
+            when = _localised(stamp.naive.replace(year=year), clock.zone, following)
         except ValueError:
             continue
         if when is not None and when <= limit + _AHEAD:
@@ -357,10 +359,10 @@ def _latest(stamp: Stamp, clock: LogContext, limit: datetime) -> datetime | None
     return None
 
 
-def _localised(naive: datetime, zone: tzinfo, limit: datetime) -> datetime | None:
-    """Convert to UTC; in the hour repeated by a DST change, prefer the later time unless it is after ``limit``."""
+def _localised(naive: datetime, zone: tzinfo, following: datetime) -> datetime | None:
+    """Convert to UTC; in the hour repeated by a DST change, prefer the later time unless the next line is earlier."""
     try:
         first, second = (naive.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
     except OverflowError:  # the first or last representable day
         return None
-    return second if first < second <= limit + _CLOCK_ERROR else first
+    return second if first < second <= following + _CLOCK_ERROR else first

@@ -361,6 +361,15 @@ def test_a_zone_name_that_several_zones_share_is_taken_from_the_mapping() -> Non
     assert event["timestamp"] == pd.Timestamp("2026-02-28T18:20:00Z")
 
 
+@pytest.mark.parametrize("form", ["%b %d %H:%M:%S", "%Y-%m-%d %H:%M:%S", "[%a %b %d %H:%M:%S %Y]"])
+def test_the_order_of_lines_tells_apart_the_hours_that_a_clock_shows_twice(form: str) -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+    instants = pd.date_range("2025-10-25T23:50Z", "2025-10-26T02:10Z", freq="20min")
+    lines = [f"{instant.tz_convert(berlin):{form}} node-0 kernel: {XID}" for instant in instants]
+    log = parse_kernel_log(lines, timezone=berlin, reference_time=datetime(2026, 3, 1, tzinfo=UTC), node="node-0")
+    assert log.events["timestamp"].tolist() == instants.tolist()
+
+
 def test_a_log_without_years_ends_when_it_was_last_written(tmp_path: Path) -> None:
     log = tmp_path / "node-0.log"
     log.write_text(f"Dec 31 23:59:59 node-0 kernel: {XID}\nMar  1 00:20:00 node-0 kernel: {XID}\n")

@@ -17,7 +17,7 @@ RISK = "a high risk"
 """Report of a node whose risk reached ``high``, dated to the start of its episode."""
 
 TEST = "diagnostic_failed"
-"""A fleet-wide diagnostic finds many faulty nodes at once, so failed tests form bursts only among neighbours."""
+"""A fleet-wide diagnostic finds many faulty nodes in one pass, so failed tests form bursts only among neighbours."""
 
 _NAMED = 3
 

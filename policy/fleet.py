@@ -174,7 +174,7 @@ class NodeView:
     changed.
     ``opt_out``: label or annotation that opts the node out.
     ``owner``: another tool that controls the node.
-    ``cordoned_by``: operator or other tool that took it out of service; None: nobody but predrain.
+    ``cordoned_by``: operator or other tool that took it out of service; None: only predrain, if anyone.
     ``down``: not ready, for any reason.
     ``readable``: False: state, reason or owner could not be read. The node is then left alone, since any action might
     override an operator.
@@ -183,7 +183,7 @@ class NodeView:
     ``uncordoned``: an operator removed predrain's cordon, so its other taints are removed too.
     ``resting``: why the node is out of service as planned, for example power saving; neither failed nor capacity.
     ``unwritable``: why writes to the node are suspended, releases included, for example during a reboot.
-    ``notice``: message for operators, for example about a predrain taint that somebody edited.
+    ``notice``: message for operators, for example about a predrain taint that someone edited.
     ``software``: driver and exporter versions as one string.
     ``maintenance``: description of the current maintenance; None: none.
     ``planned``: start and end of each relevant maintenance known from events.

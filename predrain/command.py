@@ -54,7 +54,7 @@ class Verbs(TyperGroup):
         return verb, command, _repeated(command, rest)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb; user errors are printed as one line, with exit code 1."""
+        """Run the command; on a user error, print one line and exit with code 1."""
         with reported():
             return super().invoke(ctx)
 

@@ -121,7 +121,7 @@ def fleet_verdicts(reference: Reference, recent: Recent) -> list[DriftVerdict]:
 
 
 def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movement]) -> list[DriftVerdict]:
-    """Attribute drift of readings to the telemetry, to the workload, or to no known cause."""
+    """Attribute shifts in readings to telemetry, workload, or an unknown cause."""
     channels, silent = moved_channels(moves), vanished_channels(moves)
     aligned = _aligned(reference, recent, moves)
     out: list[DriftVerdict] = []

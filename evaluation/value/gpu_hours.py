@@ -127,7 +127,7 @@ def _counted(
     left: list[Ints] = []  # per mark: when the jobs of its node left it
     left_at = np.full(len(size), NEVER)
     free = _free(fleet, jobs, marks) if soft else None
-    ends_at = np.minimum(marks.until, marks.found)  # a found fault is repaired at once
+    ends_at = np.minimum(marks.until, marks.found)  # a found fault is repaired immediately
     for mark, (node, at, until, drained) in enumerate(
         zip(marks.node, marks.at, marks.until, marks.drained, strict=True)
     ):

@@ -188,7 +188,7 @@ def first_fit(gpus: Ints, size: Ints, arrival: Ints, duration: Ints, end: int, e
 
     ``gpus``: GPUs of each node. A job that fits on one node gets all its GPUs there; a larger one takes whole nodes.
     ``size``: at most the fleet's GPUs; ``arrival``: ascending; ``duration``, ``end``, ``every``: milliseconds.
-    Returns: the jobs that start before ``end``; a gang starts on all its nodes at once.
+    Returns: the jobs that start before ``end``; a gang starts on all its nodes together.
     """
     free, now = gpus.copy(), 0
     rows: list[tuple[int, int, int, int, int]] = []

@@ -25,7 +25,7 @@ BUSY_FROM_PCT = 80.0
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPlan:
-    """The columns of the group; none if a dataset has neither utilization nor power.
+    """Return the group's columns; empty if the dataset has neither utilization nor power.
 
     ==========================  ==============================================================================
     gpu_util_pct, idle_share    share of samples below 5 % (larger windows)

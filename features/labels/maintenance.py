@@ -171,7 +171,7 @@ def _windows(facts: EventArrays) -> Iterator[_Window]:
 
 
 def _first_ends(ends: list[tuple[int, int]], start: int) -> list[tuple[int, int]]:
-    """Return the ends (known, time) that are successively the first at or after ``start``, by known-at time.
+    """Return (known-at, end) pairs: the first end at or after ``start`` as of each time that a new one became known.
 
     A later end that became known sooner is the first until the earlier one becomes known.
     """

@@ -1,7 +1,7 @@
 """Node incidents and common causes: unit incidents that are one node failure, and nodes that fail together.
 
 A drain evacuates the whole node, so failures of its units within minutes are one event to predict. A failed switch or
-power feed takes down many nodes at once: however many incidents it causes, it is one independent observation.
+power feed takes down many nodes simultaneously: however many incidents it causes, it is one independent observation.
 """
 
 from datetime import timedelta

@@ -141,7 +141,7 @@ class QuietServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen with a backlog larger than the one asyncio accepts at once."""
+        """Listen with a backlog larger than asyncio's default."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
@@ -209,7 +209,7 @@ async def serving(
     server = QuietServer(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        listener.listen(BACKLOG)  # before the port is known to callers, who may connect at once
+        listener.listen(BACKLOG)  # before the port is known to callers, who may connect immediately
         server.port = int(listener.getsockname()[1])
         yield server
     finally:

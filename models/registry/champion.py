@@ -4,7 +4,7 @@ The alias ``champion`` names the version in use; the tag :data:`HISTORY_TAG` of 
 in order, the current one last. MLflow has no transaction over both, so each change is two writes, ordered so that the
 state is unambiguous (:func:`_history`) if the process is killed in between: a promotion appends to the list and then
 moves the alias, a rollback moves the alias and then truncates the list. A list that continues past the alias is
-truncated there. The first champion gets the alias first, so that a list without an alias always means that somebody
+truncated there. The first champion gets the alias first, so that a list without an alias always means that someone
 removed the alias, and is an error rather than "no champion yet".
 """
 
@@ -72,7 +72,7 @@ class ChampionHistory:
     def refuse_unseated(self, model: str) -> None:
         """Reject a model that had a champion and has none any more.
 
-        Raises ``InputError`` if somebody removed the alias or deleted its version.
+        Raises ``InputError`` if someone removed the alias or deleted its version.
         """
         if not self.unseated:
             return

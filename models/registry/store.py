@@ -27,7 +27,7 @@ CHALLENGER = "challenger"
 """Alias of the latest registered version."""
 
 CHAMPION = "champion"
-"""Alias of the version in use."""
+"""Alias of the champion's model version."""
 
 DIGEST_TAG = "bundle_digest"
 """Tag of a version: digest of its bundle."""
@@ -55,7 +55,7 @@ _LOGGERS = {
 
 
 def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str) -> int:
-    """Register a bundle as a version of a model and make it the challenger.
+    """Register a bundle as a new model version with the challenger alias.
 
     The version is a pyfunc logged from code (``models/registry/pyfunc.py``) whose only artifact is the bundle's folder:
     nothing is pickled, and ``mlflow models serve`` returns risks. A bundle that is already a version with files is not

@@ -228,7 +228,7 @@ def choose_rows(
 
     shift = 0.0
     if len(positives) and len(on_rows) + len(off_rows):
-        # Half a positive stands for none: the incident has augmented rows in the span, but no grid row.
+        # Half a positive replaces a count of zero: the incident has augmented rows in the span, but no grid row.
         true_odds = max(len(on_positive), 0.5) / max(int((negative & ~rows.augmented).sum()), 1)
         shift = float(np.log(true_odds) - np.log(len(positives) / (on_weight.sum() + off_weight.sum())))
     return TrainingSet(

@@ -114,7 +114,7 @@ def network_log_odds(
 ) -> np.ndarray:
     """Score rows in batches of some hundreds, so that activations stay in the cache.
 
-    ``inputs``: maps (begin, end) to windows and static features, so that not all rows are scaled at once.
+    ``inputs``: maps (begin, end) to windows and static features, so that rows can be scaled in blocks.
     """
     out = np.empty(rows)
     with _deterministic(), torch.no_grad():

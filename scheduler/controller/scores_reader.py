@@ -25,7 +25,7 @@ _MOST_RECORDS = 2_000_000
 _TRIES = 3
 
 CLOCK_SKEW: Final = timedelta(minutes=5)
-"""Tolerance for a scorer's clock that is ahead of ours."""
+"""Tolerance for a scorer's clock that is ahead of the local one."""
 
 
 class ScoresReader:

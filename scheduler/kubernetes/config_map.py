@@ -17,7 +17,7 @@ _TEXT: Final = "state"
 _TRIES: Final = 4
 
 Change = Callable[[dict[str, Any]], dict[str, Any] | WriteResult]
-"""Returns the object to write in place of the current one, or a result if there is nothing to write."""
+"""Returns the object that replaces the current one, or a result if there is nothing to write."""
 
 
 class ConfigMapText:

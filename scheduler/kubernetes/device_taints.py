@@ -45,7 +45,7 @@ class SliceDevice:
 class DeviceTaints:
     """The device taints of one cluster.
 
-    Only rules with predrain's name prefix and label that nobody edited are changed. While a node has a hard marker,
+    Only rules with predrain's name prefix and label that no one edited are changed. While a node has a hard marker,
     each device of the GPUs that caused it has one rule with effect ``NoSchedule``; running pods keep their devices.
     """
 

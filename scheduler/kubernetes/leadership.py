@@ -149,7 +149,7 @@ class Leadership:
         return until
 
     def _is(self, holder: str, stamp: str) -> bool:
-        """Whether the stored lease was written by an earlier attempt of ours without a response."""
+        """Whether the stored lease was written by an earlier attempt whose response was lost."""
         spec = _spec(self._api.read(self._path, named=self._name))
         return spec.get("holderIdentity") == holder and spec.get("renewTime") == stamp
 

@@ -156,7 +156,7 @@ class PlacementCheck:
     def _beside_others(
         self, pod: Object, anti_affinity: list[Object], spread: list[Object], selectors: list[list[Object]]
     ) -> Callable[[_Node], bool]:
-        """Return a predicate for nodes that admit the pod beside the current pods of its namespace."""
+        """Return a predicate for nodes that admit the pod alongside the current pods of its namespace."""
         metadata = pod["metadata"]
         namespace = metadata.get("namespace") or "default"
         params = {"fieldSelector": LIVING, "limit": str(_PAGE * 4)}

@@ -72,7 +72,7 @@ class RoundLog:
         return number
 
     def settle(self, number: int | None, settled: Settled) -> None:
-        """Record the outcome of a call, if the call was recorded."""
+        """Record the result of a call; no-op if its intent was not recorded."""
         if number is not None:
             with self.recording():
                 self.ledger.settle(number, settled)

@@ -19,5 +19,5 @@ _WRITTEN_FOR_PEOPLE = (SchedulerError, SourceError, LedgerError, InputError)
 
 
 def described(error: Exception) -> str:
-    """Return an error's message, with its class name unless the error is one of ours."""
+    """Return an error's message, with its class name unless it is a predrain error."""
     return str(error) if isinstance(error, _WRITTEN_FOR_PEOPLE) else f"{type(error).__name__}: {error}"

@@ -106,7 +106,7 @@ class OwnMarks:
     ``damaged``: why the record is invalid or belongs to another installation; then predrain owns nothing on the node.
     ``foreign``: markers under predrain's keys that it does not own, with the reason.
     ``taints``: effects of predrain's taints.
-    ``cordon``: predrain cordoned the node, and nobody else has since.
+    ``cordon``: predrain cordoned the node, and no one else has since.
     ``uncordoned``: predrain cordoned it, and another client removed or took over the cordon.
     ``user``: marker of another tool that is working on the node, and may rely on an existing cordon.
     ``opt_out``: marker that opts the node out of remediation by any tool.

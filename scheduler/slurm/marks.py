@@ -1,6 +1,6 @@
 """predrain's markers on a Slurm node, and the changes of each action.
 
-The markers are the reason of a drain, and the weight. The record is a JSON object in ``extra``, beside other content.
+The markers are the reason of a drain, and the weight. The record is a JSON object in ``extra``, next to other content.
 """
 
 import json

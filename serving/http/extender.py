@@ -176,7 +176,7 @@ def priority(state: ScoredNode | None) -> int:
 def filter_result(kept: list[str], removed: dict[str, str]) -> dict[str, Any]:
     """Return ``ExtenderFilterResult``.
 
-    Preempting other pods would not make a node safer, so schedulers from 1.21 are told to look for victims elsewhere;
+    Preempting other pods would not make a node safer, so schedulers from 1.21 look for victims elsewhere;
     older ones only know FailedNodes.
     """
     failed = {"FailedNodes": removed, "FailedAndUnresolvableNodes": removed}

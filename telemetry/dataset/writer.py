@@ -50,7 +50,7 @@ from telemetry.dataset.store import Dataset
 
 
 class DatasetWriter:
-    """Builds a dataset beside ``path`` and swaps it in by :meth:`finish`.
+    """Builds a dataset next to ``path`` and swaps it in by :meth:`finish`.
 
     Use it as a context manager: on an error ``path`` is unchanged. Threads may call :meth:`write_samples` concurrently
     for different buckets.

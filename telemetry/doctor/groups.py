@@ -41,7 +41,7 @@ class Group:
 
     ``condition``: requirements on board, driver or permissions, as a sentence; may be empty.
     ``channels``: in display order.
-    ``precursor``: whether failures have known precursors in these channels; used in place of a model's channels.
+    ``precursor``: whether failures have known precursors in these channels; used instead of a model's channels.
     ``classes``: failure classes with precursors in these channels.
     """
 

@@ -62,7 +62,7 @@ def rows_of(spill: Spill, units: Collection[int]) -> pd.DataFrame:
 
 
 def shared_units(rows: pd.DataFrame, step_ms: int) -> tuple[list[int], pd.DataFrame]:
-    """Return the units seen on two nodes at once, i.e. identities shared by several GPUs, and stray rows.
+    """Return the units seen on two nodes at the same time, i.e. identities shared by several GPUs, and stray rows.
 
     ``rows``: see :func:`rows_of`. A unit seen on one node and then on another has moved.
     Stray rows are too few to indicate another GPU, compared with those on other nodes.

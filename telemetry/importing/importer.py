@@ -43,7 +43,7 @@ from telemetry.importing.mapping import ImportMapping, TableMapping, load_mappin
 from telemetry.importing.quarantine import Quarantine
 
 AHEAD: Final = timedelta(days=1)
-"""Tolerance for clocks that are ahead, and for wrong time zones."""
+"""Tolerance for clock skew and wrong time zones."""
 
 DEFAULT_MAX_LOSS: Final = 0.05
 _LOG = logging.getLogger(__name__)

@@ -298,7 +298,7 @@ def order_shown(columns: Iterable[pa.ChunkedArray]) -> DateOrder | None:
 
 
 def _is_numeric(text: pa.ChunkedArray) -> bool:
-    """Whether a column is numeric, judged by its first value; compact dates do not count as numbers."""
+    """Whether a column is numeric, based on its first value; compact dates do not count as numbers."""
     reported = text.filter(pa.array(~_are_none(text)))
     reported = reported.drop_null().slice(0, 1)
     if not len(reported):

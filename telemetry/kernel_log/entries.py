@@ -214,7 +214,7 @@ def json_entries(text: str, number: int) -> list[Entry]:
 
 
 def is_log(beginning: bytes) -> bool:
-    """Whether JSON is a log rather than a table of events, judged by its first bytes."""
+    """Whether JSON is a log rather than a table of events, based on its first bytes."""
     text = beginning.decode("utf-8", errors="replace")
     if re.search(r'"type"\s*:', text) or not _LOG_FIELD.search(text):
         return False

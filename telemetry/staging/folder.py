@@ -1,4 +1,4 @@
-"""The staging folder: small immutable files written by collectors beside a dataset, and their schemas."""
+"""The staging folder: small immutable files written by collectors next to a dataset, and their schemas."""
 
 import contextlib
 import itertools

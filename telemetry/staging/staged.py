@@ -265,7 +265,7 @@ class Staged:
         return self.tables
 
     def entries(self, old: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the sources with these staged files in place of those of the last compaction."""
+        """Return the sources with these staged files instead of those of the last compaction."""
         entries = [entry for entry in old if entry.get("role") != STAGED_ROLE]
         return entries + [{"role": STAGED_ROLE, "name": name} for name in self.staged]
 

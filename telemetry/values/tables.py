@@ -1,4 +1,4 @@
-"""Reading of catalogues beside modules: CSV with ``#`` comments."""
+"""Reading of catalogues next to modules: CSV with ``#`` comments."""
 
 import csv
 from pathlib import Path

@@ -352,7 +352,7 @@ def node_changes(before: ObservedKubernetesNode | None, after: ObservedKubernete
     turned = tuple(name for name, ms in after.transitions_ms.items() if before.transitions_ms.get(name) != ms)
     for key, marker in new.items():
         was_ms, since_ms = old[key].since_ms if key in old else None, marker.since_ms
-        # It may have ended and begun again between two observations.
+        # It may have ended and started again between two observations.
         again = was_ms is not None and since_ms is not None and since_ms - was_ms > _AGAIN_MS
         if key not in old or again:
             # A new fault in a condition that was already bad is dated by the heartbeat, otherwise by the transition.

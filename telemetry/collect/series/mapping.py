@@ -59,7 +59,7 @@ class SourceMapping(Section):
     """Mapping file of a Prometheus-like source."""
 
     metrics: dict[str, str] = Field(default_factory=dict)
-    """Metric name to channel; a DCGM name, DCGM field ID (as a string) or AMD name stands for its channel too."""
+    """Metric name to channel; a DCGM name, DCGM field ID (as a string) or AMD name maps to its channel too."""
 
     scale: dict[str, float] = Field(default_factory=dict)
     """Channel to the factor for its values."""

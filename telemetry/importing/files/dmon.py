@@ -30,7 +30,7 @@ class _Header(NamedTuple):
 
 
 def is_dmon(path: Path) -> bool:
-    """Whether a file is dmon output, judged by its first bytes."""
+    """Whether a file is dmon output, based on its first bytes."""
     return _read_header(path) is not None
 
 

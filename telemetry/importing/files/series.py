@@ -29,7 +29,7 @@ _LEAST_MS_DIGITS: Final = 12
 
 
 def is_series_export(path: Path) -> bool:
-    """Whether a file is a time-series export, judged by its first bytes."""
+    """Whether a file is a time-series export, based on its first bytes."""
     return _export_kind(path) is not None
 
 

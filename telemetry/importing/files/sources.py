@@ -33,7 +33,7 @@ def stem_of(path: Path) -> str:
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file is compressed, judged by its suffix."""
+    """Whether a file is compressed, based on its suffix."""
     return path.suffix.lower() in UNPACKERS
 
 

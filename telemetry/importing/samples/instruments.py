@@ -333,7 +333,7 @@ class Instruments:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """Rows of units, each unit preceded by a head row that stands for all earlier rows.
+    """Rows of units, each unit preceded by a head row that represents all earlier rows.
 
     ``heads``, ``rows``, ``ends``: positions of the head rows, the other rows, and the last row of each unit.
     """

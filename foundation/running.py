@@ -1,6 +1,7 @@
 """Utilities of long-running processes: signals, intervals, polling, backoff, failure logs, garbage collection."""
 
 import asyncio
+import functools
 import gc
 import logging
 import random
@@ -12,10 +13,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+P = ParamSpec("P")
 
 Wait = Callable[[float], bool]
 """Waits up to this many seconds; returns True to stop, like ``wait`` of a :class:`threading.Event`."""
@@ -123,7 +125,12 @@ class Patience:
         self._open: dict[str, Future[Any]] = {}
 
     def call(self, name: str, call: Callable[[], T]) -> T:
-        """Return the result or raise its exception; ``TimeoutError`` if it, or an earlier call, is still running."""
+        """Return the result or raise its exception; ``TimeoutError`` if it, or an earlier call, is still running.
+
+        A call within a call of the same name shares its thread and its limit.
+        """
+        if threading.current_thread().name == name:
+            return call()
         if name in self._open and not self._open[name].done():
             raise TimeoutError("an earlier call has not ended yet")
         answer: Future[T] = Future()
@@ -141,6 +148,31 @@ class Patience:
         except TimeoutError:
             raise TimeoutError(f"no end after {self._longest_s:g} s") from None
         return answer.result()
+
+
+_Method = Callable[Concatenate[Any, P], T]
+
+
+def bounded(name: str, error: type[Exception]) -> Callable[[_Method[P, T]], _Method[P, T]]:
+    """Return a decorator that bounds methods by the ``patience`` of their object (None: unbounded).
+
+    ``error``: raised instead of ``TimeoutError``.
+    """
+
+    def decorate(method: _Method[P, T]) -> _Method[P, T]:
+        @functools.wraps(method)
+        def within(self: Any, /, *args: P.args, **others: P.kwargs) -> T:
+            if self.patience is None:
+                return method(self, *args, **others)
+            try:
+                patience: Patience = self.patience
+                return patience.call(name, lambda: method(self, *args, **others))
+            except TimeoutError as late:
+                raise error(f"{name} does not respond: {late}") from late
+
+        return within
+
+    return decorate
 
 
 class Poller:

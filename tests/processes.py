@@ -63,6 +63,28 @@ def running(
         process.wait(120)
 
 
+_LEASE = """
+    import fcntl, os, signal, sys
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    fcntl.fcntl(os.open(sys.argv[1], os.O_RDWR), fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def hanging(file: Path) -> Iterator[None]:
+    """Let the kernel hold back every ``open`` of a file until the block ends: another process has a lease on it."""
+    command = [sys.executable, "-c", textwrap.dedent(_LEASE), str(file)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        try:
+            yield
+        finally:
+            holder.kill()
+
+
 @contextlib.contextmanager
 def serving(folder: Path, *options: object, port: int | None = None) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Run ``predrain serve`` on a folder's scores; gives the process and its port once it answers."""

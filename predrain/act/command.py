@@ -108,7 +108,7 @@ def act(
             if as_json:
                 print_json(switches)
             return
-    with closing(_ledger(ledger, chosen.cluster, dry_run=dry_run, undo=release_all)) as record:
+    with closing(_ledger(ledger, chosen.cluster, given, dry_run=dry_run, undo=release_all)) as record:
         controller = _controller(chosen, (scores, events), given, record, undo=release_all, unusable=unusable)
         if dry_run:
             if controller.unusable is not None:
@@ -260,6 +260,7 @@ def _controller(
     ``unusable``: why the settings are invalid. The controller reports this, and any other unusable input, and then only
     releases expired markers.
     """
+    from foundation.running import Patience
     from predrain.act.assembly import evacuation_of, facts_of
     from scheduler.controller.controller import Controller
     from scheduler.controller.scores_reader import ScoresReader
@@ -268,6 +269,7 @@ def _controller(
     from scheduler.ports.risks import MemoryFacts, MemoryRisks
 
     scores, events = (None, None) if undo else sources
+    sources_limit = Patience(given.controller.max_round_duration.total_seconds())
     if undo and unusable is not None:
         sys.stderr.write(f"predrain act: {unusable} All markers are still released.\n")
         unusable = None
@@ -277,11 +279,11 @@ def _controller(
     evacuation = None
     try:
         if unusable is None:
-            check_scores(scores)
+            sources_limit.call("the scores", lambda: check_scores(scores))
             if not undo:
                 _refuse_unknown_groups(given, chosen)
             evacuation = evacuation_of(chosen, given, clock, undo=undo)
-            facts = facts_of(events, evacuation, record, scores)
+            facts = sources_limit.call("the events", lambda: facts_of(events, evacuation, record, scores))
             risks = risks if scores is None else ScoresReader(scores, clock, given.controller.max_score_lifetime)
     except Exception as error:  # a release needs none of it
         unusable = None if undo else described(error)
@@ -305,17 +307,19 @@ def _refuse_unknown_groups(given: "ActSettings", chosen: "ChosenScheduler") -> N
         raise InputError(f"policy.stages.pinned names {group!r}, but no node is in this group", chosen.where, do)
 
 
-def _ledger(file: Path, cluster: str, *, dry_run: bool, undo: bool) -> "SqliteLedger":
+def _ledger(file: Path, cluster: str, given: "ActSettings", *, dry_run: bool, undo: bool) -> "SqliteLedger":
     from foundation.errors import InputError
     from scheduler.ledger.sqlite_ledger import SqliteLedger
+    from scheduler.ports.errors import LedgerError
 
     if dry_run:
         return SqliteLedger(None)  # a dry run evaluates no past alerts and records nothing
+    longest_s = given.controller.max_round_duration.total_seconds()
     if not undo:
-        return SqliteLedger(file, cluster, required=False)
+        return SqliteLedger(file, cluster, required=False, longest_s=longest_s)
     try:
-        return SqliteLedger(file, cluster)
-    except InputError as error:
+        return SqliteLedger(file, cluster, longest_s=longest_s)
+    except (InputError, LedgerError) as error:
         sys.stderr.write(f"predrain act: {error} All markers are still released, without a record in the ledger.\n")
         return SqliteLedger(None)
 

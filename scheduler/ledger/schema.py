@@ -78,7 +78,7 @@ CREATE INDEX findings_by_node ON findings (node, id);
 CREATE TABLE cluster (name TEXT NOT NULL);
 """
 
-_TABLE_NAMES = ("blobs", "rounds", "decisions", "alerts", "calls", "settled", "skipped", "findings")
+_TABLE_NAMES = ("blobs", "rounds", "decisions", "alerts", "calls", "settled", "skipped", "findings", "cluster")
 
 
 def connect(path: Path | None, *, writable: bool, cluster: str | None = None) -> sqlite3.Connection:

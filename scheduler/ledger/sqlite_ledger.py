@@ -16,6 +16,7 @@ from typing import Any, Final
 import orjson
 
 from foundation.errors import InputError
+from foundation.running import Patience, bounded
 from policy.episodes import Alert
 from policy.fleet import Level, NodeView
 from policy.plan import Action, Plan
@@ -26,6 +27,7 @@ from scheduler.ports.records import FindingKind, Intent, PendingCall, RoundRecor
 from scheduler.ports.stored_state import state_json
 
 _BESIDE_UNITS: Final = tuple(field.name for field in fields(NodeView) if field.name != "units")
+_bounded = bounded("the ledger", LedgerError)
 
 
 class SqliteLedger:
@@ -35,30 +37,41 @@ class SqliteLedger:
     ``cluster``: the cluster it must belong to; None: not checked. Unsettled calls of another cluster would be settled
     from nodes of the same name in this one.
     ``required``: False: an invalid file raises ``LedgerError`` in each call, which tries to reopen it.
-    Raises ``InputError`` if the file is required and not a ledger, corrupt, or of another version or cluster.
+    ``longest_s``: limit on each call; on a disk that hangs, calls raise ``LedgerError``.
+    Raises ``InputError`` if the file is required and not a ledger, corrupt, or of another version or cluster, and
+    ``LedgerError`` if it is required and does not respond.
 
     The inputs of decisions are compressed blobs keyed by digest, so that unchanged scores, settings and nodes are
     stored once. Units with their scores are one blob, the rest of the nodes another.
     """
 
-    def __init__(self, path: Path | None, cluster: str | None = None, *, required: bool = True) -> None:
+    def __init__(
+        self, path: Path | None, cluster: str | None = None, *, required: bool = True, longest_s: float = 60.0
+    ) -> None:
         self._path, self._cluster = path, cluster
+        self.patience = None if path is None else Patience(longest_s)
         self._opened: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         try:
             self._open()
-        except InputError:
+        except (InputError, LedgerError):
             if required:
                 raise
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; one that does not respond stays open until the process ends."""
+        with contextlib.suppress(LedgerError):
+            self._close()
+
+    @_bounded
+    def _close(self) -> None:
         if self._opened is not None:
             self._opened.close()
 
+    @_bounded
     def _open(self) -> sqlite3.Connection:
         self._opened = connect(self._path, writable=True, cluster=self._cluster)
-        weakref.finalize(self, self._opened.close)
+        weakref.finalize(self, self._opened.close).atexit = False  # closing waits for a statement that hangs
         self._file = None if self._path is None else _identity(self._path)
         return self._opened
 
@@ -69,6 +82,7 @@ class SqliteLedger:
         except InputError as error:
             raise LedgerError(str(error)) from error
 
+    @_bounded
     def begin(self, record: RoundRecord) -> int:
         """Record a decision before it is carried out; return its number."""
         plan = record.plan
@@ -92,6 +106,7 @@ class SqliteLedger:
                 self._add("INSERT INTO alerts VALUES (?, ?, ?, ?)", number, alert.unit, at, _text(plain_of(alert)))
             return number
 
+    @_bounded
     def begin_releases(self, plan: Plan, holder: str, code: str) -> int:
         """Record releases without a decision; they cannot be replayed."""
         with self._adding():
@@ -101,6 +116,7 @@ class SqliteLedger:
                 _text(_summary(plan, 0, ())),
             )  # fmt: skip
 
+    @_bounded
     def call(self, call: Intent | PendingCall) -> int:
         """Record a call before it is made; return its number."""
         decision, verb = (call.round, call.verb) if isinstance(call, Intent) else (None, call.kind)
@@ -110,6 +126,7 @@ class SqliteLedger:
                 decision, _words(call.at), call.node, verb, _text(plain_of(call)),
             )  # fmt: skip
 
+    @_bounded
     def settle(self, number: int, settled: Settled) -> None:
         """Record the outcome of a call."""
         with self._adding(at_once=False):
@@ -118,20 +135,24 @@ class SqliteLedger:
                 number, _words(settled.at), settled.kind, int(settled.confirmed), _text(plain_of(settled)),
             )  # fmt: skip
 
+    @_bounded
     def skip(self, number: int, at: datetime, action: Action, why: str) -> None:
         """Record that an action was not carried out."""
         with self._adding():
             self._add("INSERT INTO skipped VALUES (?, ?, ?, ?, ?)", number, _words(at), action.node, action.verb, why)
 
+    @_bounded
     def unsettled(self) -> tuple[tuple[int, Intent], ...]:
         """Return calls of decisions without an outcome, oldest first."""
         return self._unsettled("NOT NULL", Intent)
 
+    @_bounded
     def last_digest(self) -> str | None:
         """Return the digest of the last recorded decision."""
         rows = self._read("SELECT digest FROM rounds ORDER BY id DESC LIMIT 1")
         return rows[0][0] if rows else None
 
+    @_bounded
     def alerts(self, since: datetime) -> tuple[Alert, ...]:
         """Return the alerts that started since a time, each once."""
         rows = self._read("SELECT content FROM alerts WHERE at >= ? ORDER BY at, unit", since.timestamp())
@@ -140,10 +161,12 @@ class SqliteLedger:
         except (ValueError, TypeError, RecursionError) as error:
             raise LedgerError(f"an alert in the ledger cannot be read: {error}") from error
 
+    @_bounded
     def open_calls(self) -> tuple[tuple[int, PendingCall], ...]:
         """Return calls of evacuations without an outcome, oldest first; workloads have only their identity."""
         return self._unsettled("NULL", PendingCall)
 
+    @_bounded
     def find(self, at: datetime, node: str, kind: FindingKind, message: str, content: Mapping[str, Any]) -> None:
         """Record a finding; ``content``: further JSON fields."""
         with self._adding():
@@ -152,6 +175,7 @@ class SqliteLedger:
                 _words(at), node, kind, _text({"message": message, **plain_of(content)}),
             )  # fmt: skip
 
+    @_bounded
     def service(self, since: datetime) -> tuple[tuple[datetime, str, bool], ...]:
         """Return when nodes were taken out of service or returned: time, node, True if taken out."""
         rows = self._read(

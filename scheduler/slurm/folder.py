@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from foundation.errors import InputError
 from foundation.files import fsync_path, write_bytes
+from foundation.running import Patience, bounded
 from scheduler.ports.codec import object_of, plain_of, read_json
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.lease import ObservedLease, bounded_s
@@ -29,6 +30,8 @@ NONE_YET: Final = "none"
 _MAX_FILE_BYTES: Final = 8 * 2**20
 _LOCK_WAIT_S: Final = 10.0
 _POLL_S: Final = 0.02
+_LONGEST_S: Final = 30.0
+_bounded = bounded("the state folder of the controllers", SchedulerError)
 _EXPIRED_DURATIONS: Final = 3
 # Durations without a renewal after which a lease has expired by the file server's clock alone.
 
@@ -50,6 +53,7 @@ class SharedFolder:
 
     ``path``: must exist, as an unmounted disk would otherwise look like an empty folder.
     ``monotonic``: monotonic clock in seconds.
+    ``longest_s``: limit on each call; on a disk that hangs, calls raise ``SchedulerError``.
     Raises ``InputError`` if the folder does not exist or is world-writable.
 
     Another holder's lease has expired once its file was observed unchanged for the lease duration by our monotonic
@@ -57,22 +61,35 @@ class SharedFolder:
     Clocks of different machines are never compared.
     """
 
-    def __init__(self, path: Path, clock: Clock, monotonic: Callable[[], float] = time.monotonic) -> None:
-        if not path.is_dir():
-            raise InputError(
-                "the state folder of the controllers does not exist", str(path),
-                "Create it on a disk shared by all controllers, or mount the disk.",
-            )  # fmt: skip
-        if path.stat().st_mode & stat.S_IWOTH:
-            raise InputError(
-                "every user can write to the state folder of the controllers", str(path),
-                "Remove the permission (chmod o-w): writers can stop the controller or take the lease.",
-            )  # fmt: skip
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        monotonic: Callable[[], float] = time.monotonic,
+        *,
+        longest_s: float | None = _LONGEST_S,
+    ) -> None:
         self.path = path
+        self.patience = None if longest_s is None else Patience(longest_s)
+        self._check()
         self._clock, self._monotonic = clock, monotonic
         self._our_lease: tuple[_LeaseRecord, float] | None = None  # our lease, and its expiry by the monotonic clock
         self._observed = ObservedLease()
 
+    @_bounded
+    def _check(self) -> None:
+        if not self.path.is_dir():
+            raise InputError(
+                "the state folder of the controllers does not exist", str(self.path),
+                "Create it on a disk shared by all controllers, or mount the disk.",
+            )  # fmt: skip
+        if self.path.stat().st_mode & stat.S_IWOTH:
+            raise InputError(
+                "every user can write to the state folder of the controllers", str(self.path),
+                "Remove the permission (chmod o-w): writers can stop the controller or take the lease.",
+            )  # fmt: skip
+
+    @_bounded
     def load(self, name: str) -> StoredState:
         """Read a text with its version; raises ``SchedulerError`` if it cannot be read."""
         document, version = self._read(name)
@@ -81,6 +98,7 @@ class SharedFolder:
         text = (document or {}).get("text")
         return StoredState(text if isinstance(text, str) else f"damaged {name}.json", version)
 
+    @_bounded
     def save(self, name: str, text: str, version: str) -> WriteResult:
         """Replace a text if it still has this version; the result has the new version."""
         try:
@@ -94,10 +112,12 @@ class SharedFolder:
         except SchedulerError as error:
             return WriteResult("refused", str(error))  # the file is replaced atomically
 
+    @_bounded
     def read_switches(self) -> Switches:
         """Read the switches; raises ``SchedulerError`` if they cannot be read, as the kill switch may be set."""
         return self._read_object("switches", Switches) or Switches()
 
+    @_bounded
     def set_switches(self, switches: Switches) -> WriteResult:
         """Set the switches."""
         try:
@@ -107,6 +127,7 @@ class SharedFolder:
         except SchedulerError as error:
             return WriteResult("refused", str(error))
 
+    @_bounded
     def hold_lease(self, holder: str, duration: timedelta) -> datetime | None:
         """Acquire or renew the lease; None if another process holds it.
 
@@ -130,7 +151,12 @@ class SharedFolder:
     def drop_lease(self, holder: str) -> None:
         """Release the lease if held; failures are ignored."""
         self._our_lease = None
-        with contextlib.suppress(SchedulerError), self._locked("lease"):
+        with contextlib.suppress(SchedulerError):
+            self._drop(holder)
+
+    @_bounded
+    def _drop(self, holder: str) -> None:
+        with self._locked("lease"):
             lease = self._read_lease()
             if lease is not None and lease.holder == holder:
                 (self.path / "lease.json").unlink()
@@ -142,9 +168,9 @@ class SharedFolder:
         Yields: why nothing may be written, or None.
         Raises ``SchedulerError`` if the file cannot be locked or read.
         """
-        with self._locked("lease"):
-            ours, expires_s = self._our_lease or (None, 0.0)
-            lease = self._read_lease()
+        lock, lease = self._lock_lease()
+        ours, expires_s = self._our_lease or (None, 0.0)
+        try:
             if ours is None or ours.holder != holder:
                 yield f"{holder} does not hold the lease"
             elif lease is None or (lease.holder, lease.beat) != (ours.holder, ours.beat):
@@ -153,6 +179,20 @@ class SharedFolder:
                 yield f"the lease of {holder} has expired"
             else:
                 yield None
+        finally:
+            with contextlib.suppress(SchedulerError):  # what was written stays written
+                self._close(lock)
+
+    @_bounded
+    def _lock_lease(self) -> tuple[contextlib.ExitStack, _LeaseRecord | None]:
+        with contextlib.ExitStack() as lock:
+            lock.enter_context(self._locked("lease"))
+            lease = self._read_lease()
+            return lock.pop_all(), lease
+
+    @_bounded
+    def _close(self, lock: contextlib.ExitStack) -> None:
+        lock.close()
 
     def guarded(self, holder: str, until: datetime, call: Callable[[], WriteResult]) -> WriteResult:
         """Make a write under the lease and return its result; ``refused`` if the lease is lost or a file fails."""
@@ -162,6 +202,7 @@ class SharedFolder:
         except SchedulerError as error:
             return WriteResult("refused", f"not completed: {error}")
 
+    @_bounded
     def note(self, name: str, key: str, value: dict[str, Any], keep: Callable[[dict[str, Any]], bool]) -> None:
         """Add an entry to a document of entries, and drop those that ``keep`` rejects.
 
@@ -171,6 +212,7 @@ class SharedFolder:
             entries = {old: entry for old, entry in self.notes(name).items() if keep(entry)}
             self._write(name, {"entries": {**entries, key: value}})
 
+    @_bounded
     def notes(self, name: str) -> dict[str, dict[str, Any]]:
         """Read a document of entries, empty if it is corrupt; raises ``SchedulerError`` if it cannot be read."""
         entries = (self._read(name)[0] or {}).get("entries")
@@ -238,8 +280,9 @@ class SharedFolder:
         if not self.path.is_dir():
             raise SchedulerError(f"{self.path} does not exist: check that its disk is mounted")
         lock = FileLock(
-            self.path / f".{name}.lock", timeout=_LOCK_WAIT_S, poll_interval=_POLL_S, mode=0o600, fallback_to_soft=False
-        )
+            self.path / f".{name}.lock", timeout=_LOCK_WAIT_S, poll_interval=_POLL_S, mode=0o600,
+            fallback_to_soft=False, thread_local=False,
+        )  # fmt: skip
         try:
             with lock:
                 yield

@@ -221,10 +221,14 @@ def open_slurm(settings: SlurmSettings, clock: Clock) -> SlurmScheduler:
 
     Raises ``InputError`` if the shared folder does not exist, or slurmrestd's token cannot be read.
     """
+    from foundation.errors import InputError
     from scheduler.slurm.commands import SlurmCommands
     from scheduler.slurm.rest import SlurmRest
 
-    folder = SharedFolder(Path(settings.folder), clock)
+    try:
+        folder = SharedFolder(Path(settings.folder), clock)
+    except SchedulerError as error:
+        raise InputError(str(error), settings.folder, "Check its disk, and try again.") from None
     port: SlurmPort = SlurmCommands(settings) if settings.rest_url is None else SlurmRest(settings)
     return SlurmScheduler(port, folder, clock, settings)
 

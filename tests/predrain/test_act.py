@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import urllib.request
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,7 @@ import pytest
 from policy.risk_record import RiskReason
 from scheduler.file import FileScheduler
 from scheduler.ports.clock import SystemClock
-from tests.processes import invoke
+from tests.processes import hanging, invoke, predrain
 from tests.scheduler.score_files import record, write
 
 SETTINGS = """
@@ -215,6 +216,26 @@ def test_broken_settings_do_not_keep_everything_from_being_released(place):
     assert "release n3" in undone.stdout
     assert "All markers are still released." in undone.stderr
     assert "Did you mean 'policy'?" in invoke(*ACT, "--scores", "scores", code=1).stderr
+
+
+def test_a_ledger_on_a_disk_that_hangs_delays_a_stop_and_a_release_by_no_more_than_the_time_of_a_round(place):
+    invoke(*GO)
+    (place / "act.yaml").write_text(SETTINGS.replace("{lease: 2m}", "{lease: 2m, max_round_duration: 2s}"))
+    with hanging(place / "ledger.db"):
+        assert "kill switch set" in invoke(*ACT, "--kill").stderr
+        assert "the ledger does not respond" in invoke(*GO, code=1).stderr
+        assert len(node(place)["taints"]) == 2
+        undone = predrain(*ACT, "--release-all", cwd=place)
+    assert "the ledger does not respond: no end after 2 s" in undone.stderr
+    assert len(node(place)["taints"]) == 1
+
+
+def test_scores_on_a_disk_that_hangs_at_the_start_delay_the_releases_once(place, monkeypatch):
+    gate = threading.Event()
+    (place / "act.yaml").write_text(SETTINGS.replace("{lease: 2m}", "{lease: 2m, max_round_duration: 1s}"))
+    monkeypatch.setattr("predrain.act.command.check_scores", lambda _: gate.wait(300))
+    assert "only expired markers are released: TimeoutError: no end after 1 s" in invoke(*GO, code=1).stderr
+    gate.set()
 
 
 def test_a_pinned_group_that_does_not_exist_is_refused_and_nothing_new_is_done(place):

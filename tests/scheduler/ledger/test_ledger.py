@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from foundation.errors import InputError
+from foundation.running import Patience
 from policy.config import PolicyConfig
 from policy.fleet import Fact, JobView, Level, Marks, NodeView, Published, Score, Signals, UnitView
 from policy.plan import PolicyState
@@ -21,7 +22,9 @@ from scheduler.ports.errors import LedgerError
 from scheduler.ports.readings import Switches
 from scheduler.ports.records import RoundRecord
 from scheduler.ports.risks import ReportedFacts
+from tests import waiting
 from tests.policy.decide_world import STEP, T0
+from tests.processes import hanging
 from tests.scheduler.cluster import Cluster, without_our_taints
 from tests.scheduler.faults import Crash
 
@@ -147,13 +150,18 @@ def test_an_upgrade_goes_on_with_open_calls_about_workloads_as_an_earlier_versio
 def test_rows_are_only_ever_added(file):
     history(file)
     link = sqlite3.connect(file)
-    for table in ("blobs", "rounds", "decisions", "alerts", "calls", "settled", "skipped"):
-        if not link.execute(f"SELECT count(*) FROM {table}").fetchone()[0]:
-            continue
-        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-            link.execute(f"DELETE FROM {table}")
-    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-        link.execute("UPDATE rounds SET holder = 'nobody'")
+    link.execute("INSERT INTO cluster VALUES ('c')")
+    tables = [name for (name,) in link.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    filled = {
+        table: [column for _, column, *_ in link.execute(f"PRAGMA table_info({table})")]
+        for table in tables
+        if not table.startswith("sqlite_") and link.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+    }
+    assert filled.keys() >= {"blobs", "rounds", "decisions", "alerts", "calls", "settled", "cluster"}
+    for table, columns in filled.items():
+        for change in (f"DELETE FROM {table}", *(f"UPDATE {table} SET {name} = {name}" for name in columns)):
+            with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+                link.execute(change)
     link.close()
 
 
@@ -265,6 +273,39 @@ def test_a_full_disk_stops_what_is_new_and_no_release(file):
     cluster.scheduler.switches = Switches(release_all=True)
     cluster.round()
     assert cluster.levels() == {}
+
+
+def test_a_ledger_on_a_disk_that_hangs_delays_a_release_once_stops_what_is_new_and_is_used_again_afterwards(file):
+    cluster, gate = Cluster(ledger=SqliteLedger(file)), threading.Event()
+    for risks in ({"n1": 0.4}, {"n1": 0.01, "n2": 0.4}):
+        cluster.scored(**risks)
+        cluster.round()
+        cluster.clock.move(STEP)
+    assert set(cluster.levels()) == {"n1", "n2"}
+    link = cluster.ledger._link
+    link.create_function("hang", 0, lambda: gate.wait(300))
+    link.execute("CREATE TEMP TRIGGER hangs BEFORE INSERT ON main.rounds BEGIN SELECT hang(); END")
+    cluster.ledger.patience = Patience(1)
+    for name, why in (("n1", "no end after 1 s"), ("n2", "an earlier call has not ended yet")):
+        cluster.scored(n2=0.01, n3=0.9)
+        assert f"the ledger does not respond: {why}" in cluster.round().errors
+        cluster.clock.move(STEP)
+        assert (cluster.level(name), cluster.level("n3")) == (Level.NONE, Level.NONE)
+    cluster.ledger.close()  # does not wait either
+    gate.set()
+    waiting.wait(lambda: not cluster.round().failed and cluster.level("n3").hard)
+
+
+def test_a_ledger_whose_file_hangs_at_the_start_is_opened_once_it_answers(file):
+    SqliteLedger(file).close()
+    with hanging(file):
+        with pytest.raises(LedgerError, match=r"the ledger does not respond: no end after 0.2 s"):
+            SqliteLedger(file, longest_s=0.2)
+        cluster = Cluster(ledger=SqliteLedger(file, required=False, longest_s=0.2))
+        cluster.scored(n1=0.9)
+        assert cluster.round().errors
+        assert cluster.levels() == {}
+    waiting.wait(lambda: not cluster.round().failed and cluster.level("n1").hard)
 
 
 def test_whatever_byte_is_changed_an_expired_mark_is_released_and_nothing_new_follows_an_unreadable_row(tmp_path):

@@ -40,7 +40,7 @@ class MemoryFolder(SharedFolder):
     """The documents of a shared folder without its files; they outlive a process."""
 
     def __init__(self, documents: dict[str, str], clock: ManualClock, monotonic: Callable[[], float]) -> None:
-        super().__init__(Path(__file__).parent, clock, monotonic)
+        super().__init__(Path(__file__).parent, clock, monotonic, longest_s=None)
         self._documents = documents
 
     def _read(self, name):

@@ -9,11 +9,13 @@ from datetime import timedelta
 import pytest
 
 from foundation.errors import InputError
+from foundation.running import Patience
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import Switches
+from scheduler.ports.readings import Switches, WriteResult
 from scheduler.slurm import folder as module
 from scheduler.slurm.folder import NONE_YET, SharedFolder
+from tests import waiting
 from tests.clock import Clock
 from tests.policy.decide_world import HOUR, T0
 
@@ -41,6 +43,45 @@ def test_a_folder_that_is_not_there_or_writable_by_everybody_is_refused(tmp_path
     with pytest.raises(InputError, match="every user can write"):
         SharedFolder(tmp_path, ManualClock(T0))
     assert list(tmp_path.iterdir()) == []
+
+
+HANGS = {
+    "state": lambda shared, _: (shared.load("state"), shared.save("state", "a", NONE_YET)),
+    "switches": lambda shared, _: (shared.read_switches(), shared.set_switches(Switches(kill=True))),
+    "asked": lambda shared, _: (shared.notes("asked"), shared.note("asked", "k", {}, lambda _: True)),
+    "lease": lambda shared, until: _raised(shared.guarded("a", until, lambda: WriteResult("done"))),
+}
+
+
+@pytest.mark.parametrize("document", HANGS)
+def test_a_disk_that_hangs_is_an_error_in_time_and_is_used_again_afterwards(tmp_path, document):
+    shared, file = SharedFolder(tmp_path, ManualClock(T0)), tmp_path / f"{document}.json"
+    until = shared.hold_lease("a", LEASE)
+    shared.patience = Patience(0.2)
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)  # an open of it does not return
+    with pytest.raises(SchedulerError, match=r"does not respond: no end after 0\.2 s"):
+        HANGS[document](shared, until)
+    with pytest.raises(SchedulerError, match="an earlier call has not ended yet"):
+        shared.hold_lease("a", LEASE)
+    shared.drop_lease("a")  # a failure is ignored, and takes no time
+    os.close(os.open(file, os.O_WRONLY))
+    file.unlink(missing_ok=True)
+    waiting.wait(lambda: _lease(shared))
+    shared.patience = Patience(30)
+    HANGS[document](shared, _lease(shared))
+
+
+def _raised(answer):
+    if not answer.confirmed:
+        raise SchedulerError(answer.message)
+
+
+def _lease(shared):
+    try:
+        return shared.hold_lease("a", LEASE)
+    except SchedulerError:
+        return None
 
 
 def test_a_text_is_replaced_only_at_the_version_that_was_read(shared):

@@ -303,8 +303,10 @@ def _settle(
     causes = dict(state.causes)
     acknowledged = {key for key in state.acknowledged if key in present}
     asked = signals.reset_breaker_at
-    if asked is not None and asked <= now and (state.reset_at is None or asked > state.reset_at):
-        if state.decided_at is None and now - asked > config.quiet:
+    # the clock of the operator, or of this controller at the last reset, may have been ahead
+    last = None if state.reset_at is None or (state.reset_at > now and state.reset_at != asked) else state.reset_at
+    if asked is not None and (last is None or asked > last):
+        if state.decided_at is None and abs(now - asked) > config.quiet:
             # the reset request outlives the state: an old one must not dismiss causes that appeared after it
             when = f"{asked:%Y-%m-%d %H:%M} UTC"
             reasons.append(f"manual reset ignored: it was requested at {when}, before the state was lost")
@@ -318,11 +320,9 @@ def _settle(
         old = causes.get(key)
         if old is None:
             reasons.append(f"breaker opened: {reason}")
-        causes[key] = BreakerCause(group, reason, min(old.first_at, now) if old else now, now, frozen.get(key, ()))
+        causes[key] = BreakerCause(group, reason, old.first_at if old else now, now, frozen.get(key, ()))
     for key, cause in sorted(causes.items()):
-        if cause.last_at > now:  # the clock went backwards
-            causes[key] = replace(cause, last_at=now)
-        elif key not in present and now - cause.last_at >= config.quiet:
+        if key not in present and now - cause.last_at >= config.quiet:
             del causes[key]
             reasons.append(f"breaker closed, cause gone: {cause.message}")
     causes = dict(sorted(causes.items()))

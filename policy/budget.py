@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import chain
 from typing import Literal
@@ -212,10 +212,10 @@ def grant(
     ``nodes``: the fleet, each node once. Nodes at planned rest count neither as out of service nor in scope sizes.
     ``asks``: in any order, each node once.
     ``released``: nodes released at this time, which free their budget from the next decision on.
-    ``starts``: remembered starts; those in the future (after a clock step) count as of now.
+    ``starts``: remembered starts.
     """
     since = now - config.memory
-    recent = [start if start.at <= now else replace(start, at=now) for start in starts if start.at > since]
+    recent = [start for start in starts if start.at > since]
     own: dict[tuple[str, datetime], datetime] = {}
     for start in recent:
         key = (start.node, start.episode)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from operator import attrgetter
 
@@ -20,11 +20,27 @@ from policy.maintenance import maintained, observed
 from policy.node_tier.hard_rules import hits_of
 from policy.node_tier.hysteresis import Thresholds, changed, read_node
 from policy.node_tier.node_assessment import assess, removals_of
-from policy.plan import VERBS, Action, LastRequest, NodeDecision, NodeState, Plan, PolicyState, RungRequest, Verb
+from policy.plan import (
+    VERBS,
+    Action,
+    LastRequest,
+    NodeDecision,
+    NodeState,
+    Plan,
+    PolicyState,
+    RungRequest,
+    Verb,
+    not_after,
+)
 from policy.stages import FIXED, Stage, StageState, advance_stage
 from policy.tiers import TIERS, Tier
 
 _NOTHING = NodeState()
+_TICK = timedelta(milliseconds=1)
+# An instant equal to now was recorded by this very decision.
+
+_COMPARED_ELSEWHERE = frozenset({"tier", "shares", "released_at", "reset_at", "maintenance"})
+# Fields that are compared for equality, or dropped when they are in the future.
 _WANTED: Mapping[str, Level] = {
     "clear": Level.NONE, "watch": Level.PUBLISH, "elevated": Level.AVOID, "high": Level.DRAIN,
 }  # fmt: skip
@@ -57,6 +73,7 @@ def decide(
     """
     if now.tzinfo is None:
         raise ValueError(f"now is {now}: give a time with a zone")
+    state = _past(state, now)
     nodes = sorted((_assessed(node, state, config, now) for node in fleet if node.units), key=attrgetter("name"))
     if len({node.name for node in nodes}) != len(nodes):
         twice = next(a.name for a, b in pairwise(nodes) if a.name == b.name)
@@ -64,9 +81,9 @@ def decide(
     cases = [_open(node, state, config, now) for node in nodes]
     # Release-all permits no new action and may be set while scores are missing. Evaluating the breaker then would open
     # it, and it would still be open when operation resumes.
-    breaker, opened = (
-        (state.breaker, ()) if signals.release_all else _breaker(cases, others, state, signals, config, now)
-    )
+    breaker, opened = replace(state.breaker, decided_at=now), tuple[str, ...]()
+    if not signals.release_all:
+        breaker, opened = _breaker(cases, others, state, signals, config, now)
     stages, moved = _stages(cases, state, signals.outcomes, config, now)
     reasons = ["release-all is set: all predrain markers are removed"] if signals.release_all else []
     reasons += ["the kill switch is set: no new actions"] if signals.kill else []
@@ -133,6 +150,15 @@ def carried_out(state: PolicyState, actions: Iterable[Action]) -> PolicyState:
         seen = action.to if action.verb == "release" else max(known.seen, action.to)
         nodes[action.node] = changed(known, seen=seen)
     return replace(state, nodes=nodes)
+
+
+def _past(state: PolicyState, now: datetime) -> PolicyState:
+    """Return the state without instants in the future, which a clock that was ahead recorded."""
+    decided_at = state.breaker.decided_at
+    if decided_at is None or decided_at <= now:
+        return state
+    past: PolicyState = not_after(state, now - _TICK, _COMPARED_ELSEWHERE)
+    return replace(past, breaker=replace(past.breaker, decided_at=decided_at))  # the breaker reports the clock
 
 
 def _assessed(node: NodeView, state: PolicyState, config: PolicyConfig, now: datetime) -> NodeView:
@@ -283,7 +309,7 @@ def _remember(
             remembered[case.node.name] = kept
     here = {case.node.name for case in cases}
     for name in state.nodes.keys() - here:
-        since = min(state.nodes[name].absent_since or now, now)
+        since = state.nodes[name].absent_since or now
         if now - since < config.forget:
             remembered[name] = replace(state.nodes[name], absent_since=since)
     return dict(sorted(remembered.items())), alerts

@@ -83,8 +83,8 @@ def maintained(node: NodeView, calendar: Sequence[MaintenanceWindow], seen: Peri
 
 def observed(node: NodeView, seen: Period | None, now: datetime) -> Period | None:
     """Update the remembered maintenance of a node after it was read."""
-    if seen is not None and seen.start > now:  # the clock went backwards
-        seen = None
+    if seen is not None and seen.end > now:  # the clock went backwards
+        seen = None if seen.start > now else replace(seen, end=now)
     if node.maintenance is None:
         return seen if seen is not None and now - seen.end < _KEPT else None
     if seen is None or now - seen.end > _GAP:

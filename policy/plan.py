@@ -1,9 +1,9 @@
 """Result of a decision: planned actions with reasons, decisions per node, and the state to remember."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from policy.breaker import BreakerCause, BreakerState
 from policy.budget import Start, Use
@@ -103,6 +103,25 @@ class PolicyState:
     stages: Mapping[str, StageState] = field(default_factory=dict)
     breaker: BreakerState = field(default_factory=BreakerState)
     checkpoints: Mapping[str, LastRequest] = field(default_factory=dict)
+
+
+def not_after(value: Any, latest: datetime, kept: Collection[str]) -> Any:
+    """Move remembered instants after ``latest`` to it: the clock was ahead when they were recorded.
+
+    Otherwise every wait that counts from them would last longer by as much as the clock was ahead.
+
+    ``kept``: fields to leave unchanged, such as expiries.
+    """
+    if isinstance(value, datetime):
+        return min(value, latest)
+    if isinstance(value, tuple):
+        return tuple(not_after(item, latest, kept) for item in value)
+    if isinstance(value, Mapping):
+        return {name: not_after(item, latest, kept) for name, item in value.items()}
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    names = [field.name for field in fields(value) if field.name not in kept]
+    return replace(value, **{name: not_after(getattr(value, name), latest, kept) for name in names})
 
 
 @dataclass(frozen=True, slots=True)

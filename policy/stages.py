@@ -168,8 +168,6 @@ def advance_stage(
     if STAGES.index(state.stage) > STAGES.index(config.ceiling):
         why = f"group {group} moves down from {state.stage} to {config.ceiling}, the ceiling of the settings"
         return StageState(config.ceiling, now), (why,)
-    if state.since > now:  # the clock went backwards
-        state = StageState(state.stage, now)
     since = max(state.since, now - config.window)
     counted = [outcome for outcome in outcomes if outcome.alert.at >= since]
     position = STAGES.index(state.stage)

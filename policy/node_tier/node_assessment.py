@@ -160,7 +160,7 @@ def _remember(
         state = replace(state, software=node.software, changed_at=changed_at)
     if tier == "clear":
         return state, False
-    if state.episode is None or state.episode > now:
+    if state.episode is None:
         state = replace(state, episode=now)
     level = node.marks.level
     lowered = before.seen >= Level.AVOID and level < before.seen and before.target >= before.seen

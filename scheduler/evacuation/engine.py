@@ -9,7 +9,15 @@ from policy.plan import Plan, RungRequest
 from scheduler.evacuation.case import DrainCase
 from scheduler.evacuation.diagnostics import Diagnostics
 from scheduler.evacuation.drainer import Drainer, why_there
-from scheduler.evacuation.progress import SETTLED, Evacuating, EvacuationProgress, Phase, Result, stored_progress
+from scheduler.evacuation.progress import (
+    SETTLED,
+    Evacuating,
+    EvacuationProgress,
+    Phase,
+    Result,
+    bounded_waits,
+    stored_progress,
+)
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.errors import SchedulerError, described
@@ -67,7 +75,7 @@ class Evacuation:
         trouble = self._store.load()
         if trouble is not None:
             report.errors.append(f"evacuations are restarted: {trouble}")
-        self._progress = self._store.value
+        self._progress = bounded_waits(self._store.value, self.settings, self.clock.now())
 
     def round(
         self, log: RoundLog, plan: Plan, views: Mapping[str, NodeView], drained: frozenset[str], unheard: frozenset[str]

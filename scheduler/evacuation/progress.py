@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Literal
 
 from policy.ladder.rungs import Rung
-from policy.plan import RungRequest
+from policy.plan import RungRequest, not_after
+from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ports.stored_state import StoredValue
 from scheduler.ports.workloads import DiagnosticKind, Workloads
 
@@ -141,6 +142,36 @@ class EvacuationProgress:
         for result in new:
             known.setdefault(result.key, result)
         return replace(self, results=tuple(result for result in known.values() if result.at >= oldest))
+
+
+_KEPT = frozenset({"began_at", "mark_since", "deadline", "gone_by", "again_at", "request"})
+# Fields that are part of keys, or of another clock, or lie ahead.
+
+
+def bounded_waits(progress: EvacuationProgress, settings: EvacuationSettings, now: datetime) -> EvacuationProgress:
+    """Return the progress without waits longer than the settings allow, which a clock that was ahead recorded."""
+    moved: EvacuationProgress = not_after(progress, now, _KEPT)
+    nodes = {
+        name: replace(
+            entry,
+            waiting_since=now if entry.waiting_since is None and entry.began_at > now else entry.waiting_since,
+            leaving={uid: _bounded(part, settings, now) for uid, part in entry.leaving.items()},
+        )
+        for name, entry in moved.nodes.items()
+    }
+    return replace(moved, nodes=nodes)
+
+
+def _bounded(leaving: Leaving, settings: EvacuationSettings, now: datetime) -> Leaving:
+    retry = now + settings.retry_max_delay
+    ended = retry + settings.stuck_after
+    deadline, gone_by, again_at = leaving.deadline, leaving.gone_by, leaving.again_at
+    return replace(
+        leaving,
+        deadline=None if deadline is None else min(deadline, now + settings.checkpoint.max_timeout),
+        gone_by=None if gone_by is None else min(gone_by, ended),
+        again_at=None if again_at is None else min(again_at, retry if leaving.tries else ended),
+    )
 
 
 def key_of(node: str, began_at: datetime, what: str) -> str:

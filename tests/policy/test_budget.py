@@ -1,11 +1,10 @@
 import math
 from dataclasses import replace
-from datetime import timedelta
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.budget import Ask, BudgetConfig, RateLimit, Start, grant
+from policy.budget import Ask, BudgetConfig, RateLimit, grant
 from policy.budget import DisruptionBudget as Budget
 from policy.fleet import JobView, NodeView
 from tests.policy.decide_world import HOUR, T0
@@ -113,14 +112,6 @@ def test_what_was_given_back_within_the_day_counts_anew_by_the_hour_and_not_by_t
     granted = grant(fleet(8), asks(*everyone), starts, config, later)
     assert sorted(granted.nodes) == ["n00", "n01"]
     assert granted.refused["n06"] == "cluster c: 6 nodes taken out in 24 h, at most 6"
-
-
-def test_a_start_dated_ahead_by_a_wrong_clock_counts_for_one_window_and_not_for_years():
-    config = BudgetConfig((), (RateLimit("cluster", 1, HOUR),))
-    ahead = (Start("n05", T0 + timedelta(days=3000), T0, (("cluster", "c"),)),)
-    now = grant(fleet(9), asks("n00"), ahead, config, T0)
-    assert not now.nodes
-    assert grant(fleet(9), asks("n00"), now.starts, config, T0 + HOUR).nodes == {"n00"}
 
 
 @settings(max_examples=80, deadline=None)

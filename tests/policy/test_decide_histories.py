@@ -1,16 +1,18 @@
 """Random histories of decisions about small fleets: three in four of all histories, as fast as they go."""
 
+import re
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from random import Random
 
 import pytest
 
 from policy.budget import BudgetConfig, DisruptionBudget, RateLimit
-from policy.decide import decide
+from policy.decide import carried_out, decide
 from policy.fleet import Level
+from scheduler.ports.stored_state import state_json
 from tests.histories import COUNT, SEED, blocks, play_all
-from tests.policy.decide_world import HOUR, carry_out
+from tests.policy.decide_world import HOUR, carry_out, score
 from tests.policy.fleet_history import REACHED, FleetHistory
 
 DECISIONS = COUNT * 3 // 4
@@ -19,6 +21,43 @@ DECISIONS = COUNT * 3 // 4
 @pytest.mark.parametrize("block", blocks(DECISIONS))
 def test_whatever_happens_no_floor_is_broken(block: range) -> None:
     play_all(FleetHistory, block, REACHED)
+
+
+def test_nothing_waits_for_longer_because_the_clock_was_ahead():
+    found = set()
+    for number in range(0, DECISIONS, 80):
+        random = Random(f"{SEED} {number} ahead")
+        world = FleetHistory(random)
+        for name, _ in FleetHistory.drawn(random):
+            world.happen(name)
+            world.check()
+        ahead = world.now + random.choice([1, 5, 300]) * HOUR
+        fresh = [replace(unit, score=score(random.random(), ahead)) for node in world.nodes for unit in node.units]
+        nodes = [replace(node, units=tuple(fresh[2 * k : 2 * k + 2])) for k, node in enumerate(world.nodes)]
+        nodes[0] = replace(nodes[0], software="570", undone=True)
+        signals = replace(world.signals(), read_at=ahead, release_all=random.random() < 0.2)
+        plan = decide(nodes[:-1], world.state, signals, world.config, ahead)
+        nodes = carry_out(nodes, plan.actions, ahead)
+        found |= {name for name, _ in _after(world.now, state_json(carried_out(plan.state, plan.actions)))}
+        back = decide(nodes, carried_out(plan.state, plan.actions), world.signals(), world.config, world.now)
+        assert _after(world.now, state_json(back.state)) == [], (SEED, number)
+    assert found >= {"at", "since", "first_at", "last_at", "episode", "undone_at", "changed_at", "absent_since"}
+
+
+def _after(now: datetime, value: object, name: str = "") -> list[tuple[str, datetime]]:
+    """Remembered instants after ``now``, except those that end something, or belong to evidence."""
+    if isinstance(value, dict):
+        return [late for key, item in value.items() if key != "support" for late in _after(now, item, key)]
+    if isinstance(value, list):
+        return [late for item in value for late in _after(now, item, name)]
+    if (
+        name in ("expires_at", "counted_until")
+        or not isinstance(value, str)
+        or not re.match(r"\d{4}-\d\d-\d\dT", value)
+    ):
+        return []
+    at = datetime.fromisoformat(value)
+    return [(name, at)] if at > now else []
 
 
 NO_ROOM = BudgetConfig((DisruptionBudget("fleet", max_unavailable=0),), (RateLimit("cluster", 0, HOUR),))

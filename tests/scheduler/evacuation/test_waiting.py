@@ -270,7 +270,54 @@ def test_a_leader_whose_clock_is_behind_that_of_the_mark_goes_on_with_the_same_d
     assert cluster.workloads.asked["w1-uid"] == first
 
 
-FREE = config("g", free=True, breaker=BreakerConfig(max_risky=1.0, jump=100.0, common_cause=CommonCauseConfig(100)))
+def _blocks(cluster: EmptyingCluster) -> None:
+    cluster.runs("w1-uid", checkpoint=None)
+    cluster.workloads.blocked["w1-uid"] = "budget"
+
+
+def _is_empty(cluster: EmptyingCluster) -> None:
+    cluster.leave("w1-uid")
+
+
+def _starts_no_diagnostic(cluster: EmptyingCluster) -> None:
+    cluster.leave("w1-uid")
+    cluster.verification.start = lambda *_, **__: WriteResult("refused", "no quota")
+
+
+WAITS = {
+    "stuck": (60, lambda c: c.runs("w1-uid", checkpoint=None, opt_out="keep"), lambda c: found(c, "stuck")),
+    "deadline": (30, lambda c: None, lambda c: c.evicted()),
+    "hanging": (64, lambda c: c.runs("w1-uid", state="ending"), lambda c: found(c, "hanging")),
+    "retry": (4, _blocks, lambda c: c.workloads.blocked.clear() or c.evicted()),
+    "diagnostic": (240, _is_empty, lambda c: found(c, "escalated")),
+    "start": (240, _starts_no_diagnostic, lambda c: found(c, "escalated")),
+}
+
+
+@pytest.mark.parametrize("ahead", [timedelta(0), timedelta(hours=5)])
+@pytest.mark.parametrize("wait", WAITS)
+def test_no_wait_is_longer_because_the_clock_was_ahead_when_it_began(wait, ahead):
+    longest, prepare, over = WAITS[wait]
+    cluster = EmptyingCluster(policy=FREE)
+    prepare(cluster)
+    cluster.scored(n1=0.9)
+    cluster.clock.move(ahead)
+    for _ in range(3):
+        cluster.later()
+    cluster.clock.move(-ahead)
+    cluster.scheduler.lease = None
+    cluster.restart()
+    minutes = next(minute for minute in range(600) if not rounds(cluster, 1) or over(cluster))
+    assert minutes <= longest + 4
+
+
+FREE = config(
+    "g",
+    free=True,
+    breaker=BreakerConfig(
+        max_risky=1.0, jump=100.0, common_cause=CommonCauseConfig(100), clock_slack=timedelta(days=1)
+    ),
+)
 
 
 def test_a_hook_or_diagnostic_that_raises_keeps_no_other_from_its_turn():

@@ -15,7 +15,6 @@ Three tests at significance level :data:`LEVEL`, in UTC days, on nodes rather th
 * Starts. More nodes start reporting within :data:`SOON` days after a failure than by chance.
 """
 
-from dataclasses import dataclass
 from datetime import date
 from typing import Any, Final
 
@@ -53,22 +52,8 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Results of the tests; ``reasons`` is empty if none is significant.
-
-    ``covered_days``: share of the node-days in service that have telemetry.
-    ``failures``, ``covered_failures``: node failures, and those among them on days with telemetry.
-    """
-
-    covered_days: float
-    failures: int
-    covered_failures: int
-    reasons: tuple[str, ...]
-
-
-def examine_selection(dataset: Dataset, labels: LabelSection) -> Selection | None:
-    """Test a dataset for selection; None if it has no telemetry or no failures.
+def examine_selection(dataset: Dataset, labels: LabelSection) -> tuple[str, ...]:
+    """Test a dataset for selection; return the reasons to assume it, empty if no test is significant.
 
     Reads buckets up to :data:`_MAX_ROWS` samples in total; each bucket is a random share of the nodes.
     """
@@ -92,12 +77,12 @@ def examine_selection(dataset: Dataset, labels: LabelSection) -> Selection | Non
             present[node[inside], day[inside]] = True
     failures = _failures(dataset.events(), labels, nodes, first, days)
     if not present.any() or failures.empty:
-        return None
+        return ()
     return find_selection(present, _in_service(inventory, nodes, first, days) | present, failures)
 
 
-def find_selection(present: Bools, service: Bools, failures: pd.DataFrame) -> Selection:
-    """Run the three tests.
+def find_selection(present: Bools, service: Bools, failures: pd.DataFrame) -> tuple[str, ...]:
+    """Run the three tests; see :func:`examine_selection`.
 
     ``present``, ``service``: whether a node had telemetry, and was in service, on a day; shape (nodes, days).
     ``failures``: ``node`` and ``day`` (positions), ``source`` and ``timestamp``.
@@ -105,18 +90,16 @@ def find_selection(present: Bools, service: Bools, failures: pd.DataFrame) -> Se
     failures = failures.sort_values(["node", "day"], ignore_index=True)
     near = present.copy()  # telemetry on the day or the day before
     near[:, 1:] |= present[:, :-1]
-    single = _apart(failures, ["node"])
-    covered = near[single["node"], single["day"]]
-    share = float(present.sum() / service.sum())
     reasons = [
         *_by_coverage(near, service, _apart(failures, ["node", "source"])),
         *_by_windows(present, service, failures),
         *_by_beginnings(present, service, failures),
     ]
-    if reasons:
-        counted = f"telemetry covers {share:.0%} of node-days and {covered.mean():.0%} of {len(single)} node failures"
-        reasons.insert(0, counted)
-    return Selection(share, len(single), int(covered.sum()), tuple(reasons))
+    if not reasons:
+        return ()
+    single = _apart(failures, ["node"])
+    share, covered = present.sum() / service.sum(), near[single["node"], single["day"]].mean()
+    return (f"telemetry covers {share:.0%} of node-days and {covered:.0%} of {len(single)} node failures", *reasons)
 
 
 def _by_coverage(near: Bools, service: Bools, failures: pd.DataFrame) -> list[str]:

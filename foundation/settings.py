@@ -1,6 +1,7 @@
 """Base class of settings models, field types with ranges, and reading of settings files."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +29,7 @@ NonNegativeTime = Annotated[Duration, Field(ge=timedelta(0))]
 
 _SectionT = TypeVar("_SectionT", bound=Section)
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # of models, of dataclasses
+_UNION_TAGS = ("function-", "literal[", "constrained-")  # parts of a location that name no key
 
 
 def settings_content(path: Path, what: str = "mapping") -> Any:
@@ -60,13 +62,16 @@ def first_problem(error: ValidationError, kind: Any) -> tuple[str, str, str]:
     """Return the location of the first problem of a value of ``kind``, the problem, and the fix if known."""
     # a misspelled key also causes a "missing" error: report the misspelling
     first = min(error.errors(include_url=False), key=lambda problem: problem["type"] not in _UNKNOWN_KEY)
-    place = ".".join(map(str, first["loc"]))
+    place = ".".join(part for part in map(str, first["loc"]) if not part.startswith(_UNION_TAGS))
     if first["type"] in _UNKNOWN_KEY:
         *above, name = first["loc"]
-        return place, "unknown key", nearest_hint(str(name), _fields(kind, above)) or "Remove the key."
+        known = sorted(_fields(kind, above))
+        otherwise = f"Valid keys: {', '.join(known)}." if known else "Remove the key."
+        return place, "unknown key", nearest_hint(str(name), known, otherwise)
     if first["type"] == "value_error":  # raised by our own validators, which name the value
         return place, str(first["ctx"]["error"]), ""
-    return place, f"{first['msg']} (value {first['input']!r:.200})", ""
+    choices = re.findall(r"'([^']+)'", str(first["ctx"]["expected"])) if first["type"] == "literal_error" else ()
+    return place, f"{first['msg']} (value {first['input']!r:.200})", nearest_hint(first["input"], choices)
 
 
 def _fields(kind: Any, place: Sequence[int | str]) -> list[str]:

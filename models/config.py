@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from features.config import Group, PositiveDuration
 from foundation.durations import Duration
@@ -124,15 +124,9 @@ class CascadeSection(Section):
     recall_floor: float = Field(default=0.95, gt=0, le=1)
     """Minimum share of validation positives that each stage keeps."""
 
-    score: Literal["last", "mean"] = "last"
-    """Ranking of survivors: log-odds of the ``last`` stage (the paper), or ``mean`` of all stages."""
-
 
 class CalibrationSection(Section):
     """``models.calibration``: mapping of scores to risks."""
-
-    method: Literal["isotonic", "sigmoid"] = "sigmoid"
-    """Calibration method, fitted on a slice after training; sigmoid needs fewer positives."""
 
     slice: Duration = timedelta(days=14)
     """Length of the slice between training and refit for calibration; at most a third of the window."""
@@ -143,38 +137,6 @@ class CalibrationSection(Section):
     level: Literal["slice", "recent"] = "recent"
     """``slice``: the mean risk is the calibration slice's share of positives; ``recent``: the rate expected from recent
     and earlier weeks ([0007](../decisions/0007-promises.md))."""
-
-
-class CostsSection(Section):
-    """``models.precision_targets.costs``: costs of drains and failures, in one unit, for example GPU-hours."""
-
-    unneeded_drain: float = Field(gt=0)
-    """Cost of draining a GPU that would not have failed; any unit."""
-
-    missed_failure: float = Field(ge=0)
-    """Cost of a failure without a drain, without its jobs."""
-
-    lost_job: float = Field(default=0.0, ge=0)
-    """Mean loss of the jobs on a GPU that fails."""
-
-    needed_drain: float = Field(default=0.0, ge=0)
-    """Cost of draining a GPU that would have failed."""
-
-    @model_validator(mode="after")
-    def _worth_it(self) -> "CostsSection":
-        if self.saved <= 0:
-            raise ValueError("missed_failure + lost_job must exceed needed_drain, otherwise no drain pays")
-        return self
-
-    @property
-    def saved(self) -> float:
-        """Cost that a drain before a failure saves."""
-        return self.missed_failure + self.lost_job - self.needed_drain
-
-    @property
-    def break_even(self) -> float:
-        """Risk from which a drain pays: ``risk * saved = (1 - risk) * unneeded_drain``."""
-        return self.unneeded_drain / (self.unneeded_drain + self.saved)
 
 
 class PrecisionTargetsSection(Section):
@@ -190,9 +152,6 @@ class PrecisionTargetsSection(Section):
     horizon: PositiveDuration | None = timedelta(hours=72)
     """A drain is right if an incident follows within this time of its first alert, or within ``labels.horizon`` if
     longer; null: within ``labels.horizon``."""
-
-    costs: CostsSection | None = None
-    """Costs for a further threshold; null: none."""
 
     @field_validator("values")
     @classmethod

@@ -7,7 +7,7 @@ suspicious rows, and the last stage determines the score.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from scipy.special import expit
@@ -121,21 +121,18 @@ MIN_SURVIVORS = 100
 class Cascade:
     """Fitted stages and their thresholds.
 
-    With F the floor, z the log-odds of the last stage (or the mean of all stages') and n filters, a survivor's score is
+    With F the floor, z the log-odds of the last stage and n filters, a survivor's score is
     F + log(1 + exp(z - F)), practically z except near F. A row rejected by filter i (from 0) scores F - (n - i) + a
     share in (0, 1) that rises with its log-odds there: below all survivors and all rows that later filters reject.
 
     ``thresholds``: log-odds at or above which a row is passed on, one per stage but the last.
     ``floor``: log-odds that separate survivors (above) from rejected rows: the first percentile of the last stage's
     training rows, at most 0, because rejection means healthy.
-    ``order_by``: survivors are ordered by the ``last`` stage's log-odds or the ``mean`` of all stages'. The last stage
-    has learned to distinguish survivors only; earlier stages still know how suspicious they were.
     """
 
     stages: Sequence[tuple[str, Any]]
     thresholds: Sequence[float]
     floor: float
-    order_by: Literal["last", "mean"] = "last"
 
     def score(self, X: np.ndarray, first_log_odds: Floats | None = None) -> tuple[Floats, Bools]:
         """Score rows.
@@ -146,18 +143,14 @@ class Cascade:
         filters = len(self.thresholds)
         alive = np.arange(len(X))
         score = np.empty(len(X))
-        total = np.zeros(len(X))
         for i, threshold in enumerate(self.thresholds):
             stage = self.stages[i][1]
             z = first_log_odds if i == 0 and first_log_odds is not None else log_odds(stage, X[alive])
             out = z < threshold
             # 0.999: keeps the bands apart in float32, too.
             score[alive[out]] = self.floor - (filters - i) + 0.999 * 2 * expit(z[out] - threshold)
-            total[alive] += z
             alive = alive[~out]
         z = log_odds(self.stages[-1][1], X[alive])
-        if self.order_by == "mean":
-            z = (total[alive] + z) / len(self.stages)
         score[alive] = self.floor + np.logaddexp(0, z - self.floor)
         survived = np.zeros(len(X), dtype=bool)
         survived[alive] = True
@@ -173,7 +166,6 @@ def fit_cascade(
     times: Ints,
     purge_ms: int,
     recall_floor: float,
-    order_by: Literal["last", "mean"] = "last",
     later_positives: np.ndarray | None = None,
     fitted_first: Any = None,
     thresholds: Sequence[float] | None = None,
@@ -226,9 +218,8 @@ def fit_cascade(
         rows = rows[survived]
     name, last = stages[-1]
     done.append((name, fit_all([Fit(name, clone(last), rows_of(rows))], store=store)[0]))
-    ordered_by = done if order_by == "mean" else done[-1:]
-    final = np.sum([log_odds(stage, X[rows]) for _, stage in ordered_by], axis=0) / len(ordered_by)
-    return Cascade(done, own_thresholds, min(float(np.quantile(final, 0.01, method="lower")), 0.0), order_by)
+    final = log_odds(done[-1][1], X[rows])
+    return Cascade(done, own_thresholds, min(float(np.quantile(final, 0.01, method="lower")), 0.0))
 
 
 def splits(y: Ints, *, times: Ints, purge_ms: int) -> Iterator[tuple[Ints, Ints]]:

@@ -18,9 +18,10 @@ from pipeline.artefacts import load_evaluation
 
 _STATISTICS = ("episode_precision", *(name for name in PAIRED if name != "precision"))
 _KEY = ["decision_time", "unit"]
+_SEED = 42
 
 
-def compare_backtests(one: Path, two: Path, *, seed: int = 42) -> dict[str, Any]:
+def compare_backtests(one: Path, two: Path) -> dict[str, Any]:
     """Compare the profiles of two backtests of the same fleet and labels.
 
     Both alert on the same number of nodes per decision, the smaller K. Differences are the second minus the first.
@@ -58,7 +59,7 @@ def compare_backtests(one: Path, two: Path, *, seed: int = 42) -> dict[str, Any]
     evaluation = loaded[0][0]
     reach = pd.Timedelta(hours=evaluation.drain_hours).to_pytimedelta()
     scored = split_predictions(together, k, reach)
-    weights = resample(scored[0].shared.n_clusters, evaluation.replicates, seed)
+    weights = resample(scored[0].shared.n_clusters, evaluation.replicates, _SEED)
     first, second = (estimate_model(part, weights) for part in scored)
     rows = {name: pair("", second, first, name) for name in _STATISTICS}
     params = [context.params for _, context in loaded]

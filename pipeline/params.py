@@ -1,21 +1,18 @@
 """Parameters: merges and validates params.yaml and its overrides; errors suggest the closest valid name."""
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from features.config import DecisionSection, FeatureSection, LabelSection
 from foundation.durations import Duration, format_duration
 from foundation.errors import InputError
-from foundation.settings import Section
-from foundation.text import nearest_hint
-from foundation.yaml import overlaid, read_yaml
+from foundation.settings import Section, first_problem, settings_content
+from foundation.yaml import overlaid
 from models.config import BacktestSection, ModelsSection, PromotionSection, ServingSection, TrainingSection
 from policy.config import PolicyConfig
 from telemetry.config import ChannelDeclaration, EventsSection, TelemetrySection
@@ -122,53 +119,21 @@ def load_params(paths: Iterable[Path]) -> Params:
     suggests the closest valid name.
     """
     files = [path / "params.yaml" if path.is_dir() else path for path in paths]
-    origin = [(file, _read_yaml(file)) for file in files]
+    origin = [(file, settings_content(file, "parameter") or {}) for file in files]
     merged: dict[str, Any] = {}
-    for _, content in origin:
+    for file, content in origin:
+        if not isinstance(content, dict):
+            what = f"a {type(content).__name__} instead of sections"
+            raise InputError(what, str(file), "Write sections with keys, as params.yaml does.")
         merged = overlaid(merged, content)
     try:
         params = Params.model_validate(merged)
     except ValidationError as error:
-        raise _explain(error, origin) from None
+        place, problem, do = first_problem(error, Params)
+        where = f"{_origin_of(tuple(place.split('.')), origin)}, parameter {place}"
+        raise InputError(problem, where, do or "Correct the value.") from None
     _check_multiples(params, origin)
     return params
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = read_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"no parameter file {path}", "--params", "Give the path of an existing YAML file.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"not valid YAML: {error}", str(path), "Correct the file.") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise InputError(
-            f"a {type(content).__name__} instead of sections",
-            str(path),
-            "Write sections with keys, as params.yaml does.",
-        )
-    return content
-
-
-def _explain(error: ValidationError, origin: Origin) -> InputError:
-    # an unknown key often leaves a required one missing: name the cause, not its consequence
-    first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-    loc = tuple(str(part) for part in first["loc"])
-    dotted = ".".join(part for part in loc if not part.startswith(("function-", "literal[", "constrained-")))
-    where = f"{_origin_of(loc, origin)}, parameter {dotted}"
-    if first["type"] == "extra_forbidden":
-        valid = _valid_names(loc[:-1])
-        hint = nearest_hint(loc[-1], valid, f"Valid names here: {', '.join(valid)}.")
-        return InputError(f"unknown key '{dotted}'", where, hint)
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error" and isinstance(first.get("input"), Mapping):
-        # several values contradict each other; printing the whole section would not help
-        return InputError(message, where, "Correct one of the values.")
-    valid = re.findall(r"'([^']+)'", str(first.get("ctx", {}).get("expected", "")))
-    hint = nearest_hint(first.get("input"), valid, "Correct the value.")
-    return InputError(f"{first.get('input')!r} is not valid: {message}", where, hint)
 
 
 def _origin_of(loc: tuple[str, ...], origin: Origin) -> str:
@@ -178,28 +143,6 @@ def _origin_of(loc: tuple[str, ...], origin: Origin) -> str:
             if _holds(content, loc[:end]):
                 return str(path)
     return "parameters"
-
-
-def _valid_names(loc: tuple[str, ...]) -> list[str]:
-    model: type[BaseModel] = Params
-    for part in loc:
-        field = model.model_fields.get(part)
-        if field is None:  # inside a mapping of sections, e.g. channels.NAME
-            continue
-        section = _section_of(field.annotation)
-        if section is not None:
-            model = section
-    return sorted(model.model_fields)
-
-
-def _section_of(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for inner in get_args(annotation):
-        section = _section_of(inner)
-        if section is not None:
-            return section
-    return None
 
 
 def with_step(params: Params, step: timedelta, where: str) -> Params:

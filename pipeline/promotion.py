@@ -116,7 +116,11 @@ def promote(
         verdict, notes = None, []
         if source is not None:
             try:
-                verdict = _compare(source(), params, history, (number, bundle), registry, model, Path(folder))
+                sides = [(f"version {number}", bundle)]
+                if history.champion is not None:
+                    champion, _ = load_version(registry, model, history.champion, Path(folder))
+                    sides.append((f"version {history.champion}", champion))
+                verdict = compared(source(), params, sides)
             except InputError as error:
                 if force_reason is None:
                     raise
@@ -174,21 +178,6 @@ def load_version(registry: str, model: str, number: int, folder: Path) -> tuple[
     target = folder / f"version-{number}"
     target.mkdir(parents=True)
     return load_bundle(fetch_bundle(registry, model, version, target)), version
-
-
-def _compare(
-    matrix: FeatureMatrix,
-    params: Params,
-    history: ChampionHistory,
-    challenger: tuple[int, Bundle],
-    registry: str,
-    model: str,
-    folder: Path,
-) -> GateVerdict:
-    sides = [(f"version {challenger[0]}", challenger[1])]
-    if history.champion is not None:
-        sides.append((f"version {history.champion}", load_version(registry, model, history.champion, folder)[0]))
-    return compared(matrix, params, sides)
 
 
 def compared(matrix: FeatureMatrix, params: Params, sides: Sequence[tuple[str, Bundle]]) -> GateVerdict:

@@ -17,6 +17,7 @@ from evaluation.metrics.evaluation import evaluate
 from evaluation.metrics.oracle import oracle_predictions, read_truth
 from features.engine import Engine
 from features.matrix.matrix import FeatureMatrix
+from foundation.files import disk_errors, write_bytes
 from foundation.running import Progress
 from models.bundle.store import CARD, save_bundle
 from models.config import BASELINES
@@ -276,13 +277,20 @@ def profile_predictions(predictions: pd.DataFrame, profile: str) -> pd.DataFrame
 
 
 def write_report_for(backtest: Path, out: Path | None = None) -> Path:
-    """Write the report of a finished backtest to ``OUT/report/`` (default: the backtest's own folder)."""
-    from pipeline.report.report import write_report  # only a report needs matplotlib
+    """Write the report of a finished backtest to ``OUT/report/`` (default: the backtest's own folder).
+
+    Raises ``InputError`` if it cannot be written; an older report is kept then.
+    """
+    from pipeline.report.report import render_report  # only a report needs matplotlib
 
     evaluation, context = load_evaluation(backtest)
     value = json.loads((backtest / VALUE).read_text(encoding="utf-8")) if (backtest / VALUE).is_file() else None
     verdict = () if value is None else (answer(value), *recommendation(value))
-    return write_report(out or backtest, evaluation=evaluation, context=context, value=value, verdict=verdict)
+    target = (out or backtest) / "report" / "index.html"
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(target, render_report(evaluation, context, value, verdict).encode())
+    return target
 
 
 def _counted(progress: Progress | None) -> Callable[[int, int, str], None] | None:

@@ -190,10 +190,10 @@ def _with_selection(seen: "Observation", place: "Place", labels: "LabelSection")
     from telemetry.dataset.store import Dataset
     from telemetry.doctor.diagnosis import TelemetryFinding
 
-    selection = examine_selection(Dataset.open(place), labels)
-    if selection is None or not selection.reasons:
+    reasons = examine_selection(Dataset.open(place), labels)
+    if not reasons:
         return seen
-    what = f"telemetry was collected because of failures: {'; '.join(selection.reasons)}"
+    what = f"telemetry was collected because of failures: {'; '.join(reasons)}"
     do = "Import all nodes over one period, whether they failed or not: until then `assess` returns 'cannot tell'."
     return replace(seen, findings=(TelemetryFinding(what, do), *seen.findings))
 

@@ -18,10 +18,8 @@ from evaluation.backtest.threshold_choice import (
     ScoredDecisions,
     ThresholdChoice,
     for_budget,
-    for_costs,
     for_precisions,
     no_promise,
-    no_threshold,
 )
 from evaluation.metrics.scored import Grouping
 from foundation.times import milliseconds
@@ -53,8 +51,8 @@ class Promises:
     ``known_drains``, ``hits``, ``precision``, ``kept`` (the precision reached the target; null without known drains),
     ``recall`` of incidents over the whole test period, ``recall_promised`` over the folds with a promise, and ``best``
     at the last refit.
-    ``current``: thresholds of each model from all outcomes known by ``until``: one per target, then those for the
-    alert budget and for costs.
+    ``current``: thresholds of each model from all outcomes known by ``until``: one per target, then that of the
+    alert budget.
     ``until``: end of the history that ``current`` uses (aware UTC).
     """
 
@@ -108,7 +106,7 @@ def walk_promises(
     """Set thresholds at every refit from the outcomes of earlier folds, and evaluate them out of sample.
 
     A refit uses only labels that were complete and known by then. Thresholds apply to the calibrated risk, the one
-    scale that scores of different refits share. Models in ``ORDERS_ONLY`` get no precision or cost threshold, because
+    scale that scores of different refits share. Models in ``ORDERS_ONLY`` get no precision threshold, because
     their riskiest unit has the same risk at every decision time. They get an alert budget only.
 
     ``predictions``: as :func:`evaluation.backtest.run.run_backtest` returns it; its ``sliding`` variant is used.
@@ -155,7 +153,6 @@ def walk_promises(
         current[name] = [
             *_promised(name, everything, section),
             for_budget(everything, k, section.confidence),
-            *_by_costs(name, everything, section),
         ]
     return Promises(by_fold, pooled, current, until)
 
@@ -171,8 +168,7 @@ def decisions_frame(promises: Promises) -> pd.DataFrame:
                 {"model": model, "until": promises.until} | record | {f"bound_{k}": v for k, v in bound.items()}
             )
     frame = pd.DataFrame.from_records(rows)
-    numbers = ["threshold", "best", "saving", "saving_lower"]
-    return frame.astype(dict.fromkeys(numbers, "float64"))
+    return frame.astype({"threshold": "float64", "best": "float64"})
 
 
 def _of_drains(matrix: Matrix, at: Ints, section: PrecisionTargetsSection) -> tuple[LabelsAt, Labels]:
@@ -185,27 +181,13 @@ def _of_drains(matrix: Matrix, at: Ints, section: PrecisionTargetsSection) -> tu
     return max(((read, read(None)) for read in readers), key=lambda pair: int(pair[1].complete[0]))
 
 
-def _orders_only(model: str) -> str:
-    """Return why one threshold cannot serve all decision times of a model; empty if it can."""
-    if model not in ORDERS_ONLY:
-        return ""
-    return f"{model} only ranks the units of one decision time: a threshold on its risk does not carry over to another"
-
-
 def _promised(name: str, evidence: ScoredDecisions, section: PrecisionTargetsSection) -> list[ThresholdChoice]:
-    if why := _orders_only(name):
+    if name in ORDERS_ONLY:
+        why = (
+            f"{name} only ranks the units of one decision time: a threshold on its risk does not carry over to another"
+        )
         return [no_promise(target, section.confidence, why, evidence) for target in section.values]
     return for_precisions(evidence, section.values, section.confidence)
-
-
-def _by_costs(name: str, evidence: ScoredDecisions, section: PrecisionTargetsSection) -> list[ThresholdChoice]:
-    """Set the threshold of minimum expected cost; empty without ``costs``."""
-    costs = section.costs
-    if costs is None:
-        return []
-    if why := _orders_only(name):
-        return [no_threshold(costs, section.confidence, why)]
-    return [for_costs(evidence, costs, section.confidence)]
 
 
 def _known(labels: Labels, at: datetime) -> Bools:

@@ -15,15 +15,12 @@ from scipy.stats import binom
 
 from evaluation.metrics.estimates import precision_of
 from evaluation.metrics.lead_time import incident_table
-from evaluation.metrics.metrics import Floats, interval, ratio, resample
+from evaluation.metrics.metrics import LEVEL, Floats, interval, ratio, resample
 from evaluation.metrics.scored import Scored
 from foundation.instants import from_ms
 from models.config import PromotionSection
 
 Outcome = Literal["passed", "failed", "undecided"]
-
-LEVEL = 0.95
-"""Confidence level of the intervals; the exact tests have significance level ``1 - LEVEL``."""
 
 _BASE_RATE = "constant base rate"
 
@@ -135,7 +132,7 @@ def _precision(
 ) -> Criterion:
     mine, theirs = (precision_of(side, side.alert, weights) for side in (challenger, other))
     difference = mine - theirs
-    bounds = interval(difference[1:], LEVEL)
+    bounds = interval(difference[1:])
     margin = min(section.precision_margin, section.margin_share * float(np.nan_to_num(theirs[0])))
     limit = f"lower bound of the difference at least {_points(-margin)}, upper bound at least 0"
     hits = int((challenger.alert & challenger.positive).sum())
@@ -161,7 +158,7 @@ def _precision(
 def _risk_ratio(challenger: Scored, champion: Scored | None, section: PromotionSection, weights: Floats) -> Criterion:
     mine = _ratios(challenger, weights)
     low, high = section.risk_ratio
-    bounds = interval(mine[1:], LEVEL)
+    bounds = interval(mine[1:])
     value, spread = mine[0], f"{mine[0]:.2f} [{bounds.low:.2f}, {bounds.high:.2f}]"
     outcome: Outcome
     if not np.isfinite(value):
@@ -182,7 +179,7 @@ def _brier(challenger: Scored, champion: Scored | None, section: PromotionSectio
     mine = _skills(challenger, weights)
     theirs = np.zeros(len(mine)) if champion is None else _skills(champion, weights)
     difference = mine - theirs
-    bounds = interval(difference[1:], LEVEL)
+    bounds = interval(difference[1:])
     spread = f"{difference[0]:+.3f} [{bounds.low:+.3f}, {bounds.high:+.3f}]"
     outcome: Outcome
     if not np.isfinite(difference[0]):

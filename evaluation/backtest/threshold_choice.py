@@ -1,16 +1,13 @@
-"""Risk thresholds from earlier decisions, for a target precision, an alert budget, or minimum expected cost."""
+"""Risk thresholds from earlier decisions, for a target precision or an alert budget."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import orjson
 
 from evaluation.metrics.scored import clusters, shared_causes
-from models.config import CostsSection
 from policy.bounds import NO_ALERTS, PrecisionBound, precision_bound
 from policy.episodes import Bools, Floats, Ints, caught_causes, openings
 
@@ -28,21 +25,18 @@ _STEP = 1.1
 class ThresholdChoice:
     """A threshold and its expected performance.
 
-    ``kind``: ``precision``, ``budget`` or ``cost``.
-    ``asked``: target precision, alert budget per decision time, or cost of an unneeded drain relative to the saving
-    of a needed one.
+    ``asked``: target precision, or alert budget per decision time.
     ``confidence``: one-sided confidence of every bound.
     ``promised``: for a precision, whether its lower bound reaches the target; for a budget, whether there is a
-    threshold; for costs, whether the lower bound of the saving is positive.
+    threshold.
     ``threshold``: alert if the risk is at least this; None: alert nothing.
     ``bound``: precision of the drains on earlier data (its ``alerts``); that of the last test if nothing is promised.
     ``drains_per_decision``: drains started per decision time on earlier data.
     ``recall``: share of the incidents in earlier data that were caught; NaN without incidents.
     ``best``: the highest precision that can be promised at this confidence; None: not computed, or none.
-    ``saving``, ``saving_lower``: for costs: saving per decision time over never draining, and its lower bound.
     """
 
-    kind: Literal["precision", "budget", "cost"]
+    kind: Literal["precision", "budget"]
     asked: float
     confidence: float
     promised: bool
@@ -51,21 +45,7 @@ class ThresholdChoice:
     drains_per_decision: float
     recall: float
     best: float | None = None
-    saving: float | None = None
-    saving_lower: float | None = None
     why: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to a JSON object; NaN becomes null."""
-        content: dict[str, Any] = orjson.loads(orjson.dumps(self, option=orjson.OPT_SERIALIZE_NUMPY))
-        return content
-
-    @classmethod
-    def refused(
-        cls, kind: Literal["precision", "budget", "cost"], asked: float, confidence: float, why: str, recall: float
-    ) -> "ThresholdChoice":
-        """Return a choice without a threshold, with the reason."""
-        return cls(kind, asked, confidence, False, None, NO_ALERTS, 0.0, recall, why=why)
 
 
 def for_precisions(evidence: "ScoredDecisions", targets: Sequence[float], confidence: float) -> list[ThresholdChoice]:
@@ -109,7 +89,8 @@ def _precision(ordered: "_Ordered", target: float, confidence: float, best: floa
 
 def no_promise(target: float, confidence: float, why: str, evidence: "ScoredDecisions") -> ThresholdChoice:
     """Return a choice without a promise; its recall is 0, or NaN if the evidence holds no incident."""
-    return ThresholdChoice.refused("precision", target, confidence, why, 0.0 if evidence.incidents else math.nan)
+    recall = 0.0 if evidence.incidents else math.nan
+    return ThresholdChoice("precision", target, confidence, False, None, NO_ALERTS, 0.0, recall, why=why)
 
 
 def for_budget(evidence: "ScoredDecisions", k: float, confidence: float) -> ThresholdChoice:
@@ -127,7 +108,7 @@ def for_budget(evidence: "ScoredDecisions", k: float, confidence: float) -> Thre
     if end == 0:
         none = not len(evidence.risk)
         why = "there are no earlier decisions" if none else "more rows share the highest risk than the budget allows"
-        return ThresholdChoice.refused("budget", k, confidence, why, math.nan)
+        return ThresholdChoice("budget", k, confidence, False, None, NO_ALERTS, 0.0, math.nan, why=why)
     bound = ordered.bound(end, confidence)
     why = f"{bound.hits} of {bound.alerts} drains within the budget would have been right"
     return ordered.promise("budget", k, confidence, end, bound, why)
@@ -267,7 +248,7 @@ class ScoredDecisions:
 
     The scores must be out of sample; otherwise no bound holds.
 
-    ``risk``: any monotone score works, except for costs, which need a calibrated probability.
+    ``risk``: any monotone score works.
     ``hit``: whether an incident followed within the horizon.
     ``node``: code of the node; decisions about one node may be dependent.
     ``time``: decision times in milliseconds since the epoch.
@@ -305,11 +286,6 @@ class ScoredDecisions:
         shared = shared_causes(self.node[failing], self.cause[failing])
         return clusters(node, cause, shared, int(self.node.max(initial=-1)) + 1)
 
-    def opened(self, alert: Bools) -> Ints:
-        """Return the rows of the alerts that open an episode, that is, start a drain."""
-        rows = np.flatnonzero(alert)
-        return rows[openings(self.node[rows], self.time[rows], self.reach_ms)]
-
     def recall(self, alert: Bools | Ints) -> float:
         """Return the share of failures that at least one alert caught; NaN without failures.
 
@@ -324,53 +300,3 @@ class ScoredDecisions:
         alerted = self.incident[alert][self.hit[alert]]
         _, caught = caught_causes(self.cause[failing][first], np.isin(incident, alerted))
         return float(caught.mean())
-
-
-def for_costs(evidence: ScoredDecisions, costs: CostsSection, confidence: float) -> ThresholdChoice:
-    """Choose the threshold of minimum expected cost, and estimate what it would have saved.
-
-    The threshold is ``costs.break_even``, so its bound needs no correction for multiple testing. Each failure is saved
-    at most once, and each false drain costs (:meth:`ScoredDecisions.opened`). The bound of the saving is a normal
-    approximation over clusters (:meth:`ScoredDecisions.cluster`).
-
-    ``evidence``: earlier decisions, scored out of sample; ``risk`` must be a calibrated probability.
-    """
-    if not len(evidence.risk):
-        return no_threshold(costs, confidence, "there are no earlier decisions")
-    threshold, times = costs.break_even, evidence.times
-    drains = evidence.opened(evidence.risk >= threshold)
-    false = drains[~evidence.hit[drains]]
-    hits = drains[evidence.hit[drains] & (evidence.incident[drains] >= 0)]
-    saved = hits[np.unique(evidence.incident[hits], return_index=True)[1]]
-    cluster = np.unique(evidence.cluster(np.arange(len(evidence.risk))), return_inverse=True)[1]
-    n = int(cluster.max()) + 1
-    gain = costs.saved * np.bincount(cluster[saved], minlength=n)
-    gain -= costs.unneeded_drain * np.bincount(cluster[false], minlength=n)
-    total = float(gain.sum())
-    spread = float(gain.std(ddof=1)) * math.sqrt(n) if n > 1 else math.inf
-    lower = (total - NormalDist().inv_cdf(confidence) * spread) / times if math.isfinite(spread) else -math.inf
-    if len(drains):
-        why = (
-            f"{len(saved)} failures saved and {len(false)} unneeded drains in {times} decision times: "
-            f"{total / times:.3g} per decision time, with {confidence:.0%} confidence at least {lower:.3g}"
-        )
-    else:
-        why = f"no earlier decision had a risk of {threshold:.1%}, above the break-even of a drain"
-    return ThresholdChoice(
-        kind="cost",
-        asked=costs.unneeded_drain / costs.saved,
-        confidence=confidence,
-        promised=bool(len(drains) and lower > 0),
-        threshold=threshold,
-        bound=precision_bound(evidence.hit[drains], cluster[drains], confidence),
-        drains_per_decision=len(drains) / times,
-        recall=evidence.recall(drains),
-        saving=total / times,
-        saving_lower=lower if math.isfinite(lower) else None,
-        why=why,
-    )
-
-
-def no_threshold(costs: CostsSection, confidence: float, why: str) -> ThresholdChoice:
-    """Return a cost choice without a threshold, with the reason."""
-    return ThresholdChoice.refused("cost", costs.unneeded_drain / costs.saved, confidence, why, math.nan)

@@ -55,6 +55,7 @@ _SOFTWARE = ("driver", "exporter", "firmware", "vbios", "version", "agent")
 _WORKLOAD_ENDINGS = ("_util_pct", "_active_ratio", "_bytes_s", "fb_used_mib")
 _COUNTED = ("rise", "rise_delta", "share")
 _TRIED = 3
+_LISTED = 4
 _BEYOND = 1.5
 _DAY_MS = 86_400_000
 
@@ -273,13 +274,12 @@ def _mix_facts(column: FeatureColumn, shares: pd.DataFrame) -> tuple[str, ...]:
     return tuple(facts)
 
 
-def _channel_facts(channels: Mapping[str, list[Movement]], most: int = 4) -> list[str]:
+def _channel_facts(channels: Mapping[str, list[Movement]]) -> list[str]:
     """Describe the feature that drifted most in each channel, strongest channels first."""
     ranked = sorted(channels.items(), key=lambda item: (-item[1][0].shift.psi, item[0]))
-    facts = [f"{channel_words(channel)}, {len(moved)} features: {moved[0].summary}" for channel, moved in ranked[:most]]
-    if len(ranked) > most:
-        facts.append(f"and {len(ranked) - most} more: {', '.join(channel_words(name) for name, _ in ranked[most:])}")
-    return facts
+    listed, more = ranked[:_LISTED], [channel_words(channel) for channel, _ in ranked[_LISTED:]]
+    facts = [f"{channel_words(channel)}, {len(moved)} features: {moved[0].summary}" for channel, moved in listed]
+    return [*facts, f"and {len(more)} more: {', '.join(more)}"] if more else facts
 
 
 def _furthest(moves: Sequence[Movement]) -> list[str]:
@@ -320,13 +320,11 @@ def examine(
     seed: int,
     alerts: tuple[AlertCounts, AlertCounts] | None = None,
     risks: RiskCounts | None = None,
-    failures_from_ms: int | None = None,
 ) -> CheckFindings:
     """Check rows since a fit for drift, using only what was known at ``end_ms``.
 
     ``labelled``: rows and labels as of ``end_ms``.
     ``start_ms``, ``end_ms``: recent window of decision times; ``end_ms``, the time of the check, is exclusive.
-    ``failures_from_ms``: first decision time of the failures compared; default: right after the reference.
     Returns: no verdicts if there are no rows to compare.
     """
     rows = labelled.rows
@@ -349,8 +347,8 @@ def examine(
     same_makes = _same_makes(reference, pool, begin)
     moves = movements(reference.columns, reference.features, pool.values[pool.now], same_makes)
     verdicts = [*fleet_verdicts(reference, pool), *reading_verdicts(reference, pool, moves)]
-    since = reference.end_ms + 1 if failures_from_ms is None else failures_from_ms
-    changes = rate_changes(reference.outcomes, labelled.outcomes(since, end_ms - 1, known_by_ms=end_ms))
+    now = labelled.outcomes(reference.end_ms + 1, end_ms - 1, known_by_ms=end_ms)
+    changes = rate_changes(reference.outcomes, now)
     moved = any(verdict.drift for verdict in verdicts)
     verdicts += failure_verdicts(changes, _fell(alerts), anything_moved=moved)
     verdicts += risk_verdicts(risks)

@@ -76,15 +76,15 @@ def rate_changes(before: Outcomes, now: Outcomes) -> list[RateChange]:
     return [whole, *sorted(class_changes, key=lambda change: (change.p, change.failure_class))]
 
 
-def exact_interval(hits: int, n: int, level: float = 0.95) -> tuple[float, float]:
-    """Return the Clopper-Pearson interval of a share; (0, 1) if ``n`` is 0.
+def exact_interval(hits: int, n: int) -> tuple[float, float]:
+    """Return the 95 % Clopper-Pearson interval of a share; (0, 1) if ``n`` is 0.
 
     >>> [round(bound, 3) for bound in exact_interval(8, 10)]
     [0.444, 0.975]
     """
     if n == 0:
         return 0.0, 1.0
-    low, high = binomtest(hits, n).proportion_ci(level, method="exact")
+    low, high = binomtest(hits, n).proportion_ci(0.95, method="exact")
     return float(low), float(high)
 
 
@@ -192,10 +192,8 @@ OUTCOME_COLUMNS = (
 )  # fmt: skip
 
 
-def outcomes_over_time(
-    predictions: pd.DataFrame, model: str, *, every: timedelta, variant: str = "sliding"
-) -> pd.DataFrame:
-    """Aggregate a model's outcomes over rolling windows.
+def outcomes_over_time(predictions: pd.DataFrame, model: str, *, every: timedelta) -> pd.DataFrame:
+    """Aggregate the outcomes of a model with sliding training over rolling windows.
 
     ``predictions``: as in :class:`evaluation.backtest.frames.BacktestResult`.
     ``every``: step between windows, which are :data:`ROLLING` long (shorter at the start).
@@ -203,7 +201,7 @@ def outcomes_over_time(
     over right plus wrong, with the exact interval; ``expected`` is the sum of risks of labelled rows; ``calibration``
     is positives over expected, with the exact Poisson interval of the number of incidents.
     """
-    mine = predictions[(predictions["model"] == model) & (predictions["variant"] == variant)]
+    mine = predictions[(predictions["model"] == model) & (predictions["variant"] == "sliding")]
     if mine.empty:
         return pd.DataFrame(columns=list(OUTCOME_COLUMNS))
     time, node = mine["decision_time"], node_codes(mine)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.metrics.estimates import Estimate, kind_of, precision_of
-from evaluation.metrics.metrics import Floats, Interval, honest_interval, interval, ratio
+from evaluation.metrics.metrics import Floats, Interval, interval
 from models.config import ALL_LEARNERS
 
 SLIDING = "sliding"
@@ -15,23 +15,18 @@ TRAIN_ONCE = "train_once"
 PAIRED: tuple[str, ...] = ("precision_at_k", "precision", "recall", "average_precision", "roc_auc", "capture")
 """Statistics with paired comparisons."""
 
-FACTORS: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
-"""Alert budgets to compare, as multiples of K."""
-
 _PAIR_COLUMNS = (
     "comparison", "model", "variant", "other_model", "other_variant", "statistic",
-    "value", "other_value", "difference", "low", "high", "share_better",
+    "value", "other_value", "difference", "low", "high",
 )  # fmt: skip
 
 _EQUAL_COLUMNS = (
     "variant", "model", "other_model", "alerts", "precision", "other_precision",
-    "difference", "low", "high", "share_better", "best",
+    "difference", "low", "high", "best",
 )  # fmt: skip
 
-_BUDGET_COLUMNS = ("model", "variant", "k", "alerts", "hits", "precision", "low", "high", "row_recall")
 
-
-def best_learner(estimates: Sequence[Estimate], variant: str = SLIDING) -> Estimate | None:
+def best_learner(estimates: Sequence[Estimate]) -> Estimate | None:
     """Return the single learner with the highest precision at K; None if no learner has a defined precision.
 
     It is selected on the same rows it is then compared on, which biases comparisons with ensembles in its favour. Ties
@@ -45,7 +40,7 @@ def best_learner(estimates: Sequence[Estimate], variant: str = SLIDING) -> Estim
             estimate,
         )
         for estimate in estimates
-        if kind_of(estimate.scored.model) == "learner" and estimate.scored.variant == variant
+        if kind_of(estimate.scored.model) == "learner" and estimate.scored.variant == SLIDING
         if np.isfinite(estimate.point["precision_at_k"]) and np.isfinite(estimate.point["average_precision"])
     ]
     return max(candidates, key=lambda candidate: candidate[:3])[3] if candidates else None
@@ -58,8 +53,7 @@ def paired_differences(estimates: Sequence[Estimate]) -> pd.DataFrame:
     ensemble with the best sliding learner), ``baseline`` (the best sliding learner with each sliding baseline).
 
     Returns: one row per comparison and statistic: both values, ``difference`` (positive: ``model`` is better), its
-    interval ``low``, ``high`` (NaN if neither side has a hit), and ``share_better``, the share of resamples in which
-    ``model`` is better.
+    interval ``low``, ``high`` (NaN if neither side has a hit).
     """
     by_name = {estimate.scored.name: estimate for estimate in estimates}
     pairs: list[tuple[str, Estimate, Estimate]] = []
@@ -82,8 +76,8 @@ def equal_alerts(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame
     as many as the ensemble does at each decision time.
 
     Returns: one row per ensemble and learner of a variant: alerts, both precisions, ``difference`` (positive: ``model``
-    is better at equal alerts), its interval, the share of resamples in which it is better, and ``best`` (whether
-    ``other_model`` is the most precise learner at this number of alerts; selected on the same rows, so optimistic).
+    is better at equal alerts), its interval, and ``best`` (whether ``other_model`` is the most precise learner at this
+    number of alerts; selected on the same rows, so optimistic).
     """
     every = np.concatenate([np.ones((1, weights.shape[1])), weights])
     rows = []
@@ -99,11 +93,10 @@ def equal_alerts(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame
                 learner_precisions.append((two.scored.model, precision_of(two.scored, two.scored.top(budget), every)))
         best = most_precise({model: theirs[0] for model, theirs in learner_precisions})
         for model, theirs in learner_precisions:
-            difference = mine - theirs
             bounds = difference_interval(mine, theirs)
             rows.append(
-                (scored.variant, scored.model, model, int(budget.sum()), mine[0], theirs[0], difference[0],
-                 bounds.low, bounds.high, share_better(difference[1:]), model == best)
+                (scored.variant, scored.model, model, int(budget.sum()), mine[0], theirs[0], mine[0] - theirs[0],
+                 bounds.low, bounds.high, model == best)
             )  # fmt: skip
     return pd.DataFrame(rows, columns=list(_EQUAL_COLUMNS))
 
@@ -125,29 +118,6 @@ def most_precise(precision: Mapping[str, float]) -> str | None:
     """
     known = [name for name in ALL_LEARNERS if np.isfinite(precision.get(name, np.nan))]
     return max(known, key=lambda name: precision[name]) if known else None
-
-
-def budgets(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame:
-    """Precision of the riskiest nodes at each decision time for several alert budgets.
-
-    Returns: ``model``, ``variant``, ``k`` (K times :data:`FACTORS`, at least 1), ``alerts`` and ``hits`` (labelled
-    rows), ``precision`` with ``low`` and ``high``, ``row_recall`` (share of positive rows alerted).
-    """
-    every = np.concatenate([np.ones((1, weights.shape[1])), weights])
-    rows: list[tuple[object, ...]] = []
-    for estimate in estimates:
-        scored = estimate.scored
-        for k in sorted({max(1, int(scored.shared.k * factor)) for factor in FACTORS}):
-            top = scored.top(k)
-            counts = scored.per_cluster(top & scored.known)
-            hits = scored.per_cluster(top & scored.positive)
-            precision = ratio(every @ hits, every @ counts)
-            bounds = honest_interval(precision[1:], point=float(precision[0]), counts=counts)
-            caught = float(ratio(hits.sum(), scored.positive.sum()))
-            rows.append(
-                (*scored.name, k, int(counts.sum()), int(hits.sum()), precision[0], bounds.low, bounds.high, caught)
-            )
-    return pd.DataFrame(rows, columns=list(_BUDGET_COLUMNS))
 
 
 def oracle_shares(estimates: Sequence[Estimate], oracle: Estimate, statistics: Sequence[str]) -> pd.DataFrame:
@@ -173,18 +143,11 @@ def oracle_shares(estimates: Sequence[Estimate], oracle: Estimate, statistics: S
 
 def pair(comparison: str, one: Estimate, two: Estimate, name: str) -> tuple[object, ...]:
     """Compare one statistic of two models; returns a row of :func:`paired_differences`."""
-    difference = one.replicates[name] - two.replicates[name]
-    bounds = interval(difference)
+    bounds = interval(one.replicates[name] - two.replicates[name])
     value, other = one.point[name], two.point[name]
     if value == other == 0:
         bounds = Interval(np.nan, np.nan)  # neither has a hit, so there is nothing to resample
     return (
         comparison, *one.scored.name, *two.scored.name, name,
-        value, other, value - other, bounds.low, bounds.high, share_better(difference),
+        value, other, value - other, bounds.low, bounds.high,
     )  # fmt: skip
-
-
-def share_better(difference: Floats) -> float:
-    """Share of the resamples in which a difference is positive; NaN if it is never defined."""
-    finite = difference[np.isfinite(difference)]
-    return float(np.mean(finite > 0)) if finite.size else np.nan

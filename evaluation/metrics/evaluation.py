@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evaluation.metrics.comparison import budgets, equal_alerts, oracle_shares, paired_differences
+from evaluation.metrics.comparison import equal_alerts, oracle_shares, paired_differences
 from evaluation.metrics.estimates import Estimate, estimate_model, group_table, summarise
 from evaluation.metrics.lead_time import recall_by_class
 from evaluation.metrics.metrics import rank_curve, resample
@@ -40,7 +40,6 @@ class Evaluation:
     if missed).
     ``calibration``: bins of the units' risks: ``bin``, ``mean_risk``, ``observed_rate``, ``rows``, ``positives``.
     ``pr_curves``: ``precision`` and ``recall`` by alert budget ``k`` (rows pooled by rank within the decision time).
-    ``budgets``: precision at several budgets, as :func:`evaluation.metrics.comparison.budgets` returns it.
     """
 
     k: int
@@ -61,7 +60,6 @@ class Evaluation:
     pr_curves: pd.DataFrame
     paired: pd.DataFrame
     equal_alerts: pd.DataFrame
-    budgets: pd.DataFrame
 
     def row(self, model: str, variant: str) -> pd.Series | None:
         """Return one model's row of the table; None if there is none."""
@@ -77,7 +75,7 @@ class Evaluation:
 
         Returns: ``k``, ``bootstrap``, ``nodes``, ``units``, ``decision_times``, ``first_time``, ``last_time``,
         ``oracle_coverage``, ``drain_hours``, ``models`` (model -> variant -> statistics, ``by_unit``, ``by_class``,
-        ``monthly``, ``folds``), ``paired``, ``equal_alerts`` and ``budgets`` (lists).
+        ``monthly``, ``folds``), ``paired`` and ``equal_alerts`` (lists).
         """
         models: dict[str, dict[str, Any]] = {}
         for record in self.table.to_dict("records"):
@@ -108,7 +106,6 @@ class Evaluation:
             "models": models,
             "paired": _records(self.paired),
             "equal_alerts": _records(self.equal_alerts),
-            "budgets": _records(self.budgets),
         }
 
 
@@ -160,7 +157,6 @@ def evaluate(
         pr_curves=_stack([_curve(estimate) for estimate in estimates]),
         paired=paired_differences(estimates),
         equal_alerts=equal_alerts(estimates, weights),
-        budgets=budgets(estimates, weights),
     )
 
 

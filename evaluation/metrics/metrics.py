@@ -21,6 +21,8 @@ CALIBRATION_EDGES: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 
 _CELLS_PER_CHUNK = 8_000_000
 """Maximum size of a dense block (segments x replicates) in the bootstrap: 64 MB of float64."""
 
+_CURVE_POINTS = 120
+
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Floats:
     """Divide elementwise; division by zero returns NaN without a warning."""
@@ -111,12 +113,12 @@ def _counts(row: Ints, column: Ints, rows: int, columns: int) -> sparse.csr_arra
     return sparse.coo_array((np.ones(row.size), (row, column)), shape=(rows, columns)).tocsr()
 
 
-def rank_curve(rank: ArrayLike, positive: ArrayLike, points: int = 120) -> dict[str, NDArray[Any]]:
+def rank_curve(rank: ArrayLike, positive: ArrayLike) -> dict[str, NDArray[Any]]:
     """Precision and recall if the ``k`` riskiest units of each decision time are alerted, at log-spaced ``k``.
 
     ``rank``: rank within the decision time, 1 is the riskiest; labelled rows only; shape (rows,).
     Returns: ``k``, ascending; ``precision`` (NaN without alerts) and ``recall`` (NaN without positives), each with at
-    most ``points`` entries; empty without rows.
+    most :data:`_CURVE_POINTS` entries; empty without rows.
     """
     ranks = np.asarray(rank, np.int64)
     labels = np.asarray(positive, np.bool_)
@@ -125,7 +127,7 @@ def rank_curve(rank: ArrayLike, positive: ArrayLike, points: int = 120) -> dict[
     last = int(ranks.max())
     alerts = np.cumsum(np.bincount(ranks, minlength=last + 1))
     hits = np.cumsum(np.bincount(ranks, weights=labels, minlength=last + 1))
-    k = np.unique(np.round(np.geomspace(1, last, max(points, 2))).astype(np.int64))
+    k = np.unique(np.round(np.geomspace(1, last, _CURVE_POINTS)).astype(np.int64))
     return {"k": k, "precision": ratio(hits[k], alerts[k]), "recall": ratio(hits[k], labels.sum())}
 
 
@@ -146,16 +148,14 @@ class Calibration:
     rows: Ints
     positives: Ints
     error: float
-    brier: float
     brier_skill: float
     risk_ratio: float
 
 
-def calibration(risk: ArrayLike, positive: ArrayLike, edges: tuple[float, ...] = CALIBRATION_EDGES) -> Calibration:
-    """Measure calibration in quantile bins of risk.
+def calibration(risk: ArrayLike, positive: ArrayLike) -> Calibration:
+    """Measure calibration in quantile bins of risk (:data:`CALIBRATION_EDGES`); ties share a bin, so bins may merge.
 
     ``risk``: risks in [0, 1] of labelled rows; NaN is ignored; shape (rows,).
-    ``edges``: quantiles of risk at the bin edges. Ties share a bin, so bins may merge.
     """
     risks = np.asarray(risk, np.float64)
     labels = np.asarray(positive, np.bool_)
@@ -164,11 +164,11 @@ def calibration(risk: ArrayLike, positive: ArrayLike, edges: tuple[float, ...] =
     if risks.size == 0:
         empty = np.empty(0)
         none = np.empty(0, np.int64)
-        return Calibration(empty, empty, none, none, np.nan, np.nan, np.nan, np.nan)
+        return Calibration(empty, empty, none, none, np.nan, np.nan, np.nan)
     order = np.argsort(risks, kind="stable")
     risks, labels = risks[order], labels[order]
     # method="lower" puts every cut at an observed risk, so that ties are never split
-    cuts = np.unique(np.quantile(risks, edges[1:-1], method="lower"))
+    cuts = np.unique(np.quantile(risks, CALIBRATION_EDGES[1:-1], method="lower"))
     bins = np.searchsorted(cuts, risks, side="left")
     rows = np.bincount(bins)
     filled = rows > 0
@@ -184,7 +184,6 @@ def calibration(risk: ArrayLike, positive: ArrayLike, edges: tuple[float, ...] =
         rows=rows.astype(np.int64),
         positives=positives.astype(np.int64),
         error=float(np.sum(rows * np.abs(mean_risk - observed)) / risks.size),
-        brier=brier,
         brier_skill=float(1 - ratio(brier, base * (1 - base))),
         risk_ratio=float(ratio(risks.mean(), base)),
     )
@@ -219,7 +218,7 @@ def resample(clusters: int, replicates: int, seed: int) -> Floats:
     return out
 
 
-def honest_interval(values: Floats, *, point: float, counts: Floats, level: float = LEVEL) -> Interval:
+def honest_interval(values: Floats, *, point: float, counts: Floats) -> Interval:
     """Interval of a share; exact if the share is 0 or 1, otherwise as :func:`interval`.
 
     The percentile interval of a share of 0 is [0, 0], since no resample has a hit, and so overstates certainty. The
@@ -232,13 +231,13 @@ def honest_interval(values: Floats, *, point: float, counts: Floats, level: floa
     """
     squares = float(np.square(counts).sum())
     if values.size == 0 or point not in (0.0, 1.0) or squares == 0:
-        return interval(values, level)
+        return interval(values)
     effective = float(counts.sum()) ** 2 / squares
-    reach = 1 - ((1 - level) / 2) ** (1 / effective)
+    reach = 1 - ((1 - LEVEL) / 2) ** (1 / effective)
     return Interval(0.0, reach) if point == 0 else Interval(1 - reach, 1.0)
 
 
-def interval(values: Floats, level: float = LEVEL) -> Interval:
+def interval(values: Floats) -> Interval:
     """Percentile interval of bootstrap replicates.
 
     ``values``: the statistic in each replicate; NaN if undefined; shape (replicates,).
@@ -247,7 +246,7 @@ def interval(values: Floats, level: float = LEVEL) -> Interval:
     finite = values[np.isfinite(values)]
     if finite.size < max(_TOO_FEW, values.size / 2):
         return Interval(np.nan, np.nan)
-    low, high = np.quantile(finite, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(low), float(high))
 
 

@@ -5,7 +5,7 @@ import importlib.metadata
 import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from pydantic import (
     AwareDatetime,
@@ -27,7 +27,7 @@ from models.calibration.horizons import HorizonMap
 from models.config import PRIOR
 from models.ensembles import Stacker
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Version of the bundle's layout; readers reject any other."""
 
 MANIFEST: Final = "manifest.json"
@@ -70,7 +70,6 @@ class CascadeFacts(_Facts):
     shared_first: bool
     thresholds: tuple[FiniteFloat, ...]
     floor: FiniteFloat
-    order_by: Literal["last", "mean"]
 
     def file_of(self, i: int) -> str:
         """Return the file of a stage, by its number from 0."""

@@ -179,7 +179,6 @@ def _facts_of(fitted: FittedModels) -> FittedFacts:
             shared_first=_shared(fitted, 0),
             thresholds=tuple(cascade.thresholds),
             floor=cascade.floor,
-            order_by=cascade.order_by,
         ),
     )
 
@@ -216,7 +215,7 @@ def _rebuild_cascade(facts: CascadeFacts, learners: Mapping[str, Any], read: Cal
         (name, learners[name] if i == 0 and facts.shared_first else read(name, facts.file_of(i)))
         for i, name in enumerate(facts.stages)
     ]
-    return Cascade(stages, facts.thresholds, facts.floor, facts.order_by)
+    return Cascade(stages, facts.thresholds, facts.floor)
 
 
 def _shared(fitted: FittedModels, i: int) -> bool:

@@ -5,8 +5,7 @@ from typing import Literal
 
 import numpy as np
 from scipy.optimize import brentq, minimize
-from scipy.special import expit, logit
-from sklearn.isotonic import IsotonicRegression
+from scipy.special import expit
 
 from models.rows.ranking import Floats
 
@@ -16,28 +15,19 @@ EDGE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Calibrator:
-    """A monotone map from scores to risks in the open interval (0, 1).
+    """A sigmoid from scores to risks in the open interval (0, 1): expit(intercept + slope * score).
 
-    ``method``: ``sigmoid``: risk = expit(intercept + slope * score); ``isotonic``: interpolated between knots;
-    ``prior``: like ``sigmoid``, but derived from the base rate instead of a slice (see
-    :func:`models.calibration.fitting.fit_calibrator`).
-    ``slope``, ``intercept``: of the sigmoid; the slope is positive.
-    ``knots``, ``risks``: for ``isotonic``, scores and their risks, ascending; else empty.
+    ``method``: ``sigmoid``: fitted on a slice; ``prior``: derived from the base rate (see :func:`fit_calibrator`).
+    ``slope``: positive.
     """
 
-    method: Literal["sigmoid", "isotonic", "prior"]
+    method: Literal["sigmoid", "prior"]
     slope: float = 1.0
     intercept: float = 0.0
-    knots: tuple[float, ...] = ()
-    risks: tuple[float, ...] = ()
 
     def risk(self, score: Floats) -> Floats:
         """Return the risks of scores, shape kept, float64; non-decreasing in the score, except for rounding."""
-        values = np.asarray(score, dtype=np.float64)
-        if self.method == "isotonic":
-            risk = np.interp(values, self.knots, self.risks)
-        else:
-            risk = expit(self.intercept + self.slope * values)
+        risk = expit(self.intercept + self.slope * np.asarray(score, dtype=np.float64))
         return np.clip(risk, EDGE, 1 - EDGE)
 
 
@@ -53,7 +43,6 @@ def fit_calibrator(
     score: Floats,
     label: np.ndarray,
     *,
-    method: Literal["sigmoid", "isotonic"],
     n_incidents: int,
     base_rate: float,
     log_odds: bool,
@@ -68,7 +57,7 @@ def fit_calibrator(
     ``base_rate``: share of positives among grid rows of the training window, for the fallback.
     ``log_odds``: whether the score is a log-odds already corrected for sampling. The fallback is then the score itself;
     otherwise (ranks only) a sigmoid with slope 0.5 whose mean over the rows is the base rate.
-    Returns: a strictly positive slope, or ascending knots: risks never reverse the order of scores.
+    Returns: a strictly positive slope: risks never reverse the order of scores.
 
     The sigmoid is Platt's, with normal priors that shrink it to the fallback: on the log slope (standard deviation 0.5
     for log-odds, 1.5 for ranks) and the intercept (1.5). A few positives thus change it little.
@@ -79,8 +68,6 @@ def fit_calibrator(
     fallback = _fallback(score, base_rate, log_odds)
     if n_incidents < MIN_INCIDENTS or y.sum() in (0, len(y)):
         return fallback
-    if method == "isotonic":
-        return _isotonic(score[known], y)
     return _sigmoid(score[known], y, fallback, 0.5 if log_odds else 1.5)
 
 
@@ -93,22 +80,14 @@ def at_level(calibrator: Calibrator, score: Floats, rate: float) -> Calibrator:
     score = np.asarray(score, dtype=np.float64)
     if len(score) == 0 or rate <= 0:
         return calibrator
-    if calibrator.method == "isotonic":
-        knots = logit(np.clip(calibrator.risks, EDGE, 1 - EDGE))
+    log_odds = calibrator.intercept + calibrator.slope * score
 
-        def mean(shift: float) -> float:
-            return float(np.interp(score, calibrator.knots, expit(knots + shift)).mean())
-    else:
-        log_odds = calibrator.intercept + calibrator.slope * score
-
-        def mean(shift: float) -> float:
-            return float(expit(log_odds + shift).mean())
+    def mean(shift: float) -> float:
+        return float(expit(log_odds + shift).mean())
 
     if not mean(-_FARTHEST) < rate < mean(_FARTHEST):
         return calibrator
     shift = float(brentq(lambda x: mean(x) - rate, -_FARTHEST, _FARTHEST, xtol=1e-9))
-    if calibrator.method == "isotonic":
-        return replace(calibrator, risks=tuple(map(float, expit(knots + shift))))
     return replace(calibrator, intercept=calibrator.intercept + shift)
 
 
@@ -148,11 +127,3 @@ def _sigmoid(score: Floats, y: Floats, start: Calibrator, slope_deviation: float
     optimum = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(-6, 6), (-20, 20)])
     slope = float(start.slope * np.exp(optimum.x[0]))
     return Calibrator("sigmoid", slope, float(origin + optimum.x[1] - slope * middle))
-
-
-def _isotonic(score: Floats, y: Floats) -> Calibrator:
-    fitted = IsotonicRegression(y_min=0, y_max=1).fit(score, y)
-    knots = np.asarray(fitted.X_thresholds_, dtype=np.float64)
-    # Smooth by half an observation of each class, so that no risk is exactly 0 or 1.
-    risks = (np.asarray(fitted.y_thresholds_) * len(y) + 0.5) / (len(y) + 1)
-    return Calibrator("isotonic", knots=tuple(map(float, knots)), risks=tuple(map(float, risks)))

@@ -282,7 +282,7 @@ def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
     """Return the learners whose scores make up a model's score.
 
     Returns: the learner itself; an ensemble's members; then the prior that they are pooled with; of a cascade, the
-    stages whose log-odds order survivors; the stand-in if nothing could be fitted.
+    last stage, which orders survivors; the stand-in if nothing could be fitted.
     """
     if model not in fitted.models:
         raise ValueError(f"{model} is not among {', '.join(fitted.models)}")
@@ -291,7 +291,7 @@ def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
         return [(name, fitted.baselines[name] if name in fitted.baselines else fitted.learners[name])]
     if model == CASCADE:
         assert fitted.cascade is not None
-        return list(fitted.cascade.stages[0 if fitted.cascade.order_by == "mean" else -1 :])
+        return [fitted.cascade.stages[-1]]
     names = fitted.members if model in COMBINERS else (model,)
     return [(name, fitted.learners[name]) for name in (*names, *((PRIOR,) if fitted.prior_weight else ()))]
 

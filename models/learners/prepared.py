@@ -4,9 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin, clone
-from sklearn.linear_model import LogisticRegression
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.base import BaseEstimator, clone
 from threadpoolctl import threadpool_limits
 
 from features.config import Group
@@ -21,19 +19,20 @@ def signed_log(values: np.ndarray) -> np.ndarray:
     return np.copysign(out, values, out=out)
 
 
-def scale_logs(logs: np.ndarray, center: np.ndarray, scale: np.ndarray, clip: float) -> np.ndarray:
+def scale_logs(logs: np.ndarray, center: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Scale signed logarithms in place, for classifiers that cannot handle NaN.
 
     ``logs``: signed logarithms of features; NaN: unknown; shape (n_rows, n_features).
     ``center``, ``scale``: median and spread of each feature's signed logarithm; shape (n_features,).
-    Returns: within ``[-clip, clip]``, 0 for NaN.
+    Returns: within :data:`_CLIP` of 0; 0 for NaN.
     """
     logs -= center.astype(logs.dtype)
     logs /= scale.astype(logs.dtype)
-    np.clip(logs, -clip, clip, out=logs)
+    np.clip(logs, -_CLIP, _CLIP, out=logs)
     return np.nan_to_num(logs, nan=0.0, copy=False)
 
 
+_CLIP = 5.0
 _IQR_TO_SIGMA = 1.349
 """Ratio of interquartile range to standard deviation of a normal distribution."""
 
@@ -47,7 +46,7 @@ library divides a network's penalty by a batch's sum of weights, so the penalty 
 effect."""
 
 
-class SignedLogScaler(TransformerMixin, BaseEstimator):
+class SignedLogScaler(BaseEstimator):
     """Transform features by signed logarithm, robust centering and scaling, clipping, and 0 for NaN.
 
     Counters and byte rates span ten decades, and most features have rare huge values that are the signal; the signed
@@ -59,22 +58,9 @@ class SignedLogScaler(TransformerMixin, BaseEstimator):
     (n_features,).
     """
 
-    def __init__(self, clip: float = 5.0) -> None:
-        self.clip = clip
-
-    def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit center and scale of each column of ``X``, shape (n_rows, n_features); NaN allowed."""
-        X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
-        return self._learn(signed_log(X))
-
-    def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
-        """Fit and transform ``X``, computing the logarithms once."""
-        X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
+    def fit_transform(self, X: np.ndarray) -> np.ndarray:
+        """Fit and transform ``X``, shape (n_rows, n_features), computing the logarithms once; NaN allowed."""
         logs = signed_log(X)
-        self._learn(logs)
-        return scale_logs(logs, self.center_, self.scale_, self.clip)
-
-    def _learn(self, logs: np.ndarray) -> Self:
         known = ~np.isnan(logs).all(axis=0)
         center = np.zeros(logs.shape[1])
         scale = np.ones(logs.shape[1])
@@ -87,68 +73,42 @@ class SignedLogScaler(TransformerMixin, BaseEstimator):
             center[known], scale[known] = middle, spread
         self.center_ = center
         self.scale_ = scale
-        return self
+        return scale_logs(logs, center, scale)
 
-    def transform(self, X: Any) -> np.ndarray:
-        """Transform ``X``: same shape, finite, within ``[-clip, clip]``."""
-        check_is_fitted(self)
-        X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", reset=False)
-        return scale_logs(signed_log(X), self.center_, self.scale_, self.clip)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
+    def transform(self, X: np.ndarray) -> np.ndarray:
+        """Transform ``X``: same shape, finite, within :data:`_CLIP` of 0."""
+        return scale_logs(signed_log(X), self.center_, self.scale_)
 
 
-class PreparedClassifier(ClassifierMixin, BaseEstimator):
+class PreparedClassifier(BaseEstimator):
     """A classifier behind a :class:`SignedLogScaler`, fitted on one thread for reproducibility.
 
     Weights apply to the classifier only: they undo the sampling of negatives, which scaling does not need.
 
-    ``classifier``: fitted on the scaled features; must accept ``sample_weight``. None: logistic regression. Batches of
-    a network hold at most a hundredth of the rows.
+    ``classifier``: fitted on the scaled features; must accept ``sample_weight``. Batches of a network hold at most a
+    hundredth of the rows.
     """
 
-    def __init__(self, classifier: Any = None, clip: float = 5.0) -> None:
+    def __init__(self, classifier: Any) -> None:
         self.classifier = classifier
-        self.clip = clip
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None = None) -> Self:
         """Fit scaler and classifier."""
-        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
-        self.scaler_ = SignedLogScaler(self.clip)
-        self.classifier_ = LogisticRegression() if self.classifier is None else clone(self.classifier)
+        self.scaler_ = SignedLogScaler()
+        self.classifier_ = clone(self.classifier)
         batch = getattr(self.classifier_, "batch_size", None)
         if isinstance(batch, int) and batch > 0:  # the library rejects invalid values
             taken = max(1, min(batch, len(X) // _STEPS))
             self.classifier_.set_params(batch_size=taken, alpha=self.classifier_.alpha * taken / batch)
         prepared = self.scaler_.fit_transform(X)
         with threadpool_limits(limits=1):
-            if sample_weight is None:
-                self.classifier_.fit(prepared, y)
-            else:
-                self.classifier_.fit(prepared, y, sample_weight=sample_weight)
-        self.classes_ = self.classifier_.classes_
+            self.classifier_.fit(prepared, y, sample_weight=sample_weight)
         return self
 
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Return the probability of each class, shape (n_rows, n_classes)."""
-        check_is_fitted(self)
-        X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", reset=False)
+    def predict_proba(self, X: np.ndarray) -> np.ndarray:
+        """Return the probability of both classes, shape (n_rows, 2)."""
         with threadpool_limits(limits=1):
             return self.classifier_.predict_proba(self.scaler_.transform(X))
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the most probable class of each row, shape (n_rows,)."""
-        best = np.argmax(self.predict_proba(X), axis=1)
-        return self.classes_[best]
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
 
 
 def _columns(values: np.ndarray, chosen: np.ndarray) -> Iterator[np.ndarray]:

@@ -362,10 +362,7 @@ def log_run(
         inputs = [_input(entities, name, str(tags[f"{name}_digest"])) for name in _INPUTS if f"{name}_digest" in tags]
         client.log_inputs(run_id, datasets=inputs)
         for path in artifacts:
-            if path.is_dir():
-                client.log_artifacts(run_id, str(path), path.name)
-            else:
-                client.log_artifact(run_id, str(path))
+            client.log_artifact(run_id, str(path))
         client.set_terminated(run_id, _FINISHED)
     return run_id
 

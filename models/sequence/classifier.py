@@ -5,23 +5,19 @@ The file is safetensors, with everything but the weights as JSON in its header: 
 
 import json
 from dataclasses import asdict
-from datetime import timedelta
 from typing import Any, Self
 
 import numpy as np
 from pydantic import TypeAdapter
 from scipy.special import expit
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.base import BaseEstimator
 
-from foundation.times import duration_ms
 from models.config import Recipe
 from models.rows.ranking import Bools, Floats, Ints
 from models.sequence.layout import SequenceLayout, SequenceScaler, require_torch
 
 
-class SequenceClassifier(ClassifierMixin, BaseEstimator):
+class SequenceClassifier(BaseEstimator):
     """A network that reads a raw window as a sequence, with the static features repeated at every step.
 
     Fitted with AdamW on the weighted binary cross-entropy. The last share of the rows in time is held out, separated
@@ -29,15 +25,12 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
     class, ``fixed_epochs`` are run on all rows instead.
 
     ``network``: ``lstm`` or ``cnn1d``, see :class:`models.sequence.network.NetworkShape`.
-    ``layout``: positions of window and static features in a row; None: every feature is a step of a single channel.
+    ``layout``: positions of window and static features in a row; must be set before a fit.
     ``patience``: epochs without a better tail loss before early stopping.
     ``fixed_epochs``: epochs without a usable tail.
-    ``purge``: gap + horizon: rows to fit on end that long before the tail starts, so that no incident is in both.
-    ``random_state``: seed of initial weights and batch order; None: 0, for reproducibility.
+    ``random_state``: seed of initial weights and batch order.
     ``epochs_``: epochs that the weights were trained for.
     """
-
-    classes_: np.ndarray
 
     def __init__(
         self,
@@ -52,8 +45,7 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         patience: int = 3,
         fixed_epochs: int = 5,
         tail_share: float = 0.2,
-        purge: timedelta | None = None,
-        random_state: int | None = None,
+        random_state: int = 0,
     ) -> None:
         self.network = network
         self.layout = layout
@@ -66,30 +58,25 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         self.patience = patience
         self.fixed_epochs = fixed_epochs
         self.tail_share = tail_share
-        self.purge = purge
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, times: Any = None) -> Self:
+    def fit(self, X: np.ndarray, y: Ints, sample_weight: Floats | None = None) -> Self:
         """Fit scaler and network.
 
-        ``X``: rows in ``layout``; NaN: unknown; shape (n_rows, n_features).
-        ``y``: two classes; the second in sorted order is the positive one; shape (n_rows,).
-        ``times``: decision times in milliseconds; None: rows are in order of time, and nothing is purged; shape
-        (n_rows,).
-        Raises ``InputError`` if PyTorch is not installed.
+        ``X``: rows in ``layout``, in order of time; NaN: unknown; shape (n_rows, n_features).
+        ``y``: 0 and 1; shape (n_rows,).
         """
-        require_torch(self.network)
         from models.sequence.network import FitSchedule, Inputs, fit_network  # PyTorch is optional
 
-        X, codes, weight = self._begin_fit(X, y, sample_weight)
-        seed = 0 if self.random_state is None else int(self.random_state)
-        row_times = np.arange(len(codes)) if times is None else np.asarray(times, dtype=np.int64)
-        fit_on, tail = self._split(codes, weight, row_times, purged=times is not None)
-        self.scaler_ = SequenceScaler.fit(X, self.layout or SequenceLayout.plain(X.shape[1]))
+        assert self.layout is not None
+        self.classes_, self.n_features_in_ = np.array([0, 1]), X.shape[1]
+        weight = np.ones(len(y)) if sample_weight is None else sample_weight
+        fit_on, tail = self._split(y, weight)
+        self.scaler_ = SequenceScaler.fit(X, self.layout)
 
         def inputs(rows: Bools) -> Inputs:
             window, static = self.scaler_.transform(X[rows])
-            return Inputs(window, static, codes[rows].astype(np.float32), weight[rows].astype(np.float32))
+            return Inputs(window, static, y[rows].astype(np.float32), weight[rows].astype(np.float32))
 
         self.early_stopped_ = tail is not None
         schedule = FitSchedule(
@@ -100,16 +87,17 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
             self.patience,
         )
         tail_inputs = None if tail is None else inputs(tail)
-        self.weights_, self.epochs_ = fit_network(self._shape(), inputs(fit_on), tail_inputs, schedule, seed=seed)
+        self.weights_, self.epochs_ = fit_network(
+            self._shape(), inputs(fit_on), tail_inputs, schedule, seed=self.random_state
+        )
         return self
 
-    def _split(self, y: Ints, weight: Floats, times: Ints, *, purged: bool) -> tuple[Bools, Bools | None]:
+    def _split(self, y: Ints, weight: Floats) -> tuple[Bools, Bools | None]:
         """Return the rows to fit on, and the later ones for early stopping; None: no usable tail."""
         everything = weight > 0  # rows without weight must not affect early stopping either
-        used = np.flatnonzero(everything)
-        border = np.quantile(times[used], 1 - self.tail_share, method="higher")
-        gap = 0 if self.purge is None or not purged else duration_ms(self.purge)
-        early, late = everything & (times < border - gap), everything & (times >= border)
+        border = np.quantile(np.flatnonzero(everything), 1 - self.tail_share, method="higher")
+        is_late = np.arange(len(y)) >= border
+        early, late = everything & ~is_late, everything & is_late
         if len(np.unique(y[early])) < 2 or len(np.unique(y[late])) < 2:
             return everything, None
         return early, late
@@ -132,41 +120,17 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         if shapes != wanted:
             raise ValueError(f"weights of shapes {shapes} where {wanted} were expected")
 
-    def _begin_fit(self, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Validate the training data, set the classes, and return ``X``, ``y`` as 0 and 1, and the weights."""
-        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
-        check_classification_targets(y)
-        kind = type_of_target(y, input_name="y")
-        if kind != "binary":
-            raise ValueError(f"Only binary classification is supported. The type of the target is {kind}.")
-        self.classes_, codes = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(f"{type(self).__name__} needs two classes, found one class: {self.classes_.tolist()}")
-        weight = _check_sample_weight(sample_weight, X, dtype=np.float64, allow_all_zero_weights=False)
-        return X, codes.astype(np.int64), weight
-
-    def _checked(self, X: Any) -> np.ndarray:
-        check_is_fitted(self)
-        return validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", reset=False)
-
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: np.ndarray) -> np.ndarray:
         """Return the probability of both classes, shape (n_rows, 2), for ``X`` of shape (n_rows, n_features)."""
-        X = self._checked(X)
         positive = expit(self._score(len(X), lambda begin, end: self.scaler_.transform(X[begin:end])))
         return np.column_stack([1 - positive, positive])
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the more probable class of each row, shape (n_rows,)."""
-        above = (self.predict_proba(X)[:, 1] > 0.5).astype(int)
-        return self.classes_[above]
-
     def _score(self, rows: int, inputs: Any) -> Floats:
-        require_torch(self.network)
         from models.sequence.network import network_log_odds  # PyTorch is optional
 
         return network_log_odds(self._shape(), self.weights_, inputs, rows)
 
-    def occluded(self, X: Any) -> Floats:
+    def occluded(self, X: np.ndarray) -> Floats:
         """Return how much each channel and static feature adds to the log-odds, relative to its median.
 
         An unknown category replaces the median of categorical features.
@@ -174,7 +138,6 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         Returns: a channel's contribution is at its newest step, 0 at the others; features that the network does not use
         have 0; shape (n_rows, n_features).
         """
-        X = self._checked(X)
         layout = self.scaler_.layout
         window, static = self.scaler_.transform(X)
         whole = self._score(len(X), lambda begin, end: (window[begin:end], static[begin:end]))
@@ -192,12 +155,6 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
             out[:, at] = whole - self._score(len(X), lambda b, e, s=less: (window[b:e], s[b:e]))
             begin += count or 2
         return out
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = False
-        tags.input_tags.allow_nan = True
-        return tags
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -233,7 +190,6 @@ _SCALER = ("center", "scale", "static_center", "static_scale")
 
 def dump_sequence(learner: SequenceClassifier) -> bytes:
     """Serialize a fitted sequence learner; the same learner gives the same bytes."""
-    require_torch(learner.network)
     from safetensors.numpy import save
 
     scaler = learner.scaler_

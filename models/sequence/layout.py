@@ -80,11 +80,6 @@ class SequenceLayout:
     statics: tuple[int, ...] = ()
     categories: tuple[int, ...] = ()
 
-    @classmethod
-    def plain(cls, features: int) -> Self:
-        """Treat every feature as a step of a single channel."""
-        return cls(0, features, 1)
-
     @property
     def width(self) -> int:
         """Minimum number of columns of a row."""

@@ -146,13 +146,12 @@ class FittedModels:
         """Names of all learners that score rows, including the cascade's stages."""
         return frozenset({*self.learners, *(name for name, _ in (self.cascade.stages if self.cascade else ()))})
 
-    def score(self, values: np.ndarray, times: Any, units: Any, nodes: Any = None) -> pd.DataFrame:
-        """Score rows with every model.
+    def score(self, values: np.ndarray, times: Any, units: Any) -> pd.DataFrame:
+        """Score rows with every model; each unit counts as its own node.
 
         ``values``: features in the order of ``columns``; NaN: unknown; shape (n_rows, n_features).
         ``times``: decision time of each row, with time zone. Ranks and alerts are computed within a decision time, so
         pass all units to compare in one call; shape (n_rows,).
-        ``nodes``: node of each row, for the alert budget; None: each unit is its own node; shape (n_rows,).
         Returns: ``decision_time``, ``unit``, ``model``, ``score`` and ``risk`` (float32), ``rank`` (int32), ``alert``;
         one row per model and input row, models in order.
         Raises ``InputError`` if the number of features differs from ``columns``.
@@ -167,7 +166,7 @@ class FittedModels:
             )
         time = milliseconds(pd.Series(times))
         tie = name_hashes(units)
-        scores = self.score_arrays(values, time, tie, tie if nodes is None else name_hashes(nodes))
+        scores = self.score_arrays(values, time, tie, tie)
         unit = pd.Series(units, dtype=object).to_numpy()
         frames = [
             pd.DataFrame(

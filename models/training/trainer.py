@@ -319,7 +319,7 @@ class Trainer:
         seed = seed_of(self.seed, name, refit_ms)
         learner = make_learner(name, seed=seed, settings=settings, incidents=incidents)
         if name in SEQUENCE and isinstance(self.matrix, WindowedMatrix):
-            return learner.set_params(layout=self.matrix.facts.layout, purge=timedelta(milliseconds=self.reach_ms))
+            return learner.set_params(layout=self.matrix.facts.layout)
         columns = self.matrix.columns
         seen = seen_columns(columns, next((value for key, value in self.models.groups.items() if key == name), None))
         return learner if len(seen) == len(columns) else ColumnSubset(learner, seen)
@@ -355,7 +355,6 @@ class Trainer:
                 times=self.rows.time[chosen.rows],
                 purge_ms=self.reach_ms,
                 recall_floor=self.models.cascade.recall_floor,
-                order_by=self.models.cascade.score,
                 later_positives=None if later_positives is None else self.values(later_positives),
                 fitted_first=learners[self.models.cascade.stages[0]],
                 thresholds=thresholds,
@@ -380,7 +379,6 @@ class Trainer:
             name: fit_calibrator(
                 scores[name],
                 split.slice_label,
-                method=self.models.calibration.method,
                 n_incidents=split.slice_incidents if split.held_out else 0,
                 base_rate=split.base_rate,
                 log_odds=name in _LOG_ODDS and fitted.stand_in is None,

@@ -64,8 +64,8 @@ def assess_fleet(
     incidents = matrix.incidents()
     content: dict[str, Any] = {"data": _data(place, dataset, matrix, incidents, params)}
     selection = examine_selection(dataset, params.labels)
-    if selection is not None and selection.reasons:
-        assessed = Predictability("cannot tell", 0, reason="; ".join(selection.reasons))
+    if selection:
+        assessed = Predictability("cannot tell", 0, reason="; ".join(selection))
     else:
         assessed = _backtested(matrix, params, out, truth, incidents["common_cause"].nunique(), begin)
     content["predictable"] = dataclasses.asdict(assessed)

@@ -1,4 +1,4 @@
-"""Writes the report, a self-contained HTML file that is byte-identical for the same results, and its summary."""
+"""Renders the report, a self-contained HTML page, and its summary."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,6 @@ from evaluation.metrics.evaluation import Evaluation
 from evaluation.metrics.lead_time import TOP_SHARE
 from evaluation.metrics.oracle import ORACLE
 from features.wording import duration
-from foundation.files import disk_errors, write_bytes
 from pipeline.report import plots, tables, wording
 from pipeline.report.context import ReportContext
 from pipeline.report.sections import decisions, what_changed
@@ -22,37 +21,16 @@ from pipeline.report.wording import between, count, day, hours, join, number, pe
 _HERE = Path(__file__).parent
 
 
-def write_report(
-    out: Path,
-    *,
-    evaluation: Evaluation,
-    context: ReportContext,
-    value: Mapping[str, Any] | None = None,
-    verdict: Sequence[str] = (),
-) -> Path:
-    """Write ``OUT/report/index.html``.
-
-    The page makes no network requests: styles and plots are inlined. It has no creation time, so the same results give
-    the same bytes.
-
-    ``out``: the output folder of a backtest; created if it does not exist.
-    ``value``, ``verdict``: content of ``value.json`` and its summary in sentences, if actions were replayed.
-    Raises ``InputError`` if it cannot be written; an older report is kept then.
-    """
-    target = out / "report" / "index.html"
-    with disk_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(target, render_report(evaluation, context, value, verdict).encode())
-    return target
-
-
 def render_report(
     evaluation: Evaluation,
     context: ReportContext,
     value: Mapping[str, Any] | None = None,
     verdict: Sequence[str] = (),
 ) -> str:
-    """Render the page; arguments as for :func:`write_report`."""
+    """Render the page; it makes no network requests, and the same results give the same bytes.
+
+    ``value``, ``verdict``: content of ``value.json`` and its summary in sentences, if actions were replayed.
+    """
     profile = context.profile
     drawn = {name: draw(evaluation, profile) for name, draw in plots.PLOTS.items()}
     drawn["net_by_action"] = None if value is None else plots.net_by_action(value)

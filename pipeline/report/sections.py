@@ -88,7 +88,6 @@ def _now(mine: pd.DataFrame, context: ReportContext) -> Table | None:
         return {
             "precision": f"a precision of {percent(row.asked)}",
             "budget": f"{number(row.asked, 1)} nodes per decision",
-            "cost": "the lowest cost",
         }[str(row.kind)]
 
     confidence = percent(float(mine["confidence"].iloc[0])) if len(mine) else NONE
@@ -111,13 +110,11 @@ def _has_threshold(row: Any) -> bool:
 
 
 def _promise(row: Any) -> str:
-    """Return whether a row is a promise, or a threshold set by a budget or by costs."""
+    """Return whether a row is a promise, or a threshold set by a budget."""
     if row.kind == "precision":
         return "yes" if row.promised else "no"
     if not _has_threshold(row):
         return "not set"
-    if row.kind == "cost":
-        return "set, saving significant" if row.promised else "set, saving not significant"
     return "set, not promised"
 
 

@@ -21,7 +21,7 @@ QUICK = ModelsSection(
     learners=("lightgbm", "logistic"),
     parallel=ParallelSection(members=("lightgbm", "logistic"), min_votes=2),
     cascade=CascadeSection(stages=("lightgbm", "logistic"), recall_floor=0.9),
-    calibration=CalibrationSection(slice=timedelta(days=5), method="isotonic"),
+    calibration=CalibrationSection(slice=timedelta(days=5)),
     horizons=(timedelta(hours=6), timedelta(hours=24)),
     settings={"lightgbm": {"n_estimators": 4, "learning_rate": 0.2}},
 )

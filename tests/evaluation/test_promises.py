@@ -6,7 +6,7 @@ import pytest
 
 from evaluation.backtest.promises import FOLD_COLUMNS, decisions_frame, walk_promises
 from evaluation.metrics.lead_time import unforeseen_incidents
-from models.config import CostsSection, PrecisionTargetsSection
+from models.config import PrecisionTargetsSection
 from tests.evaluation.fleet_matrix import FOLD, SECTION, UNITS, FleetMatrix, folds, predictions
 from tests.models.fake_matrix import GAP, HORIZON, START
 
@@ -93,13 +93,10 @@ def test_pooled_recall_counts_each_incident_once(walked):
 def test_a_model_that_only_orders_units_promises_nothing(walked, name):
     matrix, frame, _ = walked
     one = frame[frame["model"] == "good"].assign(model=name)
-    with_costs = SECTION.model_copy(update={"costs": CostsSection(unneeded_drain=1, missed_failure=9)})
-    made = walk_promises(one, folds(), matrix, with_costs, k=2)
+    made = walk_promises(one, folds(), matrix, SECTION, k=2)
     assert not made.folds["promised"].any()
     assert made.folds["why"].str.startswith(f"{name} only ranks").all()
     assert [promise.kind for promise in made.current[name] if promise.threshold is not None] == ["budget"]
-    assert made.current[name][-1].kind == "cost"
-    assert made.current[name][-1].why.startswith(f"{name} only ranks")
 
 
 def test_the_future_moves_no_promise():
@@ -137,11 +134,6 @@ def test_the_current_decisions_look_back_on_everything(walked):
     frame = decisions_frame(made)
     assert len(frame) == 6
     assert frame["threshold"].dtype == "float64"
-    with_costs = PrecisionTargetsSection(values=(0.5,), horizon=None, costs={"unneeded_drain": 1, "missed_failure": 9})
-    made = walk_promises(predictions(matrix), folds(), matrix, with_costs, k=2)
-    assert made.current["good"][-1].kind == "cost"
-    assert made.current["good"][-1].threshold == pytest.approx(0.1)
-    assert made.current["good"][-1].saving > 0 >= made.current["blind"][-1].saving
 
 
 def test_a_drain_is_judged_by_the_longer_of_the_two_horizons(walked):
@@ -156,11 +148,9 @@ def test_a_drain_is_judged_by_the_longer_of_the_two_horizons(walked):
     assert blind["best"] > before["best"]
 
 
-def test_targets_and_costs_that_make_no_sense_are_refused():
+def test_targets_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="give precisions between 0 and 1"):
         PrecisionTargetsSection(values=(0.5, 1.0))
-    with pytest.raises(ValueError, match="no drain pays"):
-        PrecisionTargetsSection(costs={"unneeded_drain": 1, "missed_failure": 1, "needed_drain": 2})
 
 
 def test_failures_that_stand_out_differ_from_those_that_do_not(walked):

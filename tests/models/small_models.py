@@ -77,12 +77,7 @@ def fitted_models() -> FittedModels:
         stacker=Stacker((0.1 + 0.2, 1 / 3, 0.4), -0.1),
         cascade=cascade,
         baselines={name: make_baseline(name, columns=COLUMNS, seed=9) for name in BASELINES},
-        calibrators={
-            name: Calibrator("isotonic", knots=(-3.0, 0.1), risks=(1e-4, 0.3))
-            if name == "mlp"
-            else Calibrator("sigmoid", 1.1, -0.2)
-            for name in models
-        },
+        calibrators={name: Calibrator("sigmoid", 1.1, -0.2) for name in models},
         n_positive=50,
         n_negative=250,
         n_augmented=10,

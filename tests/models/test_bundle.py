@@ -145,7 +145,7 @@ def test_no_bundle_and_no_json_have_their_own_errors(tmp_path, bundle):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(format=99), "version 99, this code reads 4"),
+        (lambda m: m.update(format=99), "version 99, this code reads 5"),
         (lambda m: m["libraries"].update(lightgbm="3.3.1"), "written with lightgbm 3.3.1, this is "),
         (lambda m: m["libraries"].pop("skops"), "written with skops None, this is "),
         (lambda m: m["fitted"].pop("stacker"), "fitted.stacker: Field required"),

@@ -9,7 +9,6 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
 from models.ensembles import fit_cascade, keep_threshold, splits
-from models.rows.row_reader import log_odds
 
 STAGES = [("wide", LogisticRegression()), ("sharp", DecisionTreeClassifier(max_depth=4, random_state=0))]
 DAY = 86_400_000
@@ -118,16 +117,3 @@ def test_too_little_data_degrades_to_fitting_on_everything():
     y = np.array([0, 0, 0, 0, 0, 0, 0, 1])
     cascade = fitted(STAGES, X, y, np.arange(8) * DAY, purge=0)
     assert np.isfinite(cascade.score(X)[0]).all()
-
-
-def test_survivors_may_be_ordered_by_the_mean_of_all_stages():
-    X, y, times = timed()
-    stages = [*STAGES, ("last", LogisticRegression(C=0.1))]
-    cascade = fitted(stages, X, y, times, 0.8, order_by="mean")
-    score, survived = cascade.score(X)
-    mean = np.mean([log_odds(stage, X) for _, stage in cascade.stages], axis=0)
-    assert np.array_equal(np.argsort(score[survived]), np.argsort(mean[survived]))
-    assert score[~survived].max() < score[survived].min()
-    last = fitted(stages, X, y, times, 0.8)
-    assert np.array_equal(last.score(X)[1], survived)
-    assert last.thresholds == cascade.thresholds

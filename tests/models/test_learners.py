@@ -3,7 +3,6 @@ from datetime import timedelta
 import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from foundation.errors import InputError
 from foundation.times import instant_ms
@@ -11,7 +10,6 @@ from models.config import LEARNERS, ModelsSection, TrainingSection
 from models.ensembles import fit_cascade
 from models.learners import factory
 from models.learners.factory import fit_learners, make_learner
-from models.learners.prepared import PreparedClassifier, SignedLogScaler
 from models.rows.training_set import Labels
 from models.training.trainer import Trainer
 from tests.models.fake_matrix import FakeMatrix
@@ -22,17 +20,6 @@ def rare_signal(seed: int, n: int = 40_000) -> tuple[np.ndarray, np.ndarray]:
     X = rng.normal(size=(n, 8)).astype(np.float32)
     logit = 2.5 * (X[:, 0] + X[:, 1]) - 13.0
     return X, (rng.random(n) < 1 / (1 + np.exp(-logit))).astype(int)
-
-
-def known_deviations(estimator):
-    if isinstance(estimator, PreparedClassifier):
-        return {"check_sample_weight_equivalence_on_dense_data": "the scaling ignores weights, as documented"}
-    return {}
-
-
-@parametrize_with_checks([PreparedClassifier(), SignedLogScaler()], expected_failed_checks=known_deviations)
-def test_sklearn_contract(estimator, check):
-    check(estimator)
 
 
 @pytest.mark.parametrize("name", ["lightgbm", "xgboost"])

@@ -1,12 +1,10 @@
 """Networks on raw windows: the contract, what they learn, what they must not see, and their files."""
 
 import json
-from datetime import timedelta
 
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from foundation.errors import InputError
 from models.bundle.serialization import read_learner, write_learner
@@ -21,24 +19,6 @@ torch = pytest.importorskip("torch")
 HOUR_MS = 3_600_000
 LAYOUT = SequenceLayout(begin=3, steps=12, channels=2, statics=(1, 2), categories=(3, 0))
 QUICK = {"epochs": 6, "batch_size": 64, "hidden": 8}
-
-
-def known_deviations(estimator):
-    deviations = {
-        "check_sample_weight_equivalence_on_dense_data": "the order of batches depends on the number of rows",
-    }
-    return deviations if isinstance(estimator, SequenceClassifier) else {}
-
-
-@parametrize_with_checks(
-    [
-        SequenceClassifier("lstm", hidden=8, epochs=40, learning_rate=1e-2, batch_size=16, fixed_epochs=40),
-        SequenceClassifier("cnn1d", hidden=8, epochs=40, learning_rate=1e-2, batch_size=16, fixed_epochs=40),
-    ],
-    expected_failed_checks=known_deviations,
-)
-def test_sklearn_contract(estimator, check):
-    check(estimator)
 
 
 def shapes(n=600, seed=0, noise=0.5):
@@ -83,27 +63,22 @@ def test_a_fit_is_the_same_bit_for_bit_and_leaves_the_global_random_state_alone(
     assert (first.predict_proba(X) != other.predict_proba(X)).any()
 
 
-def test_the_tail_is_the_latest_rows_and_the_purge_keeps_incidents_on_one_side():
-    times = np.arange(100) * HOUR_MS
-    y, weight = np.arange(100) % 2, np.ones(100)
-    learner = SequenceClassifier(tail_share=0.2, purge=timedelta(hours=10))
-    fit_on, tail = learner._split(y, weight, times, purged=True)
+def test_the_tail_is_the_latest_rows_with_weight():
+    weight = np.ones(110)
+    weight[100:] = 0
+    fit_on, tail = SequenceClassifier(tail_share=0.2)._split(np.arange(110) % 2, weight)
     np.testing.assert_array_equal(np.flatnonzero(tail), np.arange(80, 100))
-    np.testing.assert_array_equal(np.flatnonzero(fit_on), np.arange(70))
-    shuffled = np.random.default_rng(0).permutation(100)
-    again, late = learner._split(y[shuffled], weight, times[shuffled], purged=True)
-    np.testing.assert_array_equal(again, fit_on[shuffled])
-    np.testing.assert_array_equal(late, tail[shuffled])
+    np.testing.assert_array_equal(np.flatnonzero(fit_on), np.arange(80))
 
 
 def test_without_a_positive_in_the_tail_a_fixed_number_of_epochs_is_run_on_all_rows():
     X, y = shapes(100)
     y[70:] = 0
     learner = SequenceClassifier("cnn1d", LAYOUT, epochs=9, fixed_epochs=2, hidden=4)
-    learner.fit(X, y, times=np.arange(100) * HOUR_MS)
+    learner.fit(X, y)
     assert (learner.early_stopped_, learner.epochs_) == (False, 2)
     y[90:95] = 1
-    learner.fit(X, y, times=np.arange(100) * HOUR_MS)
+    learner.fit(X, y)
     assert learner.early_stopped_
     assert 1 <= learner.epochs_ <= 9
 

@@ -26,7 +26,6 @@ def statistic(
 ) -> float:
     """Compute one column's value from one unit's samples in ascending time."""
     seen = [sample for sample in samples if 0 <= border - sample["time"] < look_back]
-    assert column.window is not None
     window = ms(column.window)
     inside = [sample for sample in seen if border - sample["time"] < window]
     before = [sample for sample in seen if window <= border - sample["time"] < 2 * window]

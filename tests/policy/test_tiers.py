@@ -105,7 +105,6 @@ def test_the_risk_of_a_node_is_that_any_of_its_gpus_fails(risks: list[float]) ->
         assert combined is None
     else:
         assert combined == pytest.approx(1 - math.prod(1 - risk for risk in risks), abs=1e-12)
-        assert combined is not None
         assert max(risks) - 1e-12 <= combined <= 1
 
 

@@ -19,7 +19,6 @@ from tests.processes import PREDRAIN
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """A world in which each rung was used: within five minutes of the demo."""
     made = World.make(tmp_path_factory.mktemp("demo"), gpus=128, seed=11, say=lambda _: None, ahead=timedelta(days=40))
-    assert made is not None
     for hour in range(300):
         made.step(made.now + timedelta(hours=1))
         if hour % 20 == 0 and all(times for times, _ in made.count().rungs.values()):

@@ -3,21 +3,8 @@
 import random
 from typing import Any
 
-PIECES = [
-    b"1e400",
-    b"9" * 400,
-    b"-9223372036854775809",
-    b"NaN",
-    b"\xff",
-    b"\\ud800",
-    b"null",
-    b"{",
-    b"[" * 5000,
-    b"]]",
-    b"\x00",
-    b'"',
-    b" ",
-]
+PIECES = [b"1e400", b"9" * 400, b"-9223372036854775809", b"NaN", b"\xff", b"\\ud800", b"null", b"[" * 1500, b"]]"]
+PIECES += [b"0x", *(letter.encode() for letter in '\x00"{[]},;#-\ufeff\té\n ')]
 
 
 def damaged(seeds: list[bytes], number: int) -> bytes:

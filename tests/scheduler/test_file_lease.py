@@ -44,7 +44,6 @@ def test_nothing_is_written_without_it(file: Path) -> None:
     clock = ManualClock(T0)
     scheduler = FileScheduler(file, clock)
     reading = scheduler.revalidate("n0")
-    assert reading is not None
     action = Action("publish", "n0", "watch", Level.PUBLISH, 0.2, T0 + HOUR, ("why",))
     precondition = Precondition(reading.version, None, "a", T0 + HOUR)
     assert scheduler.apply(action, precondition).kind == "refused"

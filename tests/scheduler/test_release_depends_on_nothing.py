@@ -113,7 +113,6 @@ class World:
 
     @staticmethod
     def _until(unit: UnitView, end: datetime) -> UnitView:
-        assert unit.score is not None
         return replace(unit, score=replace(unit.score, expires_at=end))
 
     def restart(self) -> None:

@@ -104,7 +104,7 @@ def read_header(path: Path) -> CsvHeader:
         content = stream.read(_MAX_HEADER_BYTES)
     encoding = _encoding(content)
     text = codecs.getincrementaldecoder(encoding)().decode(content)  # may end in the middle of a character
-    lines = text.removeprefix("\ufeff").splitlines()
+    lines = re.split(r"\r\n|\n|\r", text.removeprefix("\ufeff").rstrip("\r\n"))  # where Arrow ends a line
     skipped = 0
     while skipped + 1 < len(lines) and _is_comment(lines[skipped : skipped + 2]):
         skipped += 1

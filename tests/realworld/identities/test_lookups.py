@@ -25,9 +25,7 @@ def fleet(*nodes: str) -> ScoredFleet:
     "name", ["aks-vmss00000b", "aks-vmss00000B", "AKS-VMSS00000B.internal.cloudapp.net", "aks-vmss00000b."]
 )
 def test_a_node_is_found_in_each_spelling(name: str):
-    state = fleet("aks-vmss00000b", "n1").state(name, NOW)
-    assert state is not None
-    assert state.node == "aks-vmss00000b"
+    assert fleet("aks-vmss00000b", "n1").state(name, NOW).node == "aks-vmss00000b"
     assert kept_nodes([name, "other"], fleet("aks-vmss00000b"), NOW)[0] == ["other"]
 
 
@@ -38,6 +36,4 @@ def test_of_nodes_that_differ_by_letter_case_only_the_exact_name_is_found():
 
 @pytest.mark.parametrize("name", [UUID, UUID.upper(), UUID.removeprefix("GPU-")])
 def test_a_gpu_is_found_in_each_spelling(name: str):
-    found = fleet("n0").unit(name)
-    assert found is not None
-    assert found.unit == UUID
+    assert fleet("n0").unit(name).unit == UUID

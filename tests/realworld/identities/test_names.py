@@ -52,9 +52,7 @@ def dataset(folder: Path, seed: int | None) -> tuple[pd.DataFrame, ...]:
         frames = {name: respell(frame, seed + place) for place, (name, frame) in enumerate(frames.items())}
     table = write_csv(folder / "jobs.csv", frames.pop("jobs"))
     made = run_import(folder, inventory=inventory_frame(), jobs=table, **frames)
-    dataset, given = made.dataset, made.dataset.jobs()
-    assert given is not None
-    return dataset.inventory(), dataset.events(), given, all_samples(made)
+    return made.dataset.inventory(), made.dataset.events(), made.dataset.jobs(), all_samples(made)
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -44,25 +44,19 @@ def imported(folder: Path, *gpus: object) -> ImportResult:
     ],
 )
 def test_a_share_of_a_gpu_is_a_gpu(tmp_path: Path, given: object, count: int) -> None:
-    jobs = imported(tmp_path, given).dataset.jobs()
-    assert jobs is not None
-    assert jobs["gpus"].tolist() == [count]
+    assert imported(tmp_path, given).dataset.jobs()["gpus"].tolist() == [count]
 
 
 @pytest.mark.parametrize("given", [-1, -0.5, 1e9, "inf", "1e400", 2**40])
 def test_an_impossible_number_is_set_aside_with_its_job(tmp_path: Path, given: object) -> None:
     result = imported(tmp_path, given, 1)
-    jobs = result.dataset.jobs()
-    assert jobs is not None
-    assert jobs["job"].tolist() == ["j1"]
+    assert result.dataset.jobs()["job"].tolist() == ["j1"]
     assert result.quarantined == {"impossible number in gpus": 1}
 
 
 @pytest.mark.parametrize("given", ["", "N/A", "[N/A]", "-"])
 def test_no_number_is_unknown(tmp_path: Path, given: str) -> None:
-    jobs = imported(tmp_path, given).dataset.jobs()
-    assert jobs is not None
-    assert jobs["gpus"].isna().tolist() == [True]
+    assert imported(tmp_path, given).dataset.jobs()["gpus"].isna().tolist() == [True]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +76,5 @@ def test_no_number_is_unknown(tmp_path: Path, given: str) -> None:
 )
 def test_a_word_is_unknown_and_reported(tmp_path: Path, given: str) -> None:
     result = imported(tmp_path, given, 2)
-    jobs = result.dataset.jobs()
-    assert jobs is not None
-    assert jobs.sort_values("job")["gpus"].astype("float").fillna(-1).tolist() == [-1, 2]
+    assert result.dataset.jobs().sort_values("job")["gpus"].astype("float").fillna(-1).tolist() == [-1, 2]
     assert result.quarantined == {"not a number in gpus": 1}

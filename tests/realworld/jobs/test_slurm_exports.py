@@ -40,9 +40,7 @@ def imported(
 ) -> tuple[list[tuple[object, ...]], object]:
     (folder / name).write_text(text)
     result = run_import(folder, samples=samples_frame(), jobs=folder / name, mapping=mapping, **more)
-    jobs = result.dataset.jobs()
-    assert jobs is not None
-    jobs = jobs.sort_values(["job", "node"])
+    jobs = result.dataset.jobs().sort_values(["job", "node"])
     return [
         (
             row.job,
@@ -83,7 +81,7 @@ def test_sacct_in_columns_of_fixed_width(tmp_path: Path, name: str) -> None:
     first, second = table.splitlines(keepends=True)[:2]
     jobs, result = imported(tmp_path, name, "\n" + table + first + second)
     assert [job[:5] for job in jobs] == [job[:5] for job in JOBS]
-    account = result.accounting.tables["jobs"]  # type: ignore[attr-defined]
+    account = result.accounting.tables["jobs"]
     assert dict(account.left_out) == {"step of a job": 3, "has not started": 2, "the header again": 1}
     assert account.unaccounted == 0
 
@@ -93,7 +91,7 @@ def test_what_the_width_of_a_column_cuts_off_is_not_guessed(tmp_path: Path) -> N
     jobs, result = imported(tmp_path, "sacct.txt", table, max_loss=1.0)
     assert [(job[0], job[4]) for job in jobs] == [("1002_7", None), ("1003", None), ("1006", None), ("1007", None)]
     reasons = {CUT: 2, "malformed row": 1, "not a number in gpus": 6, "missing timestamp in started_at": 1}
-    assert result.quarantined == reasons  # type: ignore[attr-defined]
+    assert result.quarantined == reasons
 
 
 def test_a_mapping_of_the_columns_gives_the_same(tmp_path: Path) -> None:
@@ -169,7 +167,7 @@ def test_hosts_of_pbs_and_lsf(tmp_path: Path, hosts: str, nodes: list[int]) -> N
     jobs, result = imported(tmp_path, "bjobs.csv", text, UTC, max_loss=1.0)
     assert jobs[:-1] == [("7", f"node-{number}", "00:00", "01:00", 4 // len(nodes), "done") for number in nodes]
     assert jobs[-1] == ("8", "node-1", "00:30", None, 1, None)
-    assert dict(result.accounting.tables["jobs"].left_out)["has not started"] == 1  # type: ignore[attr-defined]
+    assert dict(result.accounting.tables["jobs"].left_out)["has not started"] == 1
 
 
 @pytest.mark.parametrize("has_hosts", [True, False])
@@ -190,7 +188,5 @@ def test_nodes_without_telemetry_are_left_out_of_a_job_and_reported(tmp_path: Pa
     )
     (tmp_path / "sacct.csv").write_text(table)
     result = run_import(tmp_path, samples=samples_frame(), jobs=tmp_path / "sacct.csv", mapping=UTC, max_loss=1.0)
-    jobs = result.dataset.jobs()
-    assert jobs is not None
-    assert jobs[["job", "node", "gpus"]].to_numpy().tolist() == [["1", "node-0", 2]]
+    assert result.dataset.jobs()[["job", "node", "gpus"]].to_numpy().tolist() == [["1", "node-0", 2]]
     assert result.quarantined == {"unknown node": 3}

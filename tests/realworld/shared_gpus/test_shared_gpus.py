@@ -67,9 +67,7 @@ def test_gpus_of_a_remembered_job(fields: dict[str, Any], gpus: tuple[int, ...])
 def test_gpus_of_a_pod(limits: dict[str, str], annotations: dict[str, str], gpus: int) -> None:
     item = pod("p", gpus=0, annotations=annotations)
     item["spec"]["containers"][0]["resources"]["limits"] = limits
-    run = pod_run(item, default_rules())
-    assert run is not None
-    assert run.gpus == gpus
+    assert pod_run(item, default_rules()).gpus == gpus
 
 
 @pytest.mark.parametrize("limits", [{"cpu": "4"}, {"nvidia.com/gpu": "0"}, {"nvidia.com/gpu": "many"}])

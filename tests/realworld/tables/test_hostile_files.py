@@ -5,7 +5,6 @@ import gzip
 import io
 import json
 import os
-import random
 import resource
 import socket
 import time
@@ -144,53 +143,24 @@ def test_a_mapping_that_explodes_is_an_error(tmp_path: Path, text: str) -> None:
     assert time.process_time() - start < 10
 
 
-SEEDS = (
-    'timestamp,uuid,power.draw [W]\n2026/03/01 00:00:00.123, GPU-0, 350.12 W\n"a\nb",,[N/A]\n',
-    '{"t": 1, "a": {"b": [1, null, "x"]}}\n{"t": "2026-03-01"}\n',
-    '[{"t": 1}, {"t": 2, "u": "\\ud800"}, 7]',
-    "a;b;c\n1,5;2;3\n;;\na;b;c\n",
-)
-PIECES = [
-    "\n",
-    ",",
-    ";",
-    '"',
-    "\x00",
-    "\ufeff",
-    "{",
-    "[",
-    "]",
-    "}",
-    "1e400",
-    "\\ud800",
-    "#",
-    "\t",
-    "é",
-    "-",
-    "NaN",
-    "0x",
-    " W",
+SEEDS = [
+    b'timestamp,uuid,power.draw [W]\n2026/03/01 00:00:00.123, GPU-0, 350.12 W\n"a\nb",,[N/A]\n',
+    b'{"t": 1, "a": {"b": [1, null, "x"]}}\n{"t": "2026-03-01"}\n',
+    b'[{"t": 1}, {"t": 2, "u": "\\ud800"}, 7]',
+    b"a;b;c\n1,5;2;3\n;;\na;b;c\n",
 ]
 
 
-def mutated(text: str, random_numbers: random.Random) -> str:
-    for _ in range(random_numbers.randrange(1, 5)):
-        place = random_numbers.randrange(len(text) + 1)
-        cut = random_numbers.randrange(4)
-        text = text[:place] + random_numbers.choice([*PIECES, text[place : place + 9]]) + text[place + cut :]
-    return text
-
-
+# Arrow decodes a malformed row before it hands it over; where it cannot, it reports that and refuses the file.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_no_bytes_make_a_reader_fail_otherwise_than_with_an_error_of_input(tmp_path: Path, suffix: str) -> None:
-    random_numbers, path = random.Random(54), tmp_path / f"a{suffix}"
-    for _ in range(FUZZED):
-        content = mutated(random_numbers.choice(SEEDS), random_numbers).encode("utf-8", "replace")
-        path.write_bytes(content if random_numbers.random() < 0.9 else content[: len(content) // 2] + b"\xff\xfe")
-        try:
+    path = tmp_path / f"a{suffix}"
+    for number in range(FUZZED):
+        content = damaged(SEEDS, number)
+        path.write_bytes(content if number % 10 else content[: len(content) // 2] + b"\xff\xfe")
+        with contextlib.suppress(InputError):
             rows_of(path)
-        except InputError:
-            continue
 
 
 def test_damaged_parquet_is_an_error_or_rows(tmp_path: Path) -> None:
@@ -205,33 +175,21 @@ def test_damaged_parquet_is_an_error_or_rows(tmp_path: Path) -> None:
 TEXTS: tuple[Callable[[list[str]], object], ...] = (
     lambda texts: read_numbers(pa.chunked_array([pa.array(texts)]), "W"),
     lambda texts: read_dates(texts, "dmy"),
-    lambda texts: parse_instants(pa.chunked_array([pa.array(texts)]), TimeFormat(order="dmy"), ""),
+    lambda texts: parse_instants(pa.chunked_array([pa.array(texts)]), TimeFormat(order="dmy", unit="s"), ""),
 )
 
 
 @pytest.mark.parametrize("reader", TEXTS)
 def test_no_text_makes_a_reader_of_values_fail(reader: Callable[[list[str]], object]) -> None:
-    random_numbers = random.Random(55)
-    seeds = [
-        "350.12 W",
-        "28/11/2026 14:05",
-        "Nov 1, 2026 02:20 PM CET",
-        "0x4",
-        "[N/A]",
-        "1.234,5",
-        "20261101T000000Z",
-        "1e5",
-    ]
-    texts = [mutated(random_numbers.choice(seeds), random_numbers) for _ in range(FUZZED)]
+    seeds = [b"350.12 W", b"28/11/2026 14:05", b"Nov 1, 2026 02:20 PM CET", b"0x4", b"[N/A]", b"1.234,5", b"1e5"]
+    texts = [damaged([*seeds, b"20261101T000000Z"], number).decode("utf-8", "replace") for number in range(FUZZED)]
     for start in range(0, FUZZED, 500):
-        reader([text.encode("utf-8", "replace").decode() for text in texts[start : start + 500]])
+        reader(texts[start : start + 500])
 
 
 def test_no_text_makes_the_reader_of_yaml_fail() -> None:
-    random_numbers = random.Random(56)
-    seed = "samples: {columns: {a: b, c: &x [1]}}\nspan: *x\n"
-    for _ in range(FUZZED):
-        try:
-            read_yaml(mutated(seed, random_numbers))
-        except (yaml.YAMLError, ValueError):
-            continue
+    for number in range(FUZZED):
+        text = damaged([b"samples: {columns: {a: b, c: &x [1]}}\nspan: *x\n"], number).decode("utf-8", "replace")
+        text = text.replace("[" * 99, "")  # deep nesting takes half a second, and has a test of its own
+        with contextlib.suppress(yaml.YAMLError, ValueError):
+            read_yaml(text)

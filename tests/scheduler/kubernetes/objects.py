@@ -98,7 +98,6 @@ class Hand:
         """Read a node again and carry an action out, as the controller does."""
         action = self.action(verb, name, **how)
         reading = self.scheduler.revalidate(name)
-        assert reading is not None
         until = self.clock.now() + LASTS
         condition = Precondition(reading.version, reading.boot_id, "me", until)
         return self.scheduler.apply(action, condition)

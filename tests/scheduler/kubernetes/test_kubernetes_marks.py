@@ -195,7 +195,6 @@ def test_a_prediction_that_expired_is_unknown_and_one_that_holds_is_left_alone(w
 
 def test_a_preview_reports_exactly_what_is_written(hand: Hand) -> None:
     reading = hand.scheduler.revalidate("n1")
-    assert reading is not None
     (previewed,) = hand.scheduler.preview((hand.action("swap"),), reading)
     assert [write.message.split(": ")[1] for write in previewed] == [
         "metadata.labels[predrain.io/risk-tier]", "metadata.annotations[predrain.io/applied-taints]",
@@ -206,10 +205,8 @@ def test_a_preview_reports_exactly_what_is_written(hand: Hand) -> None:
     hand.announce()
     assert hand.raw()["status"]["conditions"][1]["message"] == hand_message(hand)
     reading = hand.scheduler.revalidate("n1")
-    assert reading is not None
     assert hand.scheduler.preview((hand.action("publish"),), reading) == ((),), "the taint published it"
     reading = hand.scheduler.revalidate("n2")
-    assert reading is not None
     (previewed,) = hand.scheduler.preview((hand.action("publish", "n2"),), reading)
     assert [(write.path, write.before) for write in previewed] == [
         ("metadata.labels[predrain.io/risk-tier]", None), ("metadata.annotations[predrain.io/applied-taints]", None),

@@ -144,7 +144,6 @@ def test_a_nodes_risk_is_that_any_of_its_known_gpus_fails(fleet: ScoredFleet, no
     for node, units in fleet.scores.nodes.items():
         state = fleet.state(node, now)
         assert state == state_of(node, units, None, now)
-        assert state is not None
         if state.known:
             assert state.risk == pytest.approx(float(plain_risk(fleet, node, now)), rel=1e-9, abs=1e-15)
         else:

@@ -83,13 +83,12 @@ def served(tls: ssl.SSLContext | None = None) -> Iterator[tuple[Gpud, str]]:
 class Collected:
     """A collector whose looks are made one by one, each by a process of its own."""
 
-    def __init__(self, folder: Path, targets: str) -> None:
-        self.staging, self.clock, self.targets = staging(folder), Clock(), targets
+    def __init__(self, folder: Path, targets: str, gpud: Gpud | None = None) -> None:
+        self.staging, self.clock, self.targets, self.gpud = staging(folder), Clock(), targets, gpud or Gpud()
         self.accounting = Accounting()
         self.rules: KubernetesRules | None = None
 
     def look(self) -> list[dict[str, Any]]:
-        """Look once."""
         before = len(staged(self.staging))
         self.accounting = Accounting()
         with Outbox(self.staging, "gpud", self.accounting) as outbox:
@@ -108,13 +107,18 @@ class Collected:
             asyncio.run(collector.once())
         return staged(self.staging)[before:]
 
+    def read(self, *xids: dict[str, Any], **others: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Look at a node with these events, those of other components by their name."""
+        self.gpud.events |= {XIDS: list(xids), **others}
+        return self.look()
+
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[tuple[Gpud, Collected]]:
+def node(tmp_path: Path) -> Iterator[Collected]:
     with served() as (gpud, address):
         targets = tmp_path / "nodes.txt"
         targets.write_text(f"{address} n1\n")
-        yield gpud, Collected(tmp_path, str(targets))
+        yield Collected(tmp_path, str(targets), gpud)
 
 
 def test_a_host_alone_is_gpuds_own_port_and_path() -> None:
@@ -122,11 +126,9 @@ def test_a_host_alone_is_gpuds_own_port_and_path() -> None:
     assert (target.url, target.host) == ("https://n7:15132/v1/events", "n7")
 
 
-def test_what_a_node_has_becomes_events_with_their_gpu_and_time(node: tuple[Gpud, Collected]) -> None:
-    gpud, collected = node
-    gpud.events[XIDS] = [entry(90, LOST), entry(3, LINK)]
-    gpud.events["os"] = [entry(60, "system reboot detected 2026-03-01 11:00:00 UTC", "reboot", "Warning")]
-    rows = sorted(collected.look(), key=lambda row: row["timestamp"])
+def test_what_a_node_has_becomes_events_with_their_gpu_and_time(node: Collected) -> None:
+    boot = entry(60, "system reboot detected 2026-03-01 11:00:00 UTC", "reboot", "Warning")
+    rows = sorted(node.read(entry(90, LOST), entry(3, LINK), os=[boot]), key=lambda row: row["timestamp"])
     assert [(row["node"], row["type"], row["code"], row["gpu"], row["pci_bus_id"]) for row in rows] == [
         ("n1", "xid", "79", UUID, "00000000:9b:00"),
         ("n1", "other", "boot", None, None),
@@ -138,70 +140,60 @@ def test_what_a_node_has_becomes_events_with_their_gpu_and_time(node: tuple[Gpud
     assert [row["known_at"] - NOW for row in rows] == [timedelta(minutes=-80), timedelta(minutes=-50), timedelta(0)]
 
 
-def test_the_same_answer_again_adds_nothing_and_what_is_new_is_known_from_now(node: tuple[Gpud, Collected]) -> None:
-    gpud, collected = node
-    gpud.events[XIDS] = [entry(30, LOST)]
-    assert len(collected.look()) == 1
-    collected.clock.move(minutes=1)
-    assert collected.look() == []
-    gpud.events[XIDS] += [entry(40, LINK)]  # gpud was started, and read the kernel log late
-    (row,) = collected.look()
+def test_the_same_answer_again_adds_nothing_and_what_is_new_is_known_from_now(node: Collected) -> None:
+    lost = entry(30, LOST)
+    assert len(node.read(lost)) == 1
+    node.clock.move(minutes=1)
+    assert node.look() == []
+    (row,) = node.read(lost, entry(40, LINK))  # gpud was started, and read the kernel log late
     assert (row["code"], row["known_at"]) == ("149", NOW + timedelta(minutes=1))
-    collected.clock.move(hours=5)
-    assert collected.look() == []
+    node.clock.move(hours=5)
+    assert node.look() == []
 
 
-def test_what_is_no_evidence_of_a_gpu_stays_out(node: tuple[Gpud, Collected]) -> None:
-    gpud, collected = node
-    gpud.events[XIDS] = [entry(5, "", "SetHealthy", "Info")]
-    gpud.events["disk"] = [entry(5, "no space left", "no_space_left", "Critical")]
-    gpud.events["accelerator-nvidia-hw-slowdown"] = [
+def test_what_is_no_evidence_of_a_gpu_stays_out(node: Collected) -> None:
+    slowdown = [
         entry(5, "told by NVML", "hw_slowdown", "Info"),
         entry(6, f"{UUID}: HW Thermal Slowdown", "hw_slowdown", "Warning"),
     ]
-    (row,) = collected.look()
+    full = [entry(5, "no space left", "no_space_left", "Critical")]
+    healthy = entry(5, "", "SetHealthy", "Info")
+    (row,) = node.read(healthy, disk=full, **{"accelerator-nvidia-hw-slowdown": slowdown})
     assert (row["type"], row["code"], row["gpu"]) == ("other", "gpud_hw_slowdown", UUID)
 
 
 @pytest.mark.parametrize("message", ["XID 79 detected", "XID 154 GPU_RECOVERY_ACTION detected on GPU PCI:0000:9b:00"])
-def test_an_xid_without_its_gpu_or_its_meaning_is_no_xid(node: tuple[Gpud, Collected], message: str) -> None:
-    gpud, collected = node
-    gpud.events[XIDS] = [entry(5, message)]
-    (row,) = collected.look()
+def test_an_xid_without_its_gpu_or_its_meaning_is_no_xid(node: Collected, message: str) -> None:
+    (row,) = node.read(entry(5, message))
     assert (row["type"], row["code"]) == ("other", f"xid_{message.split()[1]}")
 
 
-def test_rules_of_a_site_decide_what_an_entry_is(node: tuple[Gpud, Collected], tmp_path: Path) -> None:
-    gpud, collected = node
+def test_rules_of_a_site_decide_what_an_entry_is(node: Collected, tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text(
         "rules:\n- {condition: gpud/disk/*, type: other, code: full_disk}\n- {condition: gpud/os/*, type: ignore}\n"
     )
-    collected.rules = load_rules(tmp_path / "rules.yaml")
-    gpud.events["disk"] = [entry(5, "no space left", "no_space_left", "Critical")]
-    gpud.events["os"] = [entry(5, "reboot", "reboot", "Warning")]
-    assert [row["code"] for row in collected.look()] == ["full_disk"]
+    node.rules = load_rules(tmp_path / "rules.yaml")
+    full, boot = entry(5, "no space left", "no_space_left", "Critical"), entry(5, "reboot", "reboot", "Warning")
+    assert [row["code"] for row in node.read(disk=[full], os=[boot])] == ["full_disk"]
 
 
-def test_an_xid_that_gpud_has_from_nvsentinel_is_the_kernels(node: tuple[Gpud, Collected]) -> None:
-    gpud, collected = node
+def test_an_xid_that_gpud_has_from_nvsentinel_is_the_kernels(node: Collected) -> None:
     text = "kernel: [7.5] NVRM: Xid (PCI:0000:1a:00): 149, pid=1, NETIR_LINK_EVT Nonfatal XC0 i0 Link 02 (0x0045)"
-    gpud.events[XIDS] = [entry(5, text, kind="Critical")]
-    (row,) = collected.look()
+    (row,) = node.read(entry(5, text, kind="Critical"))
     found = (row["type"], row["code"], row["pci_bus_id"], row["detail"])
     assert found == ("xid", "149", "00000000:1a:00", "NETIR_LINK_EVT Nonfatal link 02")
 
 
-def test_an_entry_that_is_left_out_is_counted_once_and_named(node: tuple[Gpud, Collected]) -> None:
-    gpud, collected = node
-    gpud.events[XIDS] = [{**entry(5, LOST), "time": None}, entry(4, LOST), entry(3, "", "SetHealthy", "Info")]
-    assert len(collected.look()) == 1
-    account = collected.accounting.tables["gpud entries"]
+def test_an_entry_that_is_left_out_is_counted_once_and_named(node: Collected) -> None:
+    undated = {**entry(5, LOST), "time": None}
+    assert len(node.read(undated, entry(4, LOST), entry(3, "", "SetHealthy", "Info"))) == 1
+    account = node.accounting.tables["gpud entries"]
     assert (account.read, account.used) == (3, 1)
     first, second = sorted(account.left_out)
     assert first.startswith(f"{XIDS}.time: ")
     assert second == f"{NO_EVIDENCE}: {XIDS} SetHealthy"
-    assert collected.look() == []
-    assert collected.accounting.tables["gpud entries"].read == 0
+    assert node.look() == []
+    assert node.accounting.tables["gpud entries"].read == 0
 
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"code": 1}', b"3", b'[{"events": []}]', b'[{"component": "x"'])
@@ -222,30 +214,25 @@ def test_a_node_that_is_no_gpud_holds_up_no_other(tmp_path: Path, body: bytes) -
 
 
 def test_of_more_events_than_an_answer_may_have_the_newest_are_taken(
-    node: tuple[Gpud, Collected], caplog: pytest.LogCaptureFixture
+    node: Collected, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gpud, collected = node
     flood = entry(20 * 24 * 60, "x" * PAGE_BYTES)
-    gpud.events[XIDS] = [flood, entry(5, LOST)]
-    assert [row["code"] for row in collected.look()] == ["79"]
+    assert [row["code"] for row in node.read(flood, entry(5, LOST))] == ["79"]
     assert "too many events for one response, those before 2026-02-14" in caplog.text
 
 
-def test_nothing_is_an_answer_too(node: tuple[Gpud, Collected]) -> None:
-    gpud, collected = node
-    gpud.body = b"null"
-    assert collected.look() == []
-    assert collected.accounting.tables[SCRAPES].used == 1
+def test_nothing_is_an_answer_too(node: Collected) -> None:
+    node.gpud.body = b"null"
+    assert node.look() == []
+    assert node.accounting.tables[SCRAPES].used == 1
 
 
-def test_the_kernel_logs_report_of_the_same_xid_is_one_event_with_it(node: tuple[Gpud, Collected]) -> None:
-    gpud, collected = node
-    gpud.events[XIDS] = [entry(5, LOST)]
+def test_the_kernel_logs_report_of_the_same_xid_is_one_event_with_it(node: Collected) -> None:
     line = f"NVRM: Xid (PCI:0000:9b:00 {UUID}): 79, pid=1, name=x, GPU has fallen off the bus."
     clock = Clock(NOW - timedelta(minutes=5))
     (logged,) = kernel_events("journal", LogLine(line, clock.now), node="n1", clock=clock)
     stamps = {"timestamp": pd.Timestamp(logged.timestamp), "known_at": pd.Timestamp(logged.known_at)}
-    events = pd.DataFrame([*collected.look(), logged.row() | stamps]).drop(columns="pci_bus_id")
+    events = pd.DataFrame([*node.read(entry(5, LOST)), logged.row() | stamps]).drop(columns="pci_bus_id")
     for name in stamps:
         events[name] = pd.to_datetime(events[name], utc=True).astype("datetime64[ms, UTC]")
     (kept,) = dedupe_events(events, timedelta(seconds=60)).to_dict("records")

@@ -63,7 +63,6 @@ def plain(text: str) -> dict[tuple[str, int], dict[str, float]]:
         if sample is None:
             continue
         channel = SeriesCatalogue(CATALOGUE).metric_names()[sample.name]
-        assert sample.timestamp_ms is not None
         rows.setdefault((sample.labels["UUID"], sample.timestamp_ms), {})[channel] = sample.value
     return rows
 

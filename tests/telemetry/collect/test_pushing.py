@@ -32,7 +32,6 @@ def stage_frame(staging: StagingFolder, kind: Kind, age: int, name: str | None =
             else {"node": ["n"], "gpu": [f"GPU-{age}"], "seen_at": [AT]}
         )
     path = staging.stage(kind, table, name=name)
-    assert path is not None
     os.utime(path, (1_700_000_000 - age, 1_700_000_000 - age))
     return path
 

@@ -72,10 +72,6 @@ def write(path: Path, table: pa.Table, days: int | None) -> Dataset:
         return writer.finish(events=events, inventory=installations, span=SPAN)
 
 
-def keys_and_values(table: pa.Table) -> list[tuple[object, ...]]:
-    return list(zip(*(table.column(name).to_pylist() for name in table.column_names), strict=True))
-
-
 @given(day=st.integers(-20_000, 60_000), length=st.sampled_from([1, 2, 8, 64]))
 def test_the_name_of_a_run_says_its_first_day_and_is_read_back(day: int, length: int):
     runs = Runs(length)

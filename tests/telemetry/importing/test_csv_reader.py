@@ -58,3 +58,11 @@ def test_a_packed_table_has_the_rows_of_the_plain_one(
     path.write_bytes(pack(b"node,value\nn1,1\nn2,2\n"))
     (rows,) = read_csv(path, read_header(path), "samples", Quarantine())
     assert rows.table.to_pydict() == {"node": ["n1", "n2"], "value": ["1", "2"]}
+
+
+@pytest.mark.parametrize("break_", ["\x1c", "\x85", "\u2028", "\x0c"])
+def test_only_line_feed_and_carriage_return_end_the_header(tmp_path: Path, break_: str) -> None:
+    path = tmp_path / "samples.csv"
+    path.write_text(f"node,power{break_}draw\r\nn1,1\r\n", newline="")
+    (rows,) = read_csv(path, read_header(path), "samples", Quarantine())
+    assert rows.table.to_pydict() == {"node": ["n1"], f"power{break_}draw": ["1"]}

@@ -76,9 +76,7 @@ def test_files_are_measured_by_their_own_names_of_columns(tmp_path: Path, jitter
     renamed = samples(minutes(30), jitter_s=jitter_s).rename(columns={"timestamp": "when", "gpu": "card"})
     path = write_csv(tmp_path / "samples.csv", renamed)
     mapping = TableMapping(columns={"when": "timestamp", "card": "gpu"})
-    interval = interval_of_files([path], mapping, CHANNELS)
-    assert interval is not None
-    assert step_for(interval) == minutes(30)
+    assert step_for(interval_of_files([path], mapping, CHANNELS)) == minutes(30)
 
 
 def test_the_step_of_an_existing_dataset_holds(tmp_path: Path) -> None:

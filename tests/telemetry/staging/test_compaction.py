@@ -171,7 +171,6 @@ def test_jobs_without_a_state_of_slurm_land_as_they_are(tmp_path: Path):
 def test_old_samples_go_and_old_staged_files_too(tmp_path: Path):
     for day in range(6):
         path = stage_frame(tmp_path, raw(gpus=1, times=12, every="10min", start=DAY + pd.Timedelta(days=day)))
-        assert path is not None
         compacted_at = DAY + pd.Timedelta(days=day, hours=3)
         os.utime(path, (compacted_at.timestamp(), compacted_at.timestamp()))
         compacted(tmp_path, now=compacted_at.to_pydatetime(), retention={"raw": "2d", "samples": "3d"})

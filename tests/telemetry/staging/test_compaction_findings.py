@@ -264,11 +264,6 @@ XIDS = (31, 79, 48, 94, 63, 74)
 FEW = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def watched(minute: int, **channels: object) -> pd.DataFrame:
-    times = pd.date_range(DAY + pd.Timedelta(minutes=minute), periods=4, freq="30s")
-    return pd.DataFrame({"timestamp": times, "node": "node-0", "gpu": gpu(0), "gpu_temp_c": 50.0, **channels})
-
-
 def xids(folder: Path) -> list[str]:
     events = Dataset.open(folder / "dataset").events()
     return sorted(events.loc[events["source"] == "xid_gauge", "code"])

@@ -23,7 +23,6 @@ def test_what_lands_has_the_schema_of_its_kind(tmp_path: Path):
     staging = StagingFolder(tmp_path, writer="test")
     flags = 2**63 + 1  # above the precision of floats
     path = staging.stage("samples", samples().append_column("clocks_event_reasons", pa.array([flags], pa.uint64())))
-    assert path is not None
     table = pq.read_table(path)
     assert table.column("clocks_event_reasons").to_pylist() == [flags]
     assert table.schema.names == ["timestamp", "node", "gpu", "mig_instance", "gpu_temp_c", "clocks_event_reasons"]
@@ -51,7 +50,6 @@ def test_a_table_that_does_not_fit_is_refused(table: pa.Table, message: str, tmp
 def test_a_name_lands_once_also_after_its_file_was_compacted(tmp_path: Path):
     staging = StagingFolder(tmp_path, writer="test")
     path = staging.stage("samples", samples(), name="chunk-1")
-    assert path is not None
     assert staging.stage("samples", samples(41), name="chunk-1") is None
     assert staging.stage("events", pa.table(event()), name="chunk-1") is not None
     staging.remember_compacted([path], now_s=1000.0)

@@ -52,9 +52,7 @@ def test_a_repeated_event_counts_for_each_rise_of_its_count() -> None:
     tracker = NoticeTracker()
     assert len(seen(tracker, event("GpuLost"))) == 1
     assert seen(tracker, event("GpuLost")) == []
-    repeated = NoticeReader(RULES)(event("GpuLost", "lost", count=4, last=NOON))
-    assert repeated is not None
-    (again,) = tracker.update(repeated, NOW)
+    (again,) = tracker.update(NoticeReader(RULES)(event("GpuLost", "lost", count=4, last=NOON)), NOW)
     assert (again.timestamp, again.detail) == (NOW, "GpuLost: lost (3 times)")
     restored = NoticeTracker(tracker.known)
     assert seen(restored, event("GpuLost", count=4, last=NOON)) == []
@@ -168,10 +166,8 @@ def test_a_quarantine_is_a_drain() -> None:
 
 def test_an_xid_that_it_takes_for_harmless_comes_in_too() -> None:
     message = f"ErrorCode:13 PCI:0000:ef:00 GPU_UUID:{GPU} {KERNEL_79.replace('79', '13')} Recommended Action=NONE;"
-    notice = NoticeReader(default_rules())(event("SysLogsXIDErrorIsNotHealthy", message, count=3))
-    assert notice is not None
-    (made,) = NoticeTracker().update(notice, NOW)
-    assert (made.type, made.code, made.pci_bus_id) == ("xid", "13", "00000000:ef:00")
+    (made,) = seen(NoticeTracker(), event("SysLogsXIDErrorIsNotHealthy", message, count=3))
+    assert made == ("xid", "13", "n1", ELEVEN, None, "00000000:ef:00")
 
 
 def test_the_kernel_logs_report_of_the_same_xid_is_one_event_with_it() -> None:

@@ -22,9 +22,7 @@ CLAIMS = "/apis/resource.k8s.io/v1beta1/namespaces/train/resourceclaims"
 
 
 def run_of(item: dict[str, Any]) -> PodRun:
-    run = pod_run(item, RULES)
-    assert run is not None
-    return run
+    return pod_run(item, RULES)
 
 
 class Tracked(JobTracker):

@@ -246,7 +246,6 @@ def test_events_are_those_of_looking_at_every_sample(
 )
 def test_lines_are_read(line: str, openmetrics: bool, sample: tuple[object, ...]) -> None:
     read_sample = parse_line(line, openmetrics=openmetrics)
-    assert read_sample is not None
     value = read_sample.value if isinstance(sample[2], float) else str(read_sample.value)
     assert (read_sample.name, read_sample.labels, value, read_sample.timestamp_ms) == sample
 

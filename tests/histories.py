@@ -40,7 +40,6 @@ class History:
         return [(name, random.random()) for name in names]
 
     def happen(self, name: str) -> None:
-        """Let a step happen."""
         getattr(self, name)()
 
     def one_of(self, *choices: Any) -> Any:
@@ -74,7 +73,6 @@ def play(kind: type[History], seed: str, steps: Steps) -> Counter[str]:
 
 
 def blocks(count: int) -> list[range]:
-    """Divide histories into blocks for tests."""
     return [range(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK)]
 
 

@@ -21,7 +21,6 @@ class House:
 
     @cached_property
     def lines(self) -> dict[str, int]:
-        """Lines by module."""
         return {name: line_count(path) for name, path in self.files.items()}
 
     @cached_property
@@ -79,12 +78,10 @@ class House:
         return reached
 
     def is_package(self, name: str) -> bool:
-        """Tell whether a name is a folder's."""
         return self.files[name].name == "__init__.py"
 
 
 def read_house() -> House:
-    """Find the product's modules."""
     paths = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
     return House(
         {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
@@ -92,17 +89,14 @@ def read_house() -> House:
 
 
 def line_count(path: Path) -> int:
-    """Count the lines of a file."""
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
 def lines_below(folder: str) -> int:
-    """Count the lines of a folder's Python files."""
     return sum(line_count(path) for path in (ROOT / folder).rglob("*.py"))
 
 
 def main() -> None:
-    """Print the counts."""
     house = read_house()
     rows = [(f"  {room}/", lines_below(room)) for room in ROOMS]
     rows = [("product lines", sum(count for _, count in rows)), *rows]

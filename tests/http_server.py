@@ -17,7 +17,6 @@ class Handler(BaseHTTPRequestHandler):
     wbufsize = 2**16
 
     def body(self) -> bytes:
-        """Read the request's body."""
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def reply(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
@@ -29,7 +28,6 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def handle(self) -> None:
-        """Answer until the client goes."""
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             super().handle()
 

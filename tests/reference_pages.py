@@ -249,7 +249,6 @@ def outdated() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the pages that differ, or with ``--check`` fail if there are any."""
     differing = outdated()
     if differing and "--check" in sys.argv:
         sys.exit(f"docs/reference differs: {', '.join(differing)}. Run: python -m tests.reference_pages")

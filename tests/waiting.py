@@ -32,7 +32,6 @@ def wait(what: Callable[[], Any], within_s: float = 300.0) -> Any:
 
 
 def listens(port: int) -> bool:
-    """Tell whether a server listens there."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False

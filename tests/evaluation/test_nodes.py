@@ -117,7 +117,6 @@ def test_four_gpus_that_fail_together_change_no_promise():
 
 
 def under_one_cause(frame, number):
-    """All node incidents of one cause."""
     there = frame["node_incident"].notna()
     return frame.assign(common_cause=frame["common_cause"].mask(there, number))
 

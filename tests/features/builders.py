@@ -57,7 +57,6 @@ def inventory(*rows: dict) -> pd.DataFrame:
 
 
 def stamps(values) -> pd.DatetimeIndex:
-    """Times as ``datetime64[ms, UTC]``, None as NaT."""
     return pd.DatetimeIndex(pd.to_datetime(list(values), utc=True)).as_unit("ms")
 
 

@@ -141,7 +141,6 @@ def write_dataset(
     step: timedelta = STEP,
     buckets: int = 3,
 ) -> Dataset:
-    """Write a dataset through the store."""
     with DatasetWriter(
         path, step=step, channels=channels if samples is not None else {}, unit=unit, buckets=buckets
     ) as w:
@@ -191,7 +190,6 @@ def config_of(**changed: Any) -> MatrixConfig:
 
 
 def frame_of(matrix: FeatureMatrix) -> pd.DataFrame:
-    """All rows and values in one frame."""
     values = pd.DataFrame(matrix.values(), columns=[column.name for column in matrix.columns])
     return pd.concat([matrix.rows, values], axis=1)
 

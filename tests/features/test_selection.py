@@ -67,7 +67,6 @@ def on_and_off(rng):
 
 
 def always(rng):
-    """All nodes send, but for a while after a failure."""
     happened, present = fleet(rng)
     return present, failures_of(happened)
 

@@ -41,7 +41,6 @@ def X():
 
 
 def reasons_of(values, X, columns=COLUMNS, **more):
-    """The reasons of each row."""
     return [
         largest_reasons(added, row, ReasonPlan.of(columns), **more)[0] for added, row in zip(values, X, strict=True)
     ]

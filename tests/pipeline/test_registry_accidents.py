@@ -42,26 +42,21 @@ class Site:
         return self.folder / "store"
 
     def train(self, store: str, out: Path, until: str = "2026-02-01") -> tuple[object, ...]:
-        """Words of a training."""
         data = ("--matrix", self.matrix, "--params", self.params, "--until", until)
         return ("train", *data, "--out", out, "--registry", store)
 
     def retrain(self, store: str) -> tuple[object, ...]:
-        """Words of a retraining."""
         return ("retrain", "--dataset", self.dataset, "--params", self.params, "--registry", store)
 
     def score(self, store: str, out: Path) -> tuple[object, ...]:
-        """Words of a scoring with the champion."""
         data = ("--dataset", self.dataset, "--params", self.params)
         return ("score", *data, "--model", "champion", "--out", out, "--registry", store)
 
     def retrained(self) -> bool:
-        """Whether the metrics report a successful retraining."""
         return "predrain_retrain_success 1" in (self.folder / "fleet-retrain.prom").read_text().splitlines()
 
 
 def scored(out: Path) -> bool:
-    """Whether the metrics report a successful scoring."""
     return "predrain_score_success 1" in (out / TEXTFILE).read_text().splitlines()
 
 

@@ -47,7 +47,6 @@ def matrix(small_fleet: Path, small_params: Params, tmp_path_factory: pytest.Tem
 
 
 def quick(params: Params) -> Params:
-    """Give parameters with one quick learner as the profile."""
     return params.model_copy(update={"models": params.models.model_copy(update={"profile": "lightgbm"})})
 
 
@@ -81,7 +80,6 @@ def registered(
 
 
 def other(params: Params) -> Params:
-    """Give another recipe."""
     return params.model_copy(update={"training": params.training.model_copy(update={"negative_ratio": 150})})
 
 

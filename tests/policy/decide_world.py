@@ -64,7 +64,6 @@ def once(
     state: PolicyState | None = None,
     **others: object,
 ) -> Plan:
-    """Decide once."""
     return decide(fleet, state or PolicyState(), signals(now, **others), settings, now)
 
 
@@ -74,7 +73,6 @@ def verbs(plan: Plan, name: str) -> list[str]:
 
 
 def why(plan: Plan, name: str) -> str:
-    """All reasons of a node."""
     return "; ".join(plan.nodes[name].reasons)
 
 

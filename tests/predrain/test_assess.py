@@ -62,7 +62,6 @@ class Fleets:
         return out
 
     def run(self, dataset: Path | None, out: Path, *more: str | Path) -> str:
-        """Run the command, and give what it prints."""
         source = [] if dataset is None else ["--dataset", dataset]
         words = ["assess", *source, "--out", out, "--params", self.params, *more]
         done = invoke(*words)

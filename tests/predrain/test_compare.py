@@ -17,7 +17,6 @@ from tests.processes import invoke
 
 @pytest.fixture
 def other(small_backtest: Path, tmp_path: Path) -> Path:
-    """Give the same backtest with its ranks turned round."""
     folder = tmp_path / "other"
     shutil.copytree(small_backtest, folder, ignore=shutil.ignore_patterns("matrix", ".folds"))
     file = folder / "predictions_all.parquet"

@@ -114,7 +114,6 @@ class Cluster:
         )  # fmt: skip
 
     def round(self) -> RoundReport:
-        """One round."""
         return self.controller.round()
 
     def clear_faults(self) -> None:
@@ -122,7 +121,6 @@ class Cluster:
         self.scheduler.faults.clear()
 
     def level(self, name: str) -> Level:
-        """What of ours stands on a node."""
         return marks_of(self.scheduler.nodes[name].object, self.scheduler.keys, self.clock.now()).level
 
     def levels(self) -> dict[str, Level]:
@@ -130,7 +128,6 @@ class Cluster:
         return {name: self.level(name) for name in self.scheduler.nodes if self.level(name)}
 
     def change(self, name: str, **base: object) -> None:
-        """Something about a node changes."""
         self.scheduler.edit(name, lambda node: replace(node, base=replace(node.base, **base)))
 
     def write(self, name: str, change: Callable[[NodeObject], NodeObject]) -> None:

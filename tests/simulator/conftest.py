@@ -48,7 +48,6 @@ def failure_rows(simulation: Simulation) -> np.ndarray:
 
 
 def gpu_years(simulation: Simulation) -> float:
-    """GPU-years in service within the simulated time."""
     clock = simulation.clock
     total = 0
     for life in simulation.lives:

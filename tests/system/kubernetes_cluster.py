@@ -55,7 +55,6 @@ class Kubelets(threading.Thread):
                     self._tend(pod)
 
     def ready(self, name: str) -> None:
-        """Tell that a node is ready."""
         now = format_utc(self.now())
         condition = {"type": "Ready", "status": "True", "reason": "Kubelet", "lastHeartbeatTime": now}
         status = {
@@ -102,7 +101,6 @@ class KubernetesCluster:
         self.kubelets = kubelets
 
     def node(self, name: str) -> dict[str, Any]:
-        """Give a node as it stands."""
         return self.server.request("GET", f"/api/v1/nodes/{name}")[1]
 
     def change(self, name: str, **spec: Any) -> None:
@@ -116,7 +114,6 @@ class KubernetesCluster:
         self.server.request("PATCH", path, content, patch="apply-patch")
 
     def deploy(self, name: str, replicas: int, gpus: int, annotations: dict[str, str] | None = None) -> None:
-        """Create a deployment of GPU pods."""
         container = {"name": "c", "image": "x", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
         template = {
             "metadata": {"labels": {"app": name}, "annotations": annotations or {}},
@@ -139,7 +136,6 @@ class KubernetesCluster:
         self.server.request("POST", path, {"metadata": {"name": name}, "spec": spec})
 
     def drop_budget(self, name: str) -> None:
-        """Delete it."""
         self.server.request("DELETE", f"/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets/{name}")
 
     def pods(self, app: str | None = None) -> list[dict[str, Any]]:

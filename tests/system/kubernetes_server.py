@@ -131,7 +131,6 @@ class KubernetesServer:
         self._api.wait(120)
 
     def stop(self) -> None:
-        """Stop both."""
         for process in (self._api, self._etcd):
             if process is not None and process.poll() is None:
                 process.kill()
@@ -148,7 +147,6 @@ class KubernetesServer:
         patch: str = "merge-patch",
         check: bool = True,
     ) -> tuple[int, Any]:
-        """Send one request; return status and content."""
         headers = {"Authorization": f"Bearer {self._tokens[user]}"}
         if body is not None:
             form = "yaml" if patch == "apply-patch" else "json"  # which JSON is, too
@@ -175,7 +173,6 @@ class KubernetesServer:
             assert status in (201, 409), content
 
     def kubeconfig(self, user: str) -> Path:
-        """Return a kubeconfig of a user."""
         path = self.folder / f"{user}.kubeconfig"
         cluster = {"server": self.url, "certificate-authority": str(self._certificate)}
         content = {

@@ -83,6 +83,5 @@ class Nursery:
         return int(self._process.stdout.readline())
 
     def close(self) -> None:
-        """End the process."""
         with contextlib.suppress(BrokenPipeError):
             self._process.communicate(timeout=60)

@@ -41,7 +41,6 @@ def exposition(dataset: Dataset) -> Iterator[str]:
 
 
 def write_openmetrics(dataset: Dataset, path: Path) -> int:
-    """Write the text and return the number of samples in it."""
     lines = 0
     with path.open("w") as stream:
         for line in exposition(dataset):

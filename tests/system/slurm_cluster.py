@@ -185,11 +185,9 @@ class SlurmCluster:
             return {}
 
     def update(self, node: str, **settings: str) -> None:
-        """Run ``scontrol update`` on a node."""
         self.run("scontrol", "update", f"nodename={node}", *(f"{key}={value}" for key, value in settings.items()))
 
     def submit(self, *options: str, script: str) -> str:
-        """Submit a batch job; return its number."""
         out = self.root / "out-%j"
         return self.run("sbatch", "--parsable", "-o", str(out), *options, "--wrap", script).strip()
 
@@ -220,7 +218,6 @@ class SlurmCluster:
             time.sleep(0.1)
 
     def start_controller(self) -> None:
-        """Start slurmctld, with the state that it saved."""
         self._start("slurmctld", "slurmctld", "-D", "-f", str(self.root / "slurm.conf"))
 
     def wait_until_saved(self) -> None:
@@ -235,13 +232,11 @@ class SlurmCluster:
         self._start(name, "slurmd", "-D", *options, "-N", name, "-f", str(self.root / "slurm.conf"))
 
     def kill(self, name: str) -> None:
-        """Kill ``slurmctld`` or a node's slurmd, without a warning."""
         process = self._processes.pop(name)
         process.kill()
         process.wait()
 
     def stop(self) -> None:
-        """End every process."""
         processes = list(reversed(self._processes.values()))
         self._processes.clear()
         for process in processes:

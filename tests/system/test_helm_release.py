@@ -83,7 +83,6 @@ class Release:
         self.values = ALL | {"monitoring": dashboard, "act": ALL["act"] | {"settings": settings}}
 
     def install(self, chart: Path) -> None:
-        """Install it."""
         loaded = Chart.load(chart)
         self.made = objects(self.config.render(loaded, self.values, name=self.name, namespace="predrain"))
         self.config.install(loaded, self.name, self.values, namespace="predrain")
@@ -129,7 +128,6 @@ class Release:
         return found
 
     def uninstall(self) -> None:
-        """Uninstall it; the Job that Helm makes for that runs meanwhile."""
         path = f"/apis/batch/v1/namespaces/predrain/jobs/{self.full}-release-all"
         with ThreadPoolExecutor(1) as pool:
             helm = pool.submit(self.config.uninstall, self.name, timeout=300)

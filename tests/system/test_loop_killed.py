@@ -76,11 +76,9 @@ class Loop:
         self.nursery = Nursery(root)
 
     def close(self) -> None:
-        """End the process that forks."""
         self.nursery.close()
 
     def nodes(self) -> dict[str, dict[str, Any]]:
-        """The cluster as it stands."""
         return {node["name"]: node for node in json.loads((self.root / "cluster.json").read_text())["nodes"]}
 
     def fork(self, *words: object, dies: float = 0.0) -> int:
@@ -132,7 +130,6 @@ class Loop:
         self.marks.append({name: [t["effect"] for t in held if t["key"] == OURS] for name, held in taints.items()})
 
     def act(self) -> None:
-        """Let the controller decide once."""
         self.command(
             "act", "--cluster", "cluster.json", "--scores", "scores", "--events", "fleet", "--settings", "act.yaml"
         )

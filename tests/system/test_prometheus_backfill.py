@@ -58,13 +58,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 def arguments(
     url: str, dataset: Path, *options: str | Path, start: str = START, end: str = END
 ) -> tuple[str | Path, ...]:
-    """Return the arguments of a backfill."""
     span = ("--since", start, "--until", end)
     return ("collect", "prometheus", "--prometheus", url, *span, "--dataset", dataset, "--json", *options)
 
 
 def collect(url: str, dataset: Path, *options: str | Path, **span: str) -> dict[str, object]:
-    """Run a backfill to its end."""
     return json.loads(predrain(*arguments(url, dataset, *options, **span)).stdout)
 
 

@@ -63,7 +63,6 @@ class Predrain:
 
 
 def only(cluster: KubernetesCluster, *names: str) -> None:
-    """Cordon every other node."""
     for name in TIERS:
         cluster.change(name, unschedulable=None if name in names else True)
 

@@ -163,7 +163,6 @@ class Loop(ABC):
         )  # fmt: skip
 
     def close(self) -> None:
-        """End the process that forks."""
         self._nursery.close()
 
     def collect(self, now: datetime) -> None:

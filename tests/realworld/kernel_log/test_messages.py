@@ -23,7 +23,6 @@ def lines(*messages: str) -> list[str]:
 
 
 def imported(tmp_path: Path, log: list[str], mapping: str | None = None) -> list[tuple[str | None, str, str]]:
-    """GPU, type and code of the events of the dataset that a log gives."""
     (tmp_path / "kernel.log").write_text("\n".join(log) + "\n")
     result = run_import(tmp_path, events=[tmp_path / "kernel.log"], mapping=mapping)
     events = result.dataset.events().sort_values("timestamp", kind="stable")

@@ -89,11 +89,9 @@ class EmptyingCluster(Cluster):
         self.workloads.written.add(self.workloads.asked[uid].key)
 
     def leave(self, uid: str) -> None:
-        """The workload is gone."""
         del self.workloads.running[uid]
 
     def runs(self, uid: str, **fields: object) -> None:
-        """Something about a workload changes."""
         self.workloads.running[uid] = replace(self.workloads.running[uid], **fields)
 
     def evicted(self) -> list[str]:
@@ -101,7 +99,6 @@ class EmptyingCluster(Cluster):
         return [uid for _, _, uid in self.workloads.evicted]
 
     def progress(self) -> EvacuationProgress:
-        """What is kept in the scheduler."""
         stored = stored_progress(self.workloads)
         with self.workloads.faults.paused():
             assert stored.load() is None
@@ -147,5 +144,4 @@ def findings(cluster) -> list[tuple[str, str, str]]:
 
 
 def found(cluster: EmptyingCluster, kind: str) -> list[str]:
-    """What the ledger holds of one kind of finding."""
     return [message for _, found_kind, message in findings(cluster) if found_kind == kind]

@@ -34,7 +34,6 @@ def idle_cluster(ledger: SqliteLedger | None = None, **others: Any) -> EmptyingC
 
 
 def probed(cluster: EmptyingCluster) -> list[str]:
-    """The nodes that were probed, in order."""
     return [node for key, (node, _) in cluster.verification.started.items() if key in cluster.verification.probes]
 
 

@@ -60,7 +60,6 @@ class World:
         self.lock = threading.RLock()
 
     def put(self, path: str, content: Raw) -> Raw:
-        """Write an object, whatever it was before."""
         with self.lock:
             self.version += 1
             made = copy.deepcopy(content)
@@ -80,7 +79,6 @@ class World:
             self.put(path, content)
 
     def fail(self, method: str, path: str, status: int = 0, **how: Any) -> None:
-        """Plan a fault."""
         self.faults.append(Fault(method, path, status, **how))
 
     def meet(self, method: str, path: str) -> Fault | None:
@@ -96,7 +94,6 @@ class World:
         return None
 
     def serve(self, method: str, path: str, params: dict[str, str], body: Any, kind: str) -> tuple[int, Raw]:
-        """Carry a request out."""
         with self.lock:
             if method == "GET":
                 return self._get(path, params)

@@ -75,7 +75,6 @@ class Fleet:
         self.risks.risks = risks_of(self.values, self.clock.now())
 
     def later(self, by: timedelta) -> None:
-        """Time passes."""
         self.clock.move(by)
         self.elapsed.move(seconds=by.total_seconds())
 

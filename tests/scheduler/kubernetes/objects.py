@@ -64,7 +64,6 @@ def pod(
 
 
 def add(world: World, *things: Raw) -> None:
-    """Put nodes and pods into a world."""
     for target in things:
         name, namespace = target["metadata"]["name"], target["metadata"].get("namespace")
         world.put(f"/api/v1/namespaces/{namespace}/pods/{name}" if namespace else f"/api/v1/nodes/{name}", target)
@@ -89,7 +88,6 @@ class Hand:
         assert self.scheduler.hold_lease("me", LASTS) is not None
 
     def action(self, verb: Verb, name: str = "n1", tier: Any = "high", **how: Any) -> Action:
-        """An action on a node."""
         end = None if verb == "release" else self.clock.now() + timedelta(hours=6)
         risk = None if verb == "release" else 0.9
         return Action(verb, name, tier, how.get("to", LEVELS[verb]), risk, end, ("its errors rise",))
@@ -107,10 +105,8 @@ class Hand:
         return self.scheduler.announce((), "me", lambda: self.clock.now() + LASTS, new=True)
 
     def raw(self, name: str = "n1") -> Raw:
-        """The node as it stands."""
         return self.world.objects[f"/api/v1/nodes/{name}"]
 
     def level(self, name: str = "n1") -> Level:
-        """What of ours stands on a node."""
         reading = self.scheduler.revalidate(name)
         return reading.view.marks.level

@@ -102,8 +102,6 @@ def annotated(key: str, change: Callable[[str], str | None]) -> Change:
 
 
 def tainted(**fields: object) -> Change:
-    """Change predrain's hard taint."""
-
     def edit(node: NodeObject) -> NodeObject:
         hard = next(taint for taint in node.taints if taint.effect == "NoSchedule" and taint.key == OWN_KEYS.taint)
         return replace(node, taints=tuple(replace(t, **fields) if t is hard else t for t in node.taints))

@@ -103,7 +103,6 @@ class World:
         )  # fmt: skip
 
     def scored(self, duration: timedelta = 2 * STEP, **risks: float | None) -> None:
-        """A new decision time."""
         self.values |= risks
         self.risks.risks = risks_of(self.values, self.clock.now(), duration)
 
@@ -129,11 +128,9 @@ class World:
 
 
 def action(verb: str, node: str = "n0", tier: str = "high", risk: float | None = 0.83, hours: float = 6) -> Action:
-    """An action as a decision gives it."""
     level = {"publish": 1, "avoid": 2, "swap": 3, "drain": 4}[verb]
     return Action(verb, node, tier, Level(level), risk, T0 + timedelta(hours=hours), ("its errors rise",))
 
 
 def release(node: str = "n0", to: Level = Level.NONE) -> Action:
-    """A release."""
     return Action("release", node, "clear", to, 0.01, None, ("it is calm",))

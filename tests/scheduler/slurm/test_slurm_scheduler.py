@@ -19,7 +19,6 @@ def world(tmp_path) -> World:
 
 @pytest.fixture
 def drained(world) -> World:
-    """Node n3 is drained."""
     world.scored(n3=0.9)
     world.round()
     assert world.level("n3") is Level.DRAIN

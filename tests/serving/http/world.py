@@ -169,7 +169,6 @@ def running(scores: Path, *, wait_for_scores: bool = True, tls: Tls | None = Non
 
 
 def token_line(scopes: str, token: str, name: str = "") -> str:
-    """A line of a file of tokens."""
     return f"{scopes} sha256:{hashlib.sha256(token.encode()).hexdigest()} {name}\n"
 
 

@@ -16,7 +16,6 @@ def staging(folder: Path) -> StagingFolder:
 
 
 def staged(where: StagingFolder, kind: str = "events") -> list[dict[str, Any]]:
-    """Every staged row in the order of staging."""
     return staged_table(where.root, kind).to_pylist()
 
 

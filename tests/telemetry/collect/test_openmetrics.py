@@ -100,7 +100,6 @@ def attributes(labels: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def received(sample: Sample) -> dict[str, Any]:
-    """Write a sample as the Prometheus receiver does."""
     point = {"attributes": attributes(dict(sample.labels)), "timeUnixNano": str((sample.timestamp_ms or 0) * 10**6)}
     kind = "sum" if "TOTAL" in sample.name else "gauge"
     return {"name": sample.name, kind: {"dataPoints": [point | {"asDouble": sample.value}]}}

@@ -50,7 +50,6 @@ def observation(**given: Any) -> Observation:
 
 
 def without(*names: str) -> dict[str, ChannelSeen]:
-    """Give the channels of a healthy node without some."""
     return {name: seen for name, seen in observation().channels.items() if name not in names}
 
 

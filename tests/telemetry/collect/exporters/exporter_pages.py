@@ -68,7 +68,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def fleet_time() -> datetime:
-    """Return a wall clock that goes with the loop."""
     return START + timedelta(seconds=asyncio.get_running_loop().time() - 1000.0)
 
 

@@ -37,7 +37,6 @@ class PageServer:
 
 @contextlib.contextmanager
 def page_server() -> Iterator[PageServer]:
-    """Serve until the block ends."""
     served = PageServer()
 
     class Pages(Handler):
@@ -53,7 +52,6 @@ def page_server() -> Iterator[PageServer]:
 
 
 def start_collector(dataset: Path, targets: str, *options: str, interval: str = "1s") -> subprocess.Popen[str]:
-    """Start the command itself."""
     command = [*PREDRAIN, "collect", "exporters"]
     pace = ["--interval", interval, "--timeout", interval]
     return subprocess.Popen(

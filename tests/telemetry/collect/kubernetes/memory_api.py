@@ -24,14 +24,12 @@ class MemoryApi(KubernetesClient):
         self.params: list[Mapping[str, str]] = []
 
     def put(self, path: str, item: Mapping[str, Any]) -> None:
-        """Create or change an object."""
         kept = copy.deepcopy(dict(item))
         key = (path, kept["metadata"]["name"])
         self._change("MODIFIED" if key in self.objects else "ADDED", path, kept)
         self.objects[key] = kept
 
     def remove(self, path: str, name: str) -> None:
-        """Delete an object."""
         self._change("DELETED", path, copy.deepcopy(self.objects.pop((path, name))))
 
     def forget(self) -> None:

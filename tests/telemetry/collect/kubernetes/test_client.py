@@ -32,7 +32,6 @@ def answer(status: int, content: Any, headers: str = "", *, cut: int = 0) -> lis
 
 
 def stream(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> list[bytes | float]:
-    """Write an answer in chunks."""
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     return [head, *(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks), end]
 

@@ -31,7 +31,6 @@ class World:
         self.api.put(PODS, pod("p1", gpus=8))
 
     def collector(self, **options: Any) -> Any:
-        """Return a collector of a process of its own."""
         return closing(
             KubernetesCollector(self.api, self.staging, default_rules(), clock=self.clock, cluster="east", **options)
         )

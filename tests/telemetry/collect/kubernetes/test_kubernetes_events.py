@@ -93,7 +93,6 @@ def with_condition(kind: str, message: str, last: str = EARLIER, since: str = EA
 
 
 def looked_at(*looks: dict[str, Any]) -> list[Event]:
-    """Return what the last of some looks at a node shows."""
     view, events = None, []
     for look in looks:
         after = saved_and_read(ObservedKubernetesNode, view_of(look, default_rules()))

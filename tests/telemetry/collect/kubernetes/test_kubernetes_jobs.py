@@ -32,13 +32,11 @@ class Tracked(JobTracker):
         super().__init__(api or MemoryApi(), RULES, known)
 
     def see(self, *items: dict[str, Any]) -> list[dict[str, Any]]:
-        """Take in pods; return the rows that changed."""
         for item in items:
             self.update(run_of(item), NOW)
         return self.changed_rows()
 
     def restarted(self) -> "Tracked":
-        """Return the tracker of the next process."""
         return Tracked(saved_and_read(dict[str, PodRun], self.known))
 
 

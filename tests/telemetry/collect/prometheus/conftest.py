@@ -21,7 +21,6 @@ PATIENT = Bounds(request_s=60.0, first_retry_for_s=60.0)
 
 @pytest.fixture
 def fake() -> Iterator[FakePrometheus]:
-    """A fake server that runs."""
     made = FakePrometheus()
     with serving(made):
         yield made
@@ -29,7 +28,6 @@ def fake() -> Iterator[FakePrometheus]:
 
 @pytest.fixture(autouse=True)
 def without_pauses() -> Iterator[None]:
-    """Repeat requests without pauses."""
     with stamina.set_testing(True, attempts=12):
         yield
 

@@ -51,7 +51,6 @@ Fault = Callable[[Asked], Reply | None]
 
 
 def error(status: int, text: str, **headers: str) -> Reply:
-    """An error as Prometheus words it."""
     body = json.dumps({"status": "error", "errorType": "execution", "error": text}).encode()
     return Reply(status, body, {"Content-Type": "application/json", **headers})
 
@@ -73,15 +72,12 @@ class FakePrometheus:
         self._guard = threading.Lock()
 
     def add(self, name: str, labels: Labels, samples: list[tuple[int, float]]) -> None:
-        """Add a series."""
         self.series.append(({"__name__": name, **labels}, sorted(samples)))
 
     def queries(self) -> list[str]:
-        """The PromQL that was asked, in order."""
         return [asked.parameters["query"] for asked in self.asked if "query" in asked.parameters]
 
     def answer(self, asked: Asked) -> Reply:
-        """Answer a request."""
         with self._guard:
             self.asked.append(asked)
             made = self.fault(asked) if self.fault is not None else None
@@ -130,7 +126,6 @@ class FakePrometheus:
 
 
 def matches(labels: Labels, selector: str) -> bool:
-    """Whether a series meets the matchers."""
     for name, operator, quoted in _MATCHER.findall(selector):
         value, wanted = labels.get(name, ""), json.loads(quoted)
         equal = bool(re.fullmatch(wanted, value)) if "~" in operator else value == wanted
@@ -141,8 +136,6 @@ def matches(labels: Labels, selector: str) -> bool:
 
 @contextmanager
 def serving(fake: FakePrometheus, tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    """Serve until the block ends; yields the address."""
-
     class Answering(Handler):
         def handle_request(self) -> None:
             parts = urlsplit(self.path)
@@ -166,7 +159,6 @@ def serving(fake: FakePrometheus, tls: ssl.SSLContext | None = None) -> Iterator
 
 
 def gpu_labels(number: int, **others: str) -> Labels:
-    """Labels as dcgm-exporter gives them."""
     return {
         "gpu": str(number % 8),
         "UUID": f"GPU-{number:08x}-0000-4000-8000-000000000000",

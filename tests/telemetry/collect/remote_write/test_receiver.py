@@ -42,7 +42,6 @@ TOKEN = "0123456789abcdef0123"
 def run(
     folder: Path, steps: Callable[[Starlette, Receiver], Awaitable[Any]], **settings: Any
 ) -> tuple[Any, dict[str, list[dict[str, Any]]]]:
-    """Run steps against a receiver; return their result and all rows that staged."""
     staging = StagingFolder(folder / "d.live", writer="test")
     settings.setdefault("flush_interval_s", 0.02)
 
@@ -58,8 +57,6 @@ def run(
 
 
 def written(folder: Path, *requests: list[Any]) -> dict[str, list[dict[str, Any]]]:
-    """Write one request after another to a receiver; return all rows that staged."""
-
     async def steps(app: Starlette, _: Receiver) -> None:
         for series in requests:
             await write(app, series)

@@ -53,7 +53,6 @@ class Watched:
         self.start()
 
     def start(self) -> None:
-        """Begin as a new process."""
         self.outbox = Outbox(self.where, "slurm")
         self.collector = SlurmCollector(
             self.outbox, self.where, run=self.slurm, rules=PhraseRules(), clock=self.clock, since=self._since

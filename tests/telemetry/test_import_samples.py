@@ -104,16 +104,16 @@ def test_one_file_a_metric(tmp_path: Path):
     assert all_samples(result)["clocks_event_reasons"].tolist() == frame["clocks_event_reasons"].tolist()
 
 
-BAD_ROWS = [
-    ({"timestamp": None}, "missing timestamp"),
-    ({"timestamp": "2026-03-01T00:00:00"}, "naive timestamp"),
-    ({"gpu": None}, "missing gpu"),
-    ({"gpu": "GPU-unknown", "node": None}, "unknown gpu"),
-    ({"timestamp": "2025-12-31T23:59:59Z", "node": None}, "before installation"),
-]
-
-
-@pytest.mark.parametrize(("values", "reason"), BAD_ROWS)
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"timestamp": None}, "missing timestamp"),
+        ({"timestamp": "2026-03-01T00:00:00"}, "naive timestamp"),
+        ({"gpu": None}, "missing gpu"),
+        ({"gpu": "GPU-unknown", "node": None}, "unknown gpu"),
+        ({"timestamp": "2025-12-31T23:59:59Z", "node": None}, "before installation"),
+    ],
+)
 def test_a_row_that_cannot_be_used_is_set_aside(values: dict[str, object], reason: str, tmp_path: Path):
     frame = changed(samples_frame(), 7, **values)
     result = run_import(tmp_path, samples=frame)
@@ -237,14 +237,18 @@ def test_a_missing_column(missing: str, tmp_path: Path):
     refused(tmp_path, *texts, samples=samples_frame().drop(columns=missing))
 
 
-def test_gigahertz_where_megahertz_are_expected(tmp_path: Path):
-    frame = samples_frame(gpus=1, times=30).assign(sm_clock_mhz=[0, 0.21, *[1.41] * 28])
-    refused(tmp_path, "'sm_clock_mhz'", "seem to be GHz", "scale: {sm_clock_mhz: 1000}", samples=frame)
-
-
-def test_fractions_where_percent_are_expected(tmp_path: Path):
-    frame = samples_frame().assign(gpu_util_pct=[0.5 + index / 100 for index in range(24)])
-    refused(tmp_path, "'gpu_util_pct'", "seem to be fractions", "scale: {gpu_util_pct: 100}", samples=frame)
+@pytest.mark.parametrize(
+    ("channel", "values", "unit", "scale"),
+    [
+        ("sm_clock_mhz", [0, 0.21, *[1.41] * 28], "GHz", 1000),
+        ("gpu_util_pct", [0.5 + index / 100 for index in range(30)], "fractions", 100),
+    ],
+)
+def test_values_of_another_unit_are_refused_with_the_scale(
+    tmp_path: Path, channel: str, values: list[float], unit: str, scale: int
+):
+    frame = samples_frame(gpus=1, times=30).assign(**{channel: values})
+    refused(tmp_path, f"{channel!r}", f"seem to be {unit}", f"scale: {{{channel}: {scale}}}", samples=frame)
 
 
 def test_naive_timestamps(tmp_path: Path):

@@ -49,6 +49,7 @@ def working(minute: int, **more: float) -> Row:
 
 FIELDS = {"energy_mj": 1000.0, "fb_used_mib": 40_000.0, "pcie_replay_total": 0.0}
 LAST = {"power_w": 310.0, "gpu_temp_c": 33.0, "gpu_util_pct": 0.0}
+IDLE = {"power_w": 60.1, "gpu_temp_c": 30.0, "gpu_util_pct": 0.0}
 
 
 def test_a_page_without_device_fields_that_repeats_is_frozen_from_its_third_sample() -> None:
@@ -69,9 +70,8 @@ def test_a_gpu_under_load_that_repeats_power_temperature_and_load_is_frozen() ->
 
 
 def test_an_idle_gpu_on_a_page_that_stands_is_frozen_and_on_one_that_moves_is_not() -> None:
-    idle = {"power_w": 60.1, "gpu_temp_c": 30.0, "gpu_util_pct": 0.0}
-    assert check([{"minute": m, **idle, "page_age_s": 60.0 * m} for m in range(0, 60, 10)]) == ([3, 4, 5], [3])
-    assert check([{"minute": m, **idle, "page_age_s": 30.0} for m in range(0, 600, 10)]) == ([], [])
+    assert check([{"minute": m, **IDLE, "page_age_s": 60.0 * m} for m in range(0, 60, 10)]) == ([3, 4, 5], [3])
+    assert check([{"minute": m, **IDLE, "page_age_s": 30.0} for m in range(0, 600, 10)]) == ([], [])
 
 
 def test_what_the_freeze_does_not_concern_stays_in_its_rows() -> None:
@@ -85,27 +85,18 @@ def test_what_the_freeze_does_not_concern_stays_in_its_rows() -> None:
 
 
 def test_an_energy_counter_that_stands_while_power_is_drawn_is_frozen() -> None:
-    rows = [
-        {"minute": m, "power_w": 60.1, "gpu_temp_c": 30.0, "energy_mj": 5.0, "gpu_util_pct": 0.0} for m in range(30)
-    ]
-    assert check(rows)[1] == [10]
+    assert check([{"minute": m, **IDLE, "energy_mj": 5.0} for m in range(30)])[1] == [10]
 
 
 @pytest.mark.parametrize(
     "rows",
     [
         # idle for a day: power and temperature repeat, and the energy counter goes on
-        [
-            {"minute": m, "power_w": 60.1, "gpu_temp_c": 30.0, "gpu_util_pct": 0.0, "energy_mj": float(m)}
-            for m in range(0, 1440, 10)
-        ],
+        [{"minute": m, **IDLE, "energy_mj": float(m)} for m in range(0, 1440, 10)],
         # idle, and nothing else is exported
-        [{"minute": m, "power_w": 60.1, "gpu_temp_c": 30.0, "gpu_util_pct": 0.0} for m in range(0, 1440, 10)],
+        [{"minute": m, **IDLE} for m in range(0, 1440, 10)],
         # a virtual GPU without sensors
-        [
-            {"minute": m, "power_w": 0.0, "gpu_temp_c": 0.0, "gpu_util_pct": 97.0, "energy_mj": 5.0}
-            for m in range(0, 300, 10)
-        ],
+        [{"minute": m, **dict.fromkeys(IDLE, 0.0), "gpu_util_pct": 97.0, "energy_mj": 5.0} for m in range(0, 300, 10)],
         # an exporter without device fields from the beginning
         [{"minute": m, "power_w": 300.0 + m % 20, "gpu_temp_c": 30.0, "gpu_util_pct": 90.0} for m in range(0, 300, 10)],
         # load from minute to minute, which the counter confirms
@@ -115,13 +106,7 @@ def test_an_energy_counter_that_stands_while_power_is_drawn_is_frozen() -> None:
         ],
         # one field is no longer exported by a new configuration, the others are
         [
-            {
-                "minute": m,
-                "power_w": 60.1,
-                "gpu_temp_c": 30.0,
-                "energy_mj": m * 9.0,
-                **({"fb_used_mib": 5.0} if m < 50 else {}),
-            }
+            {"minute": m, **IDLE, "energy_mj": m * 9.0, **({"fb_used_mib": 5.0} if m < 50 else {})}
             for m in range(0, 300, 10)
         ],
     ],

@@ -72,6 +72,9 @@ def test_planned_states_are_no_drains(tmp_path: Path, looks: list[Look]) -> None
         ((["IDLE", "DRAIN"], "gres/gpu count reported lower than configured (7 < 8)"), "drain"),
         ((["IDLE", "DRAIN", "DYNAMIC_NORM"], "xid 79"), "drain"),
         ((["FAIL"], "bad"), "fail"),
+        ((["FAILING"], "bad"), "fail"),
+        ((["ALLOCATED", "DRAIN"], "xid 79"), "drain"),
+        ((["DOWN", "DRAIN", "NOT_RESPONDING"], "Not responding"), "down"),
     ],
 )
 def test_other_states_are_drains(tmp_path: Path, look: Look, code: str) -> None:
@@ -85,8 +88,9 @@ def test_a_drain_lasts_through_a_planned_reboot(tmp_path: Path) -> None:
     assert events == [("drain", "drain"), ("drain", "resume")]
 
 
-def test_a_maintenance_reservation_is_maintenance_and_no_drain(tmp_path: Path) -> None:
-    events, _ = collected(tmp_path, IDLE, (["DOWN", "MAINT"], "power work"), IDLE)
+@pytest.mark.parametrize("states", [["DOWN", "MAINT"], ["IDLE", "MAINTENANCE", "RESERVED"], ["MAINT", "DRAIN"]])
+def test_a_maintenance_reservation_is_maintenance_and_no_drain(tmp_path: Path, states: list[str]) -> None:
+    events, _ = collected(tmp_path, IDLE, (states, "power work"), IDLE)
     assert events == [("maintenance", "begin"), ("maintenance", "end")]
 
 

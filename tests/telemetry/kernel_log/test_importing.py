@@ -66,17 +66,6 @@ def test_messages_of_every_driver_age(message: str, code: str, bus: str, detail:
     assert (xid.code, xid.pci_bus_id, xid.detail) == (code, bus, detail)
 
 
-def test_a_uuid_in_the_message_or_just_before_it():
-    with_uuid = f"2026-03-01T00:00:00Z h kernel: NVRM: Xid (PCI:0000:10:00 {gpu(7)}): 48, DBE"
-    assert only(parse_kernel_log([with_uuid]))["gpu"] == gpu(7)
-    introduced = [
-        f"2026-03-01T00:00:00Z h kernel: NVRM: GPU at PCI:0000:10:00: {gpu(8)}",
-        "2026-03-01T00:00:00Z h kernel: NVRM: GPU Board Serial Number: 1",
-        "2026-03-01T00:00:00Z h kernel: NVRM: Xid (PCI:0000:10:00): 48, DBE",
-    ]
-    assert only(parse_kernel_log(introduced))["gpu"] == gpu(8)
-
-
 def test_unknown_and_unreadable_xids_are_reported():
     lines = [
         "2026-03-01T00:00:00Z h kernel: NVRM: Xid (PCI:0000:10:00): 99999, unknown error",

@@ -146,26 +146,19 @@ def test_a_damaged_file_is_put_aside(tmp_path: Path):
     assert (staging_of(tmp_path / "dataset") / "refused/samples" / damaged.name).exists()
 
 
-def test_jobs_land_and_are_updated(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("first", "last", "outcome"),
+    [(None, "COMPLETED", "completed"), ("completed", "completed", "completed"), (None, None, "unknown")],
+)
+def test_jobs_land_and_are_updated(tmp_path: Path, first: str | None, last: str | None, outcome: str):
     stage_frame(tmp_path, raw())
-    job = {"job": "7", "node": "node-0", "started_at": DAY.to_pydatetime(), "gpus": 8}
-    stage_rows(tmp_path, "jobs", job)
+    job = {"job": "default/7", "node": "node-0", "started_at": DAY.to_pydatetime(), "gpus": 8}
+    stage_rows(tmp_path, "jobs", {**job, "outcome": first})
     compacted(tmp_path)
-    ended = {**job, "ended_at": (DAY + pd.Timedelta("1h")).to_pydatetime(), "outcome": "COMPLETED"}
-    stage_rows(tmp_path, "jobs", ended)
+    stage_rows(tmp_path, "jobs", {**job, "ended_at": (DAY + pd.Timedelta("1h")).to_pydatetime(), "outcome": last})
     compacted(tmp_path)
     jobs = Dataset.open(tmp_path / "dataset").jobs()
-    assert jobs["outcome"].tolist() == ["completed"]
-
-
-def test_jobs_without_a_state_of_slurm_land_as_they_are(tmp_path: Path):
-    stage_frame(tmp_path, raw())
-    job = {"job": "default/train", "node": "node-0", "started_at": DAY.to_pydatetime()}
-    runs = {**job, "job": "default/tune", "outcome": None}
-    stage_rows(tmp_path, "jobs", {**job, "outcome": "completed"}, runs)
-    compacted(tmp_path)
-    jobs = Dataset.open(tmp_path / "dataset").jobs()
-    assert jobs["outcome"].fillna("unknown").tolist() == ["completed", "unknown"]
+    assert jobs["outcome"].fillna("unknown").tolist() == [outcome]
 
 
 def test_old_samples_go_and_old_staged_files_too(tmp_path: Path):

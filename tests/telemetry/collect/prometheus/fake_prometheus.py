@@ -7,14 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pandas as pd
 
+from foundation.http import connect_to
+from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
+from telemetry.collect.prometheus.client import Bounds
+from telemetry.dataset.channels import CATALOGUE
 from tests import http_server
 from tests.http_server import Handler
 from tests.staged import staged_table
@@ -198,3 +202,30 @@ def fill(fake: FakePrometheus, gpus: int = 3, step_ms: int = 600_000, hours: int
         inside = [(ms, value) for ms, value in samples if ms <= START_MS + hours * HOUR_MS]
         expected |= {(labels["UUID"], ms): value for ms, value in inside}
     return expected
+
+
+PATIENT = Bounds(request_s=60.0, first_retry_for_s=60.0)
+"""No test depends on the speed of the machine; tests of silence bring bounds of their own."""
+
+
+class Site:
+    """A fake server, and a folder with what is fetched from it."""
+
+    def __init__(self, fake: FakePrometheus, folder: Path) -> None:
+        self.fake, self.folder = fake, folder
+
+    def fetch(self, **changes: Any) -> dict[str, Any]:
+        """Backfill six hours; keywords change the plan."""
+        connection = changes.pop("connection", None) or connect_to(self.fake.url)
+        now = changes.pop("now", START + timedelta(days=300))
+        given = {name: changes.pop(name, None) for name in ("mapping", "accounting")}
+        bounds = changes.pop("bounds", PATIENT)
+        plan = replace(BackfillPlan(START, START + timedelta(hours=6), chunk=timedelta(hours=1)), **changes)
+        live = self.folder / "fleet.live"
+        return backfill(connection, plan, live, channels=CATALOGUE, clock=lambda: now, bounds=bounds, **given)
+
+    def staged(self, kind: str = "samples") -> pd.DataFrame:
+        return staged(self.folder, kind)
+
+    def values(self, channel: str = "gpu_temp_c") -> dict[tuple[str, int], float]:
+        return values_of(self.staged(), channel)

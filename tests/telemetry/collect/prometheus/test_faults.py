@@ -26,16 +26,14 @@ from tests.telemetry.collect.prometheus.fake_prometheus import (
     Asked,
     FakePrometheus,
     Reply,
+    Site,
     error,
     fill,
     gpu_labels,
     serving,
-    staged,
-    values_of,
 )
 from tests.waiting import free_port
 
-Fetch = Callable[..., dict[str, Any]]
 JSON = {"Content-Type": "application/json"}
 
 
@@ -72,51 +70,43 @@ class Sometimes:
     ],
     ids=["429", "500", "503", "502-html", "cut-json", "truncated", "garbage", "error-in-200"],
 )
-def test_what_passes_is_survived(
-    fake: FakePrometheus, fetch: Fetch, tmp_path: Path, reply: Callable[[], Reply]
-) -> None:
-    expected = fill(fake)
+def test_what_passes_is_survived(site: Site, reply: Callable[[], Reply]) -> None:
+    expected = fill(site.fake)
     fault = Sometimes(reply)
-    fake.fault = fault
-    result = fetch()
+    site.fake.fault = fault
+    result = site.fetch()
     assert fault.given > 3
-    assert values_of(staged(tmp_path), "gpu_temp_c") == expected
+    assert site.values() == expected
     if reply().status in (429, 500, 503):
         assert result["asked again"] >= fault.given  # a busy machine may let a whole answer time out as well
 
 
-def test_a_body_that_stops_in_the_middle_is_asked_for_again_and_then_in_halves(
-    fake: FakePrometheus, fetch: Fetch, tmp_path: Path
-) -> None:
-    expected = fill(fake, hours=1)
+def test_a_body_that_stops_in_the_middle_is_asked_for_again_and_then_in_halves(site: Site) -> None:
+    expected = fill(site.fake, hours=1)
 
     def slow_when_long(asked: Asked) -> Reply | None:
         if not asked.parameters.get("query", "").endswith(f"[{HOUR_MS + 1}ms]"):
             return None
-        made = fake.whole(asked)
+        made = site.fake.whole(asked)
         return Reply(made.status, made.body, made.headers, pause_s=1.5)
 
-    fake.fault = slow_when_long
-    fetch(bounds=Bounds(request_s=1.0, first_retry_for_s=60.0), end=START.replace(hour=1))
-    assert values_of(staged(tmp_path), "gpu_temp_c") == {
-        k: v for k, v in expected.items() if k[1] <= START_MS + HOUR_MS
-    }
+    site.fake.fault = slow_when_long
+    site.fetch(bounds=Bounds(request_s=1.0, first_retry_for_s=60.0), end=START.replace(hour=1))
+    assert site.values() == {k: v for k, v in expected.items() if k[1] <= START_MS + HOUR_MS}
 
 
-def test_an_outage_that_lasts_is_reported_and_the_next_run_goes_on(
-    fake: FakePrometheus, fetch: Fetch, tmp_path: Path
-) -> None:
-    expected = fill(fake)
-    fake.fault = lambda asked: error(500, "disk on fire") if len(fake.queries()) > 5 else None
+def test_an_outage_that_lasts_is_reported_and_the_next_run_goes_on(site: Site) -> None:
+    expected = fill(site.fake)
+    site.fake.fault = lambda asked: error(500, "disk on fire") if len(site.fake.queries()) > 5 else None
     with pytest.raises(InputError) as caught:
-        fetch(concurrency=1)
+        site.fetch(concurrency=1)
     text = str(caught.value)
     assert text.startswith("no usable response for ")
-    assert f"s: HTTP 500: disk on fire ({fake.url})." in text
+    assert f"s: HTTP 500: disk on fire ({site.fake.url})." in text
     assert "start the same command again" in text
-    fake.fault = None
-    fetch()
-    assert values_of(staged(tmp_path), "gpu_temp_c") == expected
+    site.fake.fault = None
+    site.fetch()
+    assert site.values() == expected
 
 
 @pytest.mark.parametrize(
@@ -135,45 +125,43 @@ def test_an_outage_that_lasts_is_reported_and_the_next_run_goes_on(
     ],
     ids=["401", "403", "redirect", "bad-query"],
 )
-def test_what_does_not_pass_is_reported_immediately(
-    fake: FakePrometheus, fetch: Fetch, reply: Callable[[], Reply], message: str
-) -> None:
-    fill(fake)
-    fake.fault = lambda asked: reply() if len(fake.queries()) > 3 else None
+def test_what_does_not_pass_is_reported_immediately(site: Site, reply: Callable[[], Reply], message: str) -> None:
+    fill(site.fake)
+    site.fake.fault = lambda asked: reply() if len(site.fake.queries()) > 3 else None
     with pytest.raises(InputError) as caught:
-        fetch()
-    assert str(caught.value).startswith(message.format(url=fake.url))
+        site.fetch()
+    assert str(caught.value).startswith(message.format(url=site.fake.url))
 
 
-def test_a_server_that_is_not_there_is_reported_soon(fake: FakePrometheus, fetch: Fetch) -> None:
-    fake.url = f"http://127.0.0.1:{free_port()}"
+def test_a_server_that_is_not_there_is_reported_soon(site: Site) -> None:
+    site.fake.url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(InputError) as caught:
-        fetch()
+        site.fetch()
     assert "ConnectError" in str(caught.value)
     assert str(caught.value).endswith("Check the address, and that the server runs.")
 
 
 def test_credentials_and_headers_are_sent_and_no_secret_is_logged(
-    fake: FakePrometheus, fetch: Fetch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fake.add(TEMPERATURE, gpu_labels(0), [(START_MS, 40.0)])
-    fake.fault = Sometimes(lambda: error(500, "oops"))
+    site.fake.add(TEMPERATURE, gpu_labels(0), [(START_MS, 40.0)])
+    site.fake.fault = Sometimes(lambda: error(500, "oops"))
     token = tmp_path / "token"
     token.write_text("s3cret\n")
     caplog.set_level("DEBUG", logger="telemetry")
-    fetch(connection=connect_to(f"{fake.url}/prefix/", bearer_token_file=token, headers=["X-Scope-OrgID=hpc"]))
-    assert {asked.headers["Authorization"] for asked in fake.asked} == {"Bearer s3cret"}
-    assert {asked.headers["X-Scope-OrgID"] for asked in fake.asked} == {"hpc"}
-    assert {asked.path.split("/api/")[0] for asked in fake.asked} == {"/prefix"}
+    site.fetch(
+        connection=connect_to(f"{site.fake.url}/prefix/", bearer_token_file=token, headers=["X-Scope-OrgID=hpc"])
+    )
+    assert {asked.headers["Authorization"] for asked in site.fake.asked} == {"Bearer s3cret"}
+    assert {asked.headers["X-Scope-OrgID"] for asked in site.fake.asked} == {"hpc"}
+    assert {asked.path.split("/api/")[0] for asked in site.fake.asked} == {"/prefix"}
     assert "oops; retrying" in caplog.text
     assert "recovered" in caplog.text
     assert "s3cret" not in caplog.text
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed: apt-get install openssl")
-def test_only_the_given_authority_is_trusted_and_the_client_shows_its_certificate(
-    fake: FakePrometheus, fetch: Fetch, tmp_path: Path
-) -> None:
+def test_only_the_given_authority_is_trusted_and_the_client_shows_its_certificate(site: Site, tmp_path: Path) -> None:
     public, key = certify(tmp_path, "server")
     both, login = tmp_path / "both.pem", tmp_path / "login"
     both.write_bytes(key.read_bytes() + public.read_bytes())
@@ -188,9 +176,9 @@ def test_only_the_given_authority_is_trusted_and_the_client_shows_its_certificat
         with pytest.raises(
             InputError, match=r"the secure connection failed: .*\)\. Give the authority's certificate as "
         ):
-            fetch(connection=connect_to(secure.url))
+            site.fetch(connection=connect_to(secure.url))
         trusting = connect_to(secure.url, ca_file=public, client_cert=both, basic_auth_file=login)
-        assert fetch(connection=trusting)["rows"] == 1
+        assert site.fetch(connection=trusting)["rows"] == 1
     assert {asked.headers["Authorization"] for asked in secure.asked} == {"Basic bWU6c2VjcmV0"}
 
 

@@ -10,7 +10,7 @@ from foundation.errors import InputError
 from foundation.settings import read_settings
 from foundation.slurm import SlurmFormatError
 from telemetry.accounting import Accounting
-from telemetry.collect.slurm.nodes import ObservedSlurmNode, changes, out_of_service, read_nodes
+from telemetry.collect.slurm.nodes import ObservedSlurmNode, changes, read_nodes
 from telemetry.dataset.event import Event
 from telemetry.phrases import PhraseRules
 from tests.clock import NOW
@@ -45,20 +45,6 @@ def test_a_drained_node_in_every_version(version: str):
 def test_what_is_no_report(report: str, problem: str):
     with pytest.raises(SlurmFormatError, match=problem):
         read_nodes(report, Accounting())
-
-
-@pytest.mark.parametrize(
-    ("states", "out"),
-    [
-        (["ALLOCATED", "DRAIN"], "drain"),
-        (["DOWN", "DRAIN", "NOT_RESPONDING"], "down"),
-        (["FAILING"], "fail"),
-        (["IDLE", "POWERED_DOWN"], None),
-        (["IDLE", "MAINTENANCE", "RESERVED"], None),
-    ],
-)
-def test_what_is_out_of_service(states: list[str], out: str | None):
-    assert out_of_service(states) == out
 
 
 class Watch:
@@ -98,15 +84,6 @@ def test_a_maintenance_reservation_begins_and_ends():
     assert watch.look("drain", "burn-in") == [
         ("maintenance", "end", detail, "slurm", 180), ("drain", "drain", "burn-in", "slurm", 180)
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("flags", [["IDLE", "MAINTENANCE", "RESERVED"], ["MAINT", "DRAIN"]])
-def test_the_flag_of_a_maintenance_reservation_is_read(flags: list[str]):
-    report = json.dumps({"nodes": [{"name": "n1", "state": flags}, {"name": "n2", "state": ["IDLE"]}]})
-    assert {name: view.maintained for name, view in read_nodes(report, Accounting()).items()} == {
-        "n1": True,
-        "n2": False,
-    }
 
 
 def test_a_resume_is_a_repair_only_if_a_reason_says_so():

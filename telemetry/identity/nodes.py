@@ -24,11 +24,13 @@ class NodeNames:
     ``nodes``: known nodes, in the spelling of results.
     ``aliases``: maps further names, in any letter case, to nodes; takes precedence over any other match.
 
-    ``used_aliases``: keys of the aliases that have resolved a name.
+    ``used_aliases``: keys of the aliases that have resolved a name. ``long_forms``: keys of the names with more of a
+    domain that have been resolved to a node, by node.
     """
 
     def __init__(self, nodes: Iterable[str], aliases: Mapping[str, str] | None = None) -> None:
         self.used_aliases: set[str] = set()
+        self.long_forms: dict[str, set[str]] = {}
         self.nodes = frozenset(nodes)
         self._aliases = {node_key(alias): node for alias, node in (aliases or {}).items()}
         self._by_key: dict[str, list[str]] = {}
@@ -59,8 +61,21 @@ class NodeNames:
         """Return the node with this name; None if it is unknown or ambiguous."""
         if name not in self._resolved:
             candidates = self.candidates(name)
-            self._resolved[name] = candidates[0] if len(candidates) == 1 else None
+            node = self._resolved[name] = candidates[0] if len(candidates) == 1 else None
+            key = node_key(self._without_alias(name))
+            if node is not None and node_key(node) in _shorter(key):
+                self.long_forms.setdefault(node, set()).add(key)
         return self._resolved[name]
+
+    def in_several_domains(self) -> dict[str, list[str]]:
+        """Return the nodes with a short name that may be of several nodes, and the longer names, sorted."""
+        domains: dict[str, list[str]] = {}
+        for node in sorted(self.nodes):
+            others = [node_key(other) for other in self.longer(node_key(node))]
+            forms = sorted({*others, *self.long_forms.get(node, ())})
+            if others or any(not are_one_node(forms[0], form) for form in forms):
+                domains[node] = forms
+        return domains
 
     def is_ambiguous(self, name: str) -> bool:
         """Whether several nodes match a name."""

@@ -169,7 +169,7 @@ class Ingest:
                 if staged is not None:
                     installations = staged[0].installations
                 given = stack_events(source.events(self, installations))
-                self._report_aliases(installations)
+                self._report_names(installations)
                 self.quarantine.check_loss("events")
                 detected = self._merge(writer, installations, source, staged)
                 events = self._all_events(given, detected)
@@ -331,12 +331,18 @@ class Ingest:
         )
         return rows_of(spill, (intake.moved - set(shared)) | set(spill.renamed.values()))
 
-    def _report_aliases(self, installations: InstallationIndex) -> None:
+    def _report_names(self, installations: InstallationIndex) -> None:
         unused = [alias for alias in installations.aliases if node_key(alias) not in installations.names.used_aliases]
         self.counts["node_aliases_used"] += len(installations.aliases) - len(unused)
         self.counts["node_aliases_unused"] += len(unused)
         self.contradictions += [
             f"alias {alias} of node {installations.aliases[alias]}: no row has it" for alias in unused
+        ]
+        domains = installations.names.in_several_domains()
+        self.counts["nodes_named_in_several_domains"] += len(domains)
+        self.contradictions += [
+            f"node {node}: also named {' and '.join(forms[:_NAMED])}; if these are several nodes, give `nodes.aliases`"
+            for node, forms in domains.items()
         ]
 
     def _report_nodes(self, added: list[str], silent: list[str]) -> None:

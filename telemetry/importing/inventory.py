@@ -84,6 +84,7 @@ class InstallationIndex:
         self.node_since = pd.Series(start).groupby(self.nodes).min().to_dict()
         self.aliases = dict(aliases or {})
         self._used_aliases: set[str] = set()
+        self._long_forms: dict[str, set[str]] = {}
         self._name()
 
     def changed(self, frame: pd.DataFrame, **more: Any) -> "InstallationIndex":
@@ -92,6 +93,7 @@ class InstallationIndex:
         known: dict[str, Any] = {"units": self.units, "nodes": self.node_names}
         made = InstallationIndex(frame, self.unit, self.parents, self.aliases, **{**same, **known, **more})
         made.names.used_aliases |= self.names.used_aliases
+        made.names.long_forms.update(self.names.long_forms)
         return made
 
     def codes(self, names: Sequence[str | None] | npt.NDArray[np.object_]) -> npt.NDArray[np.int64]:
@@ -138,7 +140,7 @@ class InstallationIndex:
 
     def _name(self) -> None:
         self.names = NodeNames(self.node_names, self.aliases)
-        self.names.used_aliases = self._used_aliases
+        self.names.used_aliases, self.names.long_forms = self._used_aliases, self._long_forms
         gpus = self.units if self.unit == "gpu" else ()
         self._gpus = GpuNames(gpus, self.parents)
 

@@ -17,6 +17,7 @@ from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.layout import node_hash
 from telemetry.dataset.schema import CHANNEL_TYPES
 from telemetry.identity.devices import device_key, is_placeholder, normalise_pci_bus_id, parent_of_mig, place_identity
+from telemetry.identity.nodes import one_spelling
 from telemetry.importing.batch import Batch
 from telemetry.importing.columns import (
     GPU_PLACE,
@@ -325,7 +326,7 @@ class SampleIntake:
             # Register one spelling each; lookups find the others under it.
             self.installations.learn(
                 list({device_key(name): name for name in reversed(units)}.values()),
-                list({name.casefold(): name for name in reversed(nodes)}.values()),
+                list(dict.fromkeys(one_spelling(nodes).values())),
             )
 
     def _channel(self, channel: Channel, batch: Batch, is_lost: npt.NDArray[np.bool_]) -> pa.Array:

@@ -31,6 +31,7 @@ from telemetry.importing.samples.instruments import (
 from telemetry.importing.samples.reach import MergePlan, read_reach
 from telemetry.importing.samples.rollup import (
     IMPOSSIBLE_RISE,
+    STALE,
     add_rollup_columns,
     cell_end,
     impossible_rises,
@@ -109,6 +110,7 @@ class SampleMerger:
         block, repeated, conflicting = merge_duplicates(block)
         self.counts["samples_repeated"] += repeated
         self._set_aside("conflicting duplicate sample", before_merge, np.isin(before_merge.order, conflicting))
+        block, stale = self._without_stale(block)
         self._refuse_impossible_rises(block)
         stored = self._held(before_merge, block)
         if CHANNEL in block.series:
@@ -116,7 +118,7 @@ class SampleMerger:
         self._note_newest(block)
         block, frozen = self._without_dead(block)
         new_rows = int((before_merge.order >= 0).sum())
-        self.quarantine.used("samples", new_rows - len(conflicting) - frozen)
+        self.quarantine.used("samples", new_rows - len(conflicting) - stale - frozen)
         if plan.rolled:
             add_rollup_columns(block, plan.channels, stored)
             before = len(block)
@@ -211,6 +213,18 @@ class SampleMerger:
         named = {"node": nodes, "gpu": gpus, "type": kind, "code": codes, "detail": detail, "source": source}
         self.events.append(event_frame(block.ms[rows], self.delay, **named))
 
+    def _without_stale(self, block: Block) -> tuple[Block, int]:
+        """Remove and count new rows whose energy is that of an earlier time: a second source is behind or frozen."""
+        channel = self.plan.channels.get(RULES.energy)
+        if channel is None or channel.max_rise_per_s is None:
+            return block, 0
+        energy = block.series[channel.name]
+        values = energy.values.astype(np.float64)
+        _, stale = impossible_rises(values, energy.valid, block.unit, block.ms, channel.max_rise_per_s)
+        stale &= block.order >= 0
+        self._set_aside(STALE, block, stale, lost=False)
+        return block.filter(~stale), int(stale.sum())
+
     def _refuse_impossible_rises(self, block: Block) -> None:
         """Null new counter values above the channel's maximum rate, in place."""
         for name, channel in self.plan.channels.items():
@@ -218,7 +232,7 @@ class SampleMerger:
             if channel.kind != "counter" or channel.max_rise_per_s is None:
                 continue
             values = series.values.astype(np.float64)
-            refused = impossible_rises(values, series.valid, block.unit, block.ms, channel.max_rise_per_s)
+            refused, _ = impossible_rises(values, series.valid, block.unit, block.ms, channel.max_rise_per_s)
             refused &= block.order >= 0
             number = int(refused.sum())
             if number:

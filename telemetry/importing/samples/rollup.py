@@ -18,10 +18,14 @@ FINER_THAN = 0.9
 """A unit is rolled up if its median sampling interval is below this fraction of the step; allows for scrape jitter."""
 
 IMPOSSIBLE_RISE: Final = "an impossible rise of a counter"
-"""Reason for rejecting a value."""
+STALE: Final = "stale: the energy counter went back"
+"""Reasons for rejecting a value and a sample."""
 
 _SHORTEST_MS: Final = 60_000
 """Minimum interval for the rate check: exporters cache values, so a counter may jump by a minute's increase."""
+
+_STALE_MS: Final = 3_600_000
+# A counter without a higher value for longer may have restarted at another value than zero.
 
 
 def cell_end(ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int64]:
@@ -49,19 +53,23 @@ def impossible_rises(
     unit: npt.NDArray[np.int32],
     ms: npt.NDArray[np.int64],
     max_rise_per_s: float,
-) -> npt.NDArray[np.bool_]:
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Mark counter values, sorted by (unit, time), that rise faster than possible since the last valid one.
 
-    The allowed rise grows with the time since that value, so that a real jump is accepted eventually. Shapes (n,).
+    A counter that falls has restarted at zero. The allowed rise grows with the time since the last valid value, so that
+    a real jump is accepted eventually. Shapes (n,).
+    Returns: the mask of impossible values, and of those among them that fell within an hour: they are older than the
+    last valid one.
     """
-    refused = np.zeros(len(values), np.bool_)
+    refused, stale = np.zeros((2, len(values)), np.bool_)
     reported = np.flatnonzero(valid)
     if len(reported) < 2:
-        return refused
+        return refused, stale
     numbers, units, times = values[reported].astype(np.float64), unit[reported], ms[reported]
     same = units[1:] == units[:-1]
     per_ms = max_rise_per_s / 1000
-    fast = same & (np.diff(numbers) > per_ms * np.maximum(np.diff(times), _SHORTEST_MS))
+    rises = np.where(np.diff(numbers) < 0, numbers[1:], np.diff(numbers))
+    fast = same & (rises > per_ms * np.maximum(np.diff(times), _SHORTEST_MS))
     for place in np.flatnonzero(fast) + 1:
         if refused[reported[place]]:
             continue
@@ -71,12 +79,14 @@ def impossible_rises(
             before -= 1
         current = int(place)
         while current < len(numbers) and units[current] == units[before]:
-            allowed = per_ms * max(int(times[current] - times[before]), _SHORTEST_MS)
-            if numbers[current] - numbers[before] <= allowed:
+            has_fallen, gap_ms = numbers[current] < numbers[before], int(times[current] - times[before])
+            rise = numbers[current] - (0 if has_fallen else numbers[before])
+            if rise <= per_ms * max(gap_ms, _SHORTEST_MS):
                 break
             refused[reported[current]] = True
+            stale[reported[current]] = has_fallen and gap_ms <= _STALE_MS
             current += 1
-    return refused
+    return refused, stale
 
 
 def reset_aware_rise(

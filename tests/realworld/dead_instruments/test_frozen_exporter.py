@@ -14,6 +14,7 @@ from telemetry.dataset.channels import CATALOGUE
 from telemetry.dataset.store import Dataset
 from telemetry.importing.importer import import_dataset
 from telemetry.importing.samples.instruments import FROZEN, STATE_NAME
+from telemetry.importing.samples.rollup import STALE
 
 START = pd.Timestamp("2026-01-01", tz="UTC")
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -137,6 +138,44 @@ def test_frozen_samples_that_are_sent_again_stay_unknown(tmp_path: Path) -> None
     dataset = load(tmp_path, [given, again])
     of_dead = samples(dataset).query("gpu == 'g1'").tail(20)
     assert of_dead[["power_w", "gpu_temp_c"]].isna().all(axis=None)
+
+
+@pytest.mark.parametrize("every_s", [300, 30])
+@pytest.mark.parametrize("lag", [None, 3])
+@pytest.mark.parametrize("cuts", [[], [0.3, 0.36, 0.7]])
+def test_a_second_exporter_that_is_frozen_or_late_adds_nothing(
+    tmp_path: Path, every_s: int, lag: int | None, cuts: list[float]
+) -> None:
+    one = history(600, every_s)
+    one = one[one["gpu"] == "g0"].assign(
+        energy_mj=lambda frame: 1e12 + np.arange(len(frame)) * 1e6,
+        pcie_replay_total=lambda frame: np.arange(len(frame)) // 10,
+    )
+    first = len(one) // 5
+    other = one.assign(timestamp=one["timestamp"] + pd.Timedelta(every_s / 2, "s"))
+    columns = other.columns.difference(["timestamp", "gpu", "node"])
+    # Its page is that of the fifth, with an XID that is long repaired, or of three samples ago.
+    other[columns] = one[columns].iloc[first].to_numpy() if lag is None else one[columns].shift(lag).to_numpy()
+    other = other.iloc[first + 3 :].assign(xid_last=79)
+    both = pd.concat([one, other]).sort_values("timestamp")
+    assert (np.diff(both["energy_mj"]) < 0).sum() > len(one) // 2
+    edges = both["timestamp"].quantile([0, *cuts, 1]).dt.ceil("10min").tolist()
+    edges[0] -= pd.Timedelta("10min")
+    parts = [both[(both["timestamp"] > low) & (both["timestamp"] <= high)] for low, high in pairwise(edges)]
+    alone, dataset = load(tmp_path / "alone", [one]), load(tmp_path / "both", parts)
+    pd.testing.assert_frame_equal(samples(alone), samples(dataset))
+    assert len(dataset.events()) == 0
+    assert dataset.meta.quarantine[STALE] == len(other)
+
+
+def test_a_counter_that_starts_anew_at_zero_is_not_stale(tmp_path: Path) -> None:
+    frame = (
+        history(600, 300).query("gpu == 'g0'")[:8].assign(energy_mj=[1e11, 1e11 + 4e7, 2e7, 5e7, 6e7, 7e7, 8e7, 9e7])
+    )
+    dataset = load(tmp_path, [frame])
+    stored = samples(dataset)
+    assert stored["energy_mj_rise"].sum() == pytest.approx(4e7 + 9e7)
+    assert stored["energy_mj"].tolist() == [1e11, 2e7, 6e7, 8e7, 9e7]
 
 
 @pytest.mark.skipif(not GWDG.exists(), reason="the GWDG telemetry is not here")

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
+from tests.telemetry.helpers import (
+    DAY,
+    all_samples,
+    gpu,
+    inventory_frame,
+    run_import,
+    samples_frame,
+    without_inventory,
+    write_csv,
+)
 
 
 def spelled(name: str, how: random.Random) -> str:
@@ -71,6 +80,35 @@ def test_a_name_that_two_nodes_may_have_is_counted_and_not_guessed(tmp_path: Pat
     placed = made.dataset.events()
     assert placed[["node", "gpu"]].values.tolist() == [["rack", gpu(0)], ["Rack", gpu(3)]]
     assert made.quarantined == {"name of several nodes": 1}
+
+
+def test_a_short_and_a_longer_name_of_samples_are_one_node_without_an_inventory(tmp_path: Path):
+    frame = samples_frame(gpus=1)
+    mixed = frame.assign(node=["gpu01", "gpu01.a.example", "GPU01:9400", "gpu01.a.example.", "gpu01", "gpu01"])
+    made = without_inventory(tmp_path, mixed)
+    assert made.dataset.inventory()[["node", "gpu"]].values.tolist() == [["gpu01", gpu(0)]]
+    assert len(all_samples(made)) == len(frame)
+    assert made.contradictions == ()
+
+
+@pytest.mark.parametrize(
+    "nodes", [["gpu01", "gpu01.a.example", "gpu01.b.example"], ["gpu01.a.example", "gpu01.b.example"]]
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_short_name_in_two_domains_is_reported_with_them(tmp_path: Path, nodes: list[str], known: bool):
+    frame = samples_frame(gpus=len(nodes), per_node=1)
+    spelled = frame.assign(node=frame["node"].map(lambda node: nodes[int(node[-1])]))
+    if known:
+        made = run_import(tmp_path, inventory=inventory_frame(len(nodes)).assign(node="gpu01"), samples=spelled)
+    else:
+        made = without_inventory(tmp_path, spelled)
+    is_unclear = known or "gpu01" in nodes
+    lines = [line for line in made.contradictions if "several nodes" in line]
+    assert [line.startswith("node gpu01: also named gpu01.a.example and gpu01.b.example;") for line in lines] == (
+        [True] if is_unclear else []
+    )
+    assert made.counts.get("nodes_named_in_several_domains", 0) == is_unclear
+    assert sorted(set(all_samples(made)["node"])) == (["gpu01"] if known else sorted(nodes))
 
 
 @pytest.mark.parametrize(

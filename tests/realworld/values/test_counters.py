@@ -62,15 +62,18 @@ def test_impossible_rises_equal_walking_along_each_counter(rows: list[tuple[int,
     valid = np.array([row[2] is not None for row in rows], bool)
     values = np.array([row[2] or 0 for row in rows], np.float64)
     last: dict[int, tuple[float, int]] = {}
-    expected = []
+    expected, stale = [], []
     for code, time, is_valid, value in zip(unit.tolist(), ms.tolist(), valid, values.tolist(), strict=True):
         before = last.get(code)
         allowed = 0 if before is None else 10 * max((time - before[1]) / 1000, 60)
-        refused = bool(is_valid) and before is not None and value - before[0] > allowed
+        has_fallen = before is not None and value < before[0]
+        refused = bool(is_valid) and before is not None and value - (0 if has_fallen else before[0]) > allowed
+        stale.append(refused and has_fallen and before is not None and time - before[1] <= 3_600_000)
         expected.append(refused)
         if is_valid and not refused:
             last[code] = (value, time)
-    assert impossible_rises(values, valid, unit, ms, 10.0).tolist() == expected
+    found = impossible_rises(values, valid, unit, ms, 10.0)
+    assert [marks.tolist() for marks in found] == [expected, stale]
 
 
 @pytest.mark.parametrize("word", ["[GPU is lost]", " [GPU is lost]", "GPU is lost"])

@@ -27,12 +27,14 @@ class Account:
     """The rows of one table (``samples``, ``events``, ``kernel log lines``, ``jobs`` …).
 
     ``left_out`` and ``waiting`` are counts by reason; ``examples`` has one example a reason.
+    ``assumed``: used rows with an uncertain value, by assumption.
     """
 
     read: int = 0
     used: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     waiting: Counter[str] = field(default_factory=Counter)
+    assumed: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -64,6 +66,10 @@ class Accounting:
         """Count rows that are kept for a later run."""
         self._count(self.tables[table].waiting, table, waits_for, number, example)
 
+    def assumed(self, table: str, assumption: str, number: int = 1, example: object = None) -> None:
+        """Count used rows that rest on an assumption."""
+        self._count(self.tables[table].assumed, table, assumption, number, example)
+
     def holds(self, table: str, waits_for: str, number: int) -> None:
         """Set how many rows wait at the moment, of a collector that runs."""
         self.tables[table].waiting[waits_for] = number
@@ -93,16 +99,18 @@ class Accounting:
             mine.used += account.used
             mine.left_out.update(account.left_out)
             mine.waiting.update(account.waiting)
+            mine.assumed.update(account.assumed)
             mine.examples = {**account.examples, **mine.examples}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the counts in JSON types: ``{table: {read, used, left_out: [{reason, count, example}], waiting}}``."""
+        """Return the counts in JSON types: ``{table: {read, used, left_out: [{reason, count, example}], …}}``."""
         return {
             name: {
                 "read": account.read,
                 "used": account.used,
                 "left_out": _reasons(account.left_out, account.examples),
                 "waiting": _reasons(account.waiting, account.examples),
+                "assumed": _reasons(account.assumed, account.examples),
             }
             for name, account in self.tables.items()
         }
@@ -120,7 +128,8 @@ def as_text(accounting: Accounting) -> str:
     for name, account in accounting.tables.items():
         numbers = (account.read, account.used, account.left_out.total(), account.waiting.total())
         lines.append(f"{name:<24}" + "".join(f"{number:>12,}" for number in numbers))
-        for title, counts in (("left out", account.left_out), ("waiting for", account.waiting)):
+        shown = {"left out": account.left_out, "waiting for": account.waiting, "assumed": account.assumed}
+        for title, counts in shown.items():
             for reason, count in counts.most_common():
                 example = account.examples.get(reason)
                 lines.append(f"  {title}: {count:,} {reason}" + (f", such as {example}" if example else ""))

@@ -48,6 +48,7 @@ class LogLine(NamedTuple):
     ``history``: the line predates the collector, so ``known_at`` is its time plus the reporting delay.
     ``number``, ``line``: line number in the source, from 1, and its text.
     ``quoted``: a program other than the kernel repeats the message, with a later timestamp.
+    ``assumed``: the assumption behind ``when``; see :class:`telemetry.kernel_log.stamps.Dated`.
     """
 
     message: str
@@ -59,6 +60,7 @@ class LogLine(NamedTuple):
     number: int = 0
     line: str = ""
     quoted: bool = False
+    assumed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +149,9 @@ def log_lines(
             entry.number,
             entry.line or entry.text,
             number in quotations,
+            assumed,
         )
-        for number, ((entry, message, host, stamps), when) in enumerate(zip(found, instants, strict=True))
+        for number, ((entry, message, host, stamps), (when, assumed)) in enumerate(zip(found, instants, strict=True))
     ]
 
 
@@ -213,6 +216,8 @@ class KernelLogReader:
             if isinstance(outcome, Event) or outcome is None:
                 self.accounting.used(TABLE)
                 if outcome is not None:
+                    if line.assumed is not None:
+                        self.accounting.assumed(TABLE, line.assumed, example=line.line or line.message)
                     yield outcome
             else:
                 example = None if outcome == NOT_ABOUT_A_GPU else line.line or line.message

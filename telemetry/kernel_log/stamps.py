@@ -299,26 +299,44 @@ def machine_zone() -> tzinfo:
         return UTC
 
 
-def date_lines(lines: Sequence[Sequence[Stamp]], clock: LogContext) -> list[datetime | str | None]:
-    """Return the UTC time of each line, a key of :data:`ADVICE` if it is ambiguous, or None without a timestamp.
+TWICE: Final = "local time that occurs twice, read as the later one"
+SKIPPED: Final = "local time that the clock change skips, read an hour later; check the time zone"
+"""Assumptions about local times at a change of daylight saving time."""
+
+
+class Dated(NamedTuple):
+    """Time of a line: UTC, a key of :data:`ADVICE` if it is ambiguous, or None; and the assumption behind it."""
+
+    when: datetime | str | None
+    assumed: str | None = None
+
+
+def date_lines(lines: Sequence[Sequence[Stamp]], clock: LogContext) -> list[Dated]:
+    """Return the time of each line.
 
     ``lines``: the timestamps of each line, in log order.
 
     Years are inferred backwards: no line is more than half a year later than the next one.
     """
-    instants: list[datetime | str | None] = []
+    instants: list[Dated] = []
     limit = following = (clock.reference or datetime.now(UTC)).astimezone(UTC)
     if clock.boot_time is not None:
         clock = replace(clock, boot_time=clock.boot_time.astimezone(UTC))
+    certain = 0
     for stamps in reversed(lines):
-        when = _date(stamps, clock, limit, following)
+        when, assumed = _date(stamps, clock, limit, following)
         if isinstance(when, datetime) and when < limit:
             limit, following = min(limit, when + _DISORDER), when
-        instants.append(when)
+        if assumed == _FIRST:  # this line is of the first hour, so the lines after it are of the second
+            instants[certain:] = [
+                Dated(later.when) if later.assumed == TWICE else later for later in instants[certain:]
+            ]
+            assumed, certain = None, len(instants)
+        instants.append(Dated(when, assumed))
     return instants[::-1]
 
 
-def _date(stamps: Sequence[Stamp], clock: LogContext, limit: datetime, following: datetime) -> datetime | str | None:
+def _date(stamps: Sequence[Stamp], clock: LogContext, limit: datetime, following: datetime) -> Dated:
     """Resolve the timestamp closest to the message; earlier ones were added by forwarders.
 
     The kernel's time since boot is closer still but used last, because the boot time is rarely known.
@@ -326,7 +344,7 @@ def _date(stamps: Sequence[Stamp], clock: LogContext, limit: datetime, following
     lacking: str | None = None
     for stamp in reversed(stamps):
         if stamp.aware is not None:
-            return stamp.aware
+            return Dated(stamp.aware)
         if stamp.naive is None:
             continue
         if stamp.yearless and clock.reference is None:
@@ -338,31 +356,36 @@ def _date(stamps: Sequence[Stamp], clock: LogContext, limit: datetime, following
                 return _latest(stamp, clock, limit, following)
             return _localised(stamp.naive, clock.zone, following)
     if lacking is not None or not stamps:
-        return lacking
+        return Dated(lacking)
     since_boot = stamps[-1].since_boot
     if since_boot is None or clock.boot_time is None:
-        return NO_BOOT
-    return clock.boot_time + timedelta(seconds=since_boot)
+        return Dated(NO_BOOT)
+    return Dated(clock.boot_time + timedelta(seconds=since_boot))
 
 
-def _latest(stamp: Stamp, clock: LogContext, limit: datetime, following: datetime) -> datetime | None:
+def _latest(stamp: Stamp, clock: LogContext, limit: datetime, following: datetime) -> Dated:
     """Resolve to the latest year that puts the timestamp at most a day after ``limit``."""
     assert stamp.naive is not None
     assert clock.zone is not None
     for year in range(limit.year + 1, limit.year - 8, -1):  # Feb 29 recurs after four or eight years
         try:
-            when = _localised(stamp.naive.replace(year=year), clock.zone, following)
+            dated = _localised(stamp.naive.replace(year=year), clock.zone, following)
         except ValueError:
             continue
-        if when is not None and when <= limit + _AHEAD:
-            return when
-    return None
+        if isinstance(dated.when, datetime) and dated.when <= limit + _AHEAD:
+            return dated
+    return Dated(None)
 
 
-def _localised(naive: datetime, zone: tzinfo, following: datetime) -> datetime | None:
+_FIRST: Final = "the first of two"
+
+
+def _localised(naive: datetime, zone: tzinfo, following: datetime) -> Dated:
     """Convert to UTC; in the hour repeated by a DST change, prefer the later time unless the next line is earlier."""
     try:
         first, second = (naive.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
     except OverflowError:  # the first or last representable day
-        return None
-    return second if first < second <= following + _CLOCK_ERROR else first
+        return Dated(None)
+    if first < second:
+        return Dated(second, TWICE) if second <= following + _CLOCK_ERROR else Dated(first, _FIRST)
+    return Dated(first, SKIPPED if second < first else None)

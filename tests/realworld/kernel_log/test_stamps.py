@@ -9,9 +9,11 @@ from zoneinfo import ZoneInfo
 import pandas as pd
 import pytest
 
+from telemetry.accounting import as_text
 from telemetry.kernel_log import stamps
 from telemetry.kernel_log.importing import parse_kernel_log
-from telemetry.kernel_log.stamps import parse_header
+from telemetry.kernel_log.reader import TABLE
+from telemetry.kernel_log.stamps import SKIPPED, TWICE, parse_header
 from tests.telemetry.helpers import DAY, gpu, run_import
 
 XID = "NVRM: Xid (PCI:0000:10:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -368,6 +370,28 @@ def test_the_order_of_lines_tells_apart_the_hours_that_a_clock_shows_twice(form:
     lines = [f"{instant.tz_convert(berlin):{form}} node-0 kernel: {XID}" for instant in instants]
     log = parse_kernel_log(lines, timezone=berlin, reference_time=datetime(2026, 3, 1, tzinfo=UTC), node="node-0")
     assert log.events["timestamp"].tolist() == instants.tolist()
+
+
+@pytest.mark.parametrize(
+    ("local", "expected", "assumed"),
+    [
+        (["2025-10-26 02:30:00"], ["2025-10-26T01:30Z"], {TWICE: 1}),
+        (["2025-10-26 01:30:00", "2025-10-26 02:30:00"], ["2025-10-25T23:30Z", "2025-10-26T01:30Z"], {TWICE: 1}),
+        (["2025-10-26 02:40:00", "2025-10-26 02:30:00"], ["2025-10-26T00:40Z", "2025-10-26T01:30Z"], {}),
+        (["2025-10-26 02:30:00", "2025-10-26 02:40:00"], ["2025-10-26T01:30Z", "2025-10-26T01:40Z"], {TWICE: 2}),
+        (["2025-03-30 02:30:00"], ["2025-03-30T01:30Z"], {SKIPPED: 1}),
+        (["2025-03-30 01:30:00", "2025-03-30 03:30:00"], ["2025-03-30T00:30Z", "2025-03-30T01:30Z"], {}),
+    ],
+)
+def test_a_local_time_at_a_clock_change_that_the_order_does_not_decide_is_counted(
+    local: list[str], expected: list[str], assumed: dict[str, int]
+) -> None:
+    lines = [f"{stamp} node-0 kernel: {XID}" for stamp in local]
+    log = parse_kernel_log(lines, timezone=ZoneInfo("Europe/Berlin"), node="node-0")
+    assert log.events["timestamp"].tolist() == [pd.Timestamp(instant) for instant in expected]
+    account = log.accounting.tables[TABLE]
+    assert (account.assumed, account.used, account.unaccounted) == (assumed, len(lines), 0)
+    assert all(f"assumed: {number} {reason}, such as" in as_text(log.accounting) for reason, number in assumed.items())
 
 
 def test_a_log_without_years_ends_when_it_was_last_written(tmp_path: Path) -> None:

@@ -20,12 +20,13 @@ from foundation.instants import from_ms, to_ms
 from foundation.text import storable
 from telemetry.accounting import Accounting
 from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS, later
-from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules, named_gpu, xid_faults
+from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
 from telemetry.collect.outbox import DROPPED, Outbox
 from telemetry.collect.scraping.collector import Fetch, ScrapeError, Watch
 from telemetry.collect.scraping.targets import Page, Target
 from telemetry.dataset.event import Event
 from telemetry.kernel_log.catalogue import DETAIL_LENGTH, shipped
+from telemetry.kernel_log.quotations import named_gpu, xid_faults
 
 SOURCE: Final = "gpud"
 EVENTS: Final = Page("https", 15132, "/v1/events")

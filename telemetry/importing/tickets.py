@@ -19,6 +19,7 @@ from telemetry.identity.devices import GpuNames, is_placeholder, normalise_pci_b
 from telemetry.importing.batch import Batch
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.slots import is_index, slot_key
+from telemetry.kernel_log.quotations import xid_codes
 from telemetry.phrases import OTHER, UNSURE, WORK, PhraseReview, classify
 
 RESOLVED: Final = "resolved_at"
@@ -43,10 +44,6 @@ SEVERAL_IN_TEXT: Final = "events_of_the_node_as_their_text_names_several_gpus"
 _OF_NODES: Final = ("drain", "maintenance")
 _LIMITS: Final = {"installed_at": -NEVER, "removed_at": NEVER}
 Texts = npt.NDArray[np.object_]
-_XID: Final = re.compile(
-    r"\bxids?(?:[\s_-]*(?:critical|error|code|event|number)s?)*[\s:#=_-]*(?:\([^()]*:[^()]*\)\s*:\s*)?\(?(\d{1,3})\b",
-    re.IGNORECASE,
-)
 _PLAIN_NUMBER: Final = re.compile(r"\s*-?\d+(?:\.\d*)?\s*\Z")
 _RELEASE: Final = "resume"
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -77,9 +74,8 @@ def types_of(kinds: Texts, rows: Mapping[str, Texts], review: PhraseReview) -> T
             continue
         kind = classify(phrase, "ticket").type if phrase else UNSURE.type
         if kind == "xid" and pd.isna(rows["code"][row]):
-            code = _XID.search(phrase)
-            rows["code"][row] = None if code is None else code[1]
-            kind = OTHER if code is None else kind
+            rows["code"][row] = next(iter(xid_codes(phrase)), None)
+            kind = OTHER if rows["code"][row] is None else kind
         if phrase and pd.isna(rows["detail"][row]):
             rows["detail"][row] = phrase
         review.add(phrase or "(empty)", kind)

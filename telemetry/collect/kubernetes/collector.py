@@ -19,11 +19,12 @@ from foundation.running import Failing, backoff_s
 from telemetry.accounting import Accounting
 from telemetry.collect.kubernetes.jobs import JobTracker, PodRun, pod_run
 from telemetry.collect.kubernetes.nodes import SOURCE, NodeTracker, ObservedKubernetesNode, view_of
-from telemetry.collect.kubernetes.rules import KubernetesRules, xid_faults
+from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.collect.outbox import Outbox
 from telemetry.dataset.event import Event
 from telemetry.identity.devices import normalise_pci_bus_id
 from telemetry.kernel_log.catalogue import DETAIL_LENGTH, KernelFinding
+from telemetry.kernel_log.quotations import xid_faults
 from telemetry.staging.folder import StagingFolder
 
 TABLE: Final = "Kubernetes events"

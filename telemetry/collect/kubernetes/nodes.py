@@ -11,11 +11,12 @@ from foundation.instants import from_ms, to_ms
 from foundation.kubernetes.api import Object, required, text_of, timestamp_ms
 from foundation.kubernetes.watching import Tracker
 from telemetry.accounting import Accounting
-from telemetry.collect.kubernetes.rules import KubernetesRules, Rule, lost_gpus, xid_faults
+from telemetry.collect.kubernetes.rules import KubernetesRules, Rule
 from telemetry.dataset.event import Event
 from telemetry.dataset.schema import MAINTENANCE_BEGIN as BEGIN
 from telemetry.dataset.schema import MAINTENANCE_END as END
 from telemetry.kernel_log.catalogue import DETAIL_LENGTH, KernelFinding
+from telemetry.kernel_log.quotations import lost_gpus, xid_faults
 
 SOURCE: Final = "kubernetes"
 OWN_SOURCE: Final = "predrain"

@@ -95,6 +95,9 @@ _VALUE: Final = re.compile(
 """Values that are never a column name."""
 
 
+_REPORT: Final = r"=====|\+-----|<\?xml"
+
+
 def read_header(path: Path) -> CsvHeader:
     """Detect header, separator and encoding.
 
@@ -111,9 +114,10 @@ def read_header(path: Path) -> CsvHeader:
     start = lines[skipped] if lines else ""
     if len(lines) <= skipped + 1 and len(content) == _MAX_HEADER_BYTES:
         raise InputError("the header line is longer than 1 MiB", str(path), "Check that the file is a table.")
-    if any(re.match(r"=====|\+-----", line) for line in lines[skipped : skipped + 3]):
+    if any(re.match(_REPORT, line) for line in lines[skipped : skipped + 3]):
         do = "Record a table: `nvidia-smi --query-gpu=timestamp,uuid,… --format=csv`, or `nvidia-smi dmon -o DT`."
-        raise InputError("this is a report for people, such as that of `nvidia-smi -q`", str(path), do)
+        what = "this is not a table but a report, such as that of `nvidia-smi -q` or `-q -x`"
+        raise InputError(what, str(path), do)
     separator = max(_SEPARATORS, key=start.count)
     try:
         written = next(csv.reader(io.StringIO("\n".join(lines[skipped:])), delimiter=separator), [])

@@ -41,6 +41,9 @@ def dmon_columns(path: Path) -> list[str]:
     """
     header = _read_header(path)
     assert header is not None
+    if "pid" in header.names:
+        advice = "Record the GPUs: `nvidia-smi dmon -o DT`."
+        raise InputError("this is a table of processes, as `nvidia-smi pmon` prints it", str(path), advice)
     has_date, has_time = (name in header.names for name in ("Date", "Time"))
     if not header.before and not (has_date and has_time):
         lacking = "date" if has_time else "time" if has_date else "date and time"

@@ -96,11 +96,21 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, str | None] | _Malform
             yield number, value
         elif isinstance(value, Mapping):
             try:
-                yield number, _object(_flat(value))
+                for row in _rows_in(value):
+                    yield number, _object(_flat(row))
             except RecursionError:
                 yield number, _Malformed("", _TOO_DEEP)
         else:
             yield number, _Malformed(json.dumps(value)[:1000], "not a JSON object")
+
+
+def _rows_in(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return a row for each GPU that an object lists, with the object's other keys; otherwise the object."""
+    for name in COLUMN_NAMES["gpus"]:
+        gpus = value.get(name)
+        if isinstance(gpus, list) and gpus and all(isinstance(gpu, Mapping) for gpu in gpus):
+            return [{key: outer for key, outer in value.items() if key != name} | gpu for gpu in gpus]
+    return [value]
 
 
 def json_values(path: Path) -> Iterator[tuple[int, Any]]:
@@ -117,13 +127,24 @@ def json_values(path: Path) -> Iterator[tuple[int, Any]]:
             yield from _elements(start[place or 1 :], stream, path)
         elif is_object and not is_whole:
             text = start + stream.read(_MAX_VALUE - len(start))
-            whole = _parse(text)
-            if isinstance(whole, _Malformed) or stream.read(1).strip():
-                yield from _lines(text, stream, path)
-            else:
-                yield 1, whole
+            yield from _objects(text, stream, path) if _starts_whole(text) else _lines(text, stream, path)
         else:
             yield from _lines(head, stream, path)
+
+
+def _starts_whole(text: str) -> bool:
+    try:
+        _DECODER.raw_decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _objects(text: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield objects of several lines one after the other, as a tool that is called repeatedly prints them."""
+    for number, value in _elements(text, stream, path):
+        if not (isinstance(value, _Malformed) and not value.text):  # the end
+            yield number, value
 
 
 def _list_in(text: str) -> int | None:

@@ -202,7 +202,7 @@ def _names_of(path: Path, kind: str) -> list[str]:
 def table_kind(path: Path, table: str) -> str:
     """Return ``parquet``, ``csv``, ``json``, ``dmon`` or ``fixed``; raise ``InputError`` for another format."""
     kind = kind_of(path)
-    if table != "events" and path.suffix.lower() in (".txt", ".log"):  # for events these are kernel logs
+    if table != "events" and path.suffix.lower() in (".txt", ".log", ".xml"):  # for events these are kernel logs
         kind = "csv"
     if path.exists():
         check_regular(path)

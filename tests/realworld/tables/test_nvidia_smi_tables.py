@@ -1,5 +1,6 @@
 """Tables that ``nvidia-smi --query-gpu --format=csv`` and its like append to, imported as they are."""
 
+import json
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -171,8 +172,10 @@ def test_every_default_field_of_dcgm_exporter_is_known(tmp_path: Path) -> None:
     [
         *((row, "no header line") for row in (line(0, 0), f"0, {gpu(0)}, NVIDIA A100, 45", "0, NVIDIA A100, 45, 12 %")),
         ("2026-03-01 00:00:00;node-0;45", "no header line"),
-        ("==============NVSMI LOG==============\n\nTimestamp : Sun Mar  1 00:00:00 2026", "report for people"),
-        ("Sun Mar  1 00:00:00 2026\n+-----------------+\n| NVIDIA-SMI 550.54.15 |", "report for people"),
+        ("==============NVSMI LOG==============\n\nTimestamp : Sun Mar  1 00:00:00 2026", "not a table but a report"),
+        ("Sun Mar  1 00:00:00 2026\n+-----------------+\n| NVIDIA-SMI 550.54.15 |", "not a table but a report"),
+        ('<?xml version="1.0" ?>\n<nvidia_smi_log>', "not a table but a report"),
+        ("#Date       Time        gpu         pid   type     sm    mem    command", "a table of processes"),
     ],
 )
 def test_a_file_without_a_header_line_is_refused_before_values_become_names(tmp_path: Path, first: str, problem: str):
@@ -180,6 +183,35 @@ def test_a_file_without_a_header_line_is_refused_before_values_become_names(tmp_
     path.write_text(f"{first}\n{first}\n")
     with pytest.raises(InputError, match=problem):
         run_import(tmp_path, samples=[path], mapping=UTC_MAPPING)
+
+
+@pytest.mark.parametrize("indent", [None, 4])
+@pytest.mark.parametrize("ends", [("", "\n", "\n"), ("[", ",\n", "]")])
+def test_what_gpustat_prints_has_a_row_for_each_gpu_and_time(
+    tmp_path: Path, indent: int | None, ends: tuple[str, str, str]
+):
+    reports = [
+        {
+            "hostname": "node-0",
+            "query_time": f"2026-03-01T00:{turn}0:00.123456",
+            "driver_version": "550.54",
+            "gpus": [
+                {"index": index, "uuid": gpu(index), "name": "A100", "temperature.gpu": 40 + index, "fan.speed": None}
+                | {"power.draw": 300 + turn, "memory.used": 4000, "enforced.power.limit": 400, "processes": []}
+                for index in (0, 1)
+            ],
+        }
+        for turn in range(3)
+    ]
+    path = tmp_path / "gpustat.json"
+    before, between, after = ends
+    path.write_text(before + between.join(json.dumps(report, indent=indent) for report in reports) + after)
+    made = run_import(tmp_path, samples=[path], mapping=UTC_MAPPING)
+    rows = all_samples(made)
+    assert rows[["node", "gpu", "gpu_temp_c", "power_w", "fb_used_mib"]].values.tolist() == [
+        ["node-0", gpu(index), 40 + index, 300 + turn, 4000] for index in (0, 1) for turn in range(3)
+    ]
+    assert made.quarantined == {}
 
 
 SMI = "#Date       Time        gpu    pwr  gtemp  mtemp     sm    mem   mclk   pclk     fb  sbecc    pci  rxpci  bar1\n"

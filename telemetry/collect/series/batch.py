@@ -49,8 +49,8 @@ def assemble(
     (gpu, node, mig_instance, timestamp) that has a value, sorted by (gpu, timestamp).
 
     If a channel of a GPU has several samples at one time, the metric of the lowest rank is used; a total is preferred
-    to its parts, and parts are summed. Duplicates of one series count once; if they differ, the first value is used
-    and the others are problems.
+    to its parts, and parts are summed. Duplicates of one series count once; if they differ, the largest value is used
+    and the others are problems: with shared GPUs, dcgm-exporter gives the share of each pod under the GPU's metric.
     """
     reasons: Counter[str] = Counter()
     index, ms, values = np.asarray(index), np.asarray(ms, np.int64), np.asarray(values, np.float64)
@@ -72,8 +72,7 @@ def assemble(
     part = by_sample(lambda entry: part_numbers[entry.part] if entry.part else _WHOLE)
     rank = by_sample(lambda entry: entry.rank)
     values = values * by_sample(lambda entry: entry.scale, np.float64)
-    # A stable sort: duplicate samples keep their order.
-    order = np.lexsort((part, rank, channel, place, ms, by_sample(lambda entry: gpu_numbers[entry.gpu])))
+    order = np.lexsort((-values, part, rank, channel, place, ms, by_sample(lambda entry: gpu_numbers[entry.gpu])))
     part, rank, channel, place, ms, values = _at(order, part, rank, channel, place, ms, values)
 
     is_row_start = _changes(place, ms)

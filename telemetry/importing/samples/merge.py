@@ -221,7 +221,7 @@ class SampleMerger:
         energy = block.series[channel.name]
         values = energy.values.astype(np.float64)
         _, stale = impossible_rises(values, energy.valid, block.unit, block.ms, channel.max_rise_per_s)
-        stale &= block.order >= 0
+        stale &= (block.order >= 0) & ~block.mig
         self._set_aside(STALE, block, stale, lost=False)
         return block.filter(~stale), int(stale.sum())
 

@@ -72,7 +72,7 @@ def slow(samples: list[tuple[Series, int, float]]) -> tuple[dict[tuple[Any, ...]
         if any(part is None for part, _ in best):
             best = [(part, value) for part, value in best if part is None]
         chosen: dict[str | None, float] = {}
-        for part, value in best:
+        for part, value in sorted(best, key=lambda item: -item[1]):
             conflicts += chosen.setdefault(part, value) != value
         result.setdefault(key[:4], {})[key[4]] = sum(chosen.values())
     return result, conflicts
@@ -109,6 +109,13 @@ def test_rows_are_those_of_the_slow_version(samples: list[tuple[Series, int, flo
     assert problems[SENTINEL] == sum(value > 2**62 for _, _, value in samples)
     order = [(row["gpu"], row["timestamp"]) for row in made_rows]
     assert order == sorted(order)
+
+
+def test_of_the_shares_of_pods_that_are_given_as_the_gpus_the_largest_is_used() -> None:
+    problems: Counter[str] = Counter()
+    shares = [(one(), 1000, share) for share in (30.0, 60.0, 5.0)]
+    assert [row["gpu_temp_c"] for row in rows(shares, problems)[1]] == [60.0]
+    assert problems == {CONFLICT: 2}
 
 
 def test_rows_have_the_layout_in_which_samples_land() -> None:

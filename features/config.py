@@ -8,17 +8,8 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from foundation.durations import Duration, format_duration
+from foundation.durations import Duration, PositiveDuration, format_duration
 from foundation.settings import Section
-
-
-def _positive(value: timedelta) -> timedelta:
-    if value <= timedelta(0):
-        raise ValueError("must be positive, such as '24h'")
-    return value
-
-
-PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 
 Group = Literal["telemetry", "history", "peers", "onset", "gaps", "workload", "static"]
 Scope = Literal["gpu", "slot", "node"]
@@ -66,7 +57,7 @@ def _default_label_xids() -> dict[FailureClass, tuple[int, ...]]:
 class DecisionSection(Section):
     """``decision``: when GPUs are scored."""
 
-    every: Duration = timedelta(hours=6)
+    every: PositiveDuration = timedelta(hours=6)
     """Interval of decision times; a multiple of ``telemetry.step``."""
 
     origin: datetime = datetime(1970, 1, 1, tzinfo=UTC)
@@ -150,15 +141,15 @@ class SequenceSection(Section):
     """Channels of the raw windows for ``lstm`` and ``cnn1d``: gauges (means) and counters (increases); ``auto``:
     temperature, power, GPU and memory utilization; empty: none."""
 
-    window: Duration = timedelta(hours=24)
+    window: PositiveDuration = timedelta(hours=24)
     """Length of a raw window; a multiple of its step."""
 
-    step: Duration = timedelta(minutes=30)
+    step: PositiveDuration = timedelta(minutes=30)
     """Step of a raw window; a multiple of ``telemetry.step``."""
 
     @model_validator(mode="after")
     def _whole_steps(self) -> Self:
-        if self.step <= timedelta(0) or self.window <= timedelta(0) or self.window % self.step:
+        if self.window % self.step:
             window, step = format_duration(self.window), format_duration(self.step)
             raise ValueError(f"the window ({window}) is not a multiple of the step ({step}): use such as 24h and 30m")
         return self
@@ -179,7 +170,7 @@ class FeatureSection(Section):
     windows: tuple[Duration, ...] = (timedelta(hours=1),)
     """Trailing windows of telemetry, ascending; multiples of ``telemetry.step``."""
 
-    peer_window: Duration = timedelta(hours=6)
+    peer_window: PositiveDuration = timedelta(hours=6)
     """Window whose mean is compared with the node's other GPUs and the fleet's same-model median."""
 
     onset: tuple[tuple[Duration, Duration], ...] = (

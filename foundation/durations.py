@@ -4,7 +4,7 @@ import re
 from datetime import timedelta
 from typing import Annotated
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(min|[smhdw])\s*", re.ASCII)
@@ -49,5 +49,13 @@ def format_duration(value: timedelta) -> str:
     return f"{f'{seconds:f}'.rstrip('0').rstrip('.')}s"
 
 
+def _positive(value: timedelta) -> timedelta:
+    if value <= timedelta(0):
+        raise ValueError("must be positive, such as '24h'")
+    return value
+
+
 Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(format_duration, return_type=str)]
 """A duration parameter: a ``timedelta`` in code, ``10m``/``6h``/``30d`` in YAML."""
+
+PositiveDuration = Annotated[Duration, AfterValidator(_positive)]

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from features.config import Group, PositiveDuration
-from foundation.durations import Duration
+from features.config import Group
+from foundation.durations import Duration, PositiveDuration
 from foundation.settings import Section
 
 Learner = Literal[

@@ -26,8 +26,7 @@ def compare_backtests(one: Path, two: Path) -> dict[str, Any]:
 
     Both alert on the same number of nodes per decision, the smaller K. Differences are the second minus the first.
 
-    Returns: JSON-able: ``profiles``, ``k``, ``decisions``, ``rows``, ``incidents``, ``statistics`` (both values, their
-    difference and its interval), and ``params`` that differ.
+    Returns: JSON-able; ``statistics``: both values, their difference and its interval; ``params``: those that differ.
     Raises ``InputError`` if a folder is not a backtest, or the two have no common decisions or different labels.
     """
     loaded = [load_evaluation(folder) for folder in (one, two)]

@@ -1,6 +1,5 @@
 """Precision targets, further horizons and failures without precursor of a backtest, for reports and bundles."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,11 +98,6 @@ def _profile(result: BacktestResult, profile: str) -> pd.DataFrame:
 
 
 def _decision(record: Mapping[Any, Any]) -> dict[str, Any]:
-    plain = {str(key): _plain(value) for key, value in record.items() if key not in ("model", "until")}
-    bound = {key.removeprefix("bound_"): value for key, value in plain.items() if key.startswith("bound_")}
-    return {key: value for key, value in plain.items() if not key.startswith("bound_")} | {"bound": bound}
-
-
-def _plain(value: Any) -> Any:
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    own = {key: value for key, value in record.items() if key not in ("model", "until")}
+    bound = {key.removeprefix("bound_"): value for key, value in own.items() if key.startswith("bound_")}
+    return {key: value for key, value in own.items() if not key.startswith("bound_")} | {"bound": bound}

@@ -111,8 +111,6 @@ def promote(
                 "Train a new challenger with `predrain train --registry`, or name another version with --to.",
             )
         bundle, version = load_version(registry, model, number, Path(folder))
-        if source is None and force_reason is None:
-            raise ValueError("nothing to compare on")
         verdict, notes = None, []
         if source is not None:
             try:

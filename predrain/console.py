@@ -180,9 +180,15 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else printable(str(value))
 
 
-def until_stopped(pause: timedelta) -> Iterator[int]:
-    """Yield the number of each round, ``pause`` from start to start, until the process receives a stop signal."""
+def until_stopped(pause: timedelta | None) -> Iterator[int]:
+    """Yield the number of each round, ``pause`` from start to start, until the process receives a stop signal.
+
+    ``pause``: None: a single round.
+    """
     from foundation.running import every, stop_on_signals
 
+    if pause is None:
+        yield 0
+        return
     with stop_on_signals() as stopped:
         yield from every(pause.total_seconds(), stopped.wait)

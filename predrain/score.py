@@ -138,7 +138,7 @@ def _run(scores: "ScoresFolder", work: "Callable[[], ScoringResult]", pause: tim
 
     failed = False
     noted: tuple[str, ...] | None = None  # nothing has been reported yet
-    for _ in [None] if pause is None else until_stopped(pause):
+    for _ in until_stopped(pause):
         began = _now()
         try:
             result = work()

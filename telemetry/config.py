@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from foundation.durations import Duration
+from foundation.durations import Duration, PositiveDuration
 from foundation.settings import Section
 
 
@@ -22,7 +22,7 @@ class RetentionSection(Section):
 class TelemetrySection(Section):
     """``telemetry``: how samples are stored."""
 
-    step: Duration | None = None
+    step: PositiveDuration | None = None
     """Nominal sample interval, aligned to 00:00 UTC; finer sources are rolled up. ``null``: the dataset's; of a new one
     the interval of its samples, at least ``10m``."""
 

@@ -47,7 +47,7 @@ class GateVerdict:
     """Verdict of the gate.
 
     ``champion``: name of the champion, or names of the baselines if there is none.
-    ``rows``, ``positives``: labelled decisions about nodes, and the positive ones among them.
+    ``rows``: labelled decisions about nodes.
     ``nodes``, ``times``: distinct nodes and decision times of these decisions.
     ``k``: alert budget.
     """
@@ -56,7 +56,6 @@ class GateVerdict:
     champion: str
     criteria: tuple[Criterion, ...]
     rows: int
-    positives: int
     nodes: int
     times: int
     incidents: int
@@ -82,11 +81,7 @@ class GateVerdict:
     def to_json(self) -> dict[str, Any]:
         """Convert to a JSON object."""
         content = asdict(self) | {"first_time": self.first_time.isoformat(), "last_time": self.last_time.isoformat()}
-        return content | {
-            "criteria": [asdict(criterion) for criterion in self.criteria],
-            "passed": self.passed,
-            "reasons": list(self.reasons),
-        }
+        return content | {"passed": self.passed, "reasons": list(self.reasons)}
 
 
 def evaluate_gate(
@@ -96,10 +91,8 @@ def evaluate_gate(
 
     ``others``: the champion alone, or the baselines. Recall is compared with the most precise baseline only.
     ``champion``: whether ``others`` is the champion.
-    Raises ``ValueError`` if the sides were not scored on the same rows, or ``others`` is empty.
+    Raises ``ValueError`` if the sides were not scored on the same rows.
     """
-    if not others:
-        raise ValueError("nothing to compare with")
     for other in others:
         if challenger.rows is not other.rows:
             raise ValueError(f"{challenger.model} and {other.model} were not scored on the same rows")
@@ -117,7 +110,6 @@ def evaluate_gate(
         champion=", ".join(other.model for other in others),
         criteria=tuple(criteria),
         rows=int(challenger.known.sum()),
-        positives=int(challenger.positive.sum()),
         nodes=len(np.unique(challenger.rows.node[challenger.known])),
         times=len(times),
         incidents=len(incidents),

@@ -107,22 +107,14 @@ def movements(
 def by_group(moves: Sequence[Movement]) -> list[dict[str, Any]]:
     """Summarize movements by feature group, in the order of the columns.
 
-    Returns: ``group``, ``features``, ``moved``, ``psi`` and ``ks`` (maximum), ``missing_before`` and ``missing_now``
-    (mean), ``missing_moved`` (number of features) and ``worst``, the feature with the largest PSI.
+    Returns: ``group``, ``features``, ``moved``, ``psi`` and ``ks`` (maximum), and ``worst``, the feature with the
+    largest PSI.
     """
     if not moves:
         return []
     table = pd.DataFrame([move.to_json() for move in moves])
     grouped = table.groupby("group", sort=False)
-    summary = grouped.agg(
-        features=("feature", "size"),
-        moved=("moved", "sum"),
-        psi=("psi", "max"),
-        ks=("ks", "max"),
-        missing_before=("missing_before", "mean"),
-        missing_now=("missing_now", "mean"),
-        missing_moved=("missing_moved", "sum"),
-    )
+    summary = grouped.agg(features=("feature", "size"), moved=("moved", "sum"), psi=("psi", "max"), ks=("ks", "max"))
     summary["worst"] = table.loc[grouped["psi"].idxmax(), "feature"].to_numpy()
     return [{str(key): value for key, value in row.items()} for row in summary.reset_index().to_dict("records")]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.metrics.estimates import Estimate, kind_of, precision_of
-from evaluation.metrics.metrics import Floats, Interval, interval
+from evaluation.metrics.metrics import Floats, Interval, interval, ratio
 from models.config import ALL_LEARNERS
 
 SLIDING = "sliding"
@@ -120,25 +120,22 @@ def most_precise(precision: Mapping[str, float]) -> str | None:
     return max(known, key=lambda name: precision[name]) if known else None
 
 
-def oracle_shares(estimates: Sequence[Estimate], oracle: Estimate, statistics: Sequence[str]) -> pd.DataFrame:
-    """Each model's statistics as a share of the oracle's, on the same resamples.
+def oracle_shares(estimates: Sequence[Estimate], oracle: Estimate) -> pd.DataFrame:
+    """Each model's precision at K as a share of the oracle's, on the same resamples.
 
-    Returns: ``model``, ``variant`` and, for each statistic S, ``oracle_share_S`` with ``_low`` and ``_high``.
+    Returns: ``model``, ``variant``, and ``oracle_share_precision_at_k`` with ``_low`` and ``_high``.
     """
-    rows = []
+    name = "precision_at_k"
+    best, rows = oracle.point[name], []
     for estimate in estimates:
-        row: dict[str, object] = {"model": estimate.scored.model, "variant": estimate.scored.variant}
-        for name in statistics:
-            best = oracle.point[name]
-            with np.errstate(divide="ignore", invalid="ignore"):
-                spread = interval(estimate.replicates[name] / oracle.replicates[name])
-            row[f"oracle_share_{name}"] = estimate.point[name] / best if best else np.nan
-            if best and estimate.point[name] == 0 and name in estimate.counts:
-                # no resample has a hit: divide the exact upper bound by the oracle's point estimate
-                spread = Interval(0.0, estimate.bounds(name).high / best)
-            row |= {f"oracle_share_{name}_low": spread.low, f"oracle_share_{name}_high": spread.high}
-        rows.append(row)
-    return pd.DataFrame(rows)
+        share = estimate.point[name] / best if best else np.nan
+        spread = interval(ratio(estimate.replicates[name], oracle.replicates[name]))
+        if share == 0:
+            # no resample has a hit: divide the exact upper bound by the oracle's point estimate
+            spread = Interval(0.0, estimate.bounds(name).high / best)
+        rows.append((*estimate.scored.name, share, spread.low, spread.high))
+    column = f"oracle_share_{name}"
+    return pd.DataFrame(rows, columns=["model", "variant", column, f"{column}_low", f"{column}_high"])
 
 
 def pair(comparison: str, one: Estimate, two: Estimate, name: str) -> tuple[object, ...]:

@@ -6,15 +6,20 @@ import numpy as np
 import pandas as pd
 
 from evaluation.metrics.lead_time import incident_table
-from evaluation.metrics.metrics import Bools, Floats, Interval, Ints, Ranking, honest_interval, interval, ratio
+from evaluation.metrics.metrics import Bools, Floats, Interval, Ranking, honest_interval, interval, ratio
 from evaluation.metrics.oracle import ORACLE
 from evaluation.metrics.scored import Scored
 from models.config import ALL_LEARNERS, BASELINES
 
 STATISTICS: tuple[str, ...] = (
-    "episode_precision", "precision_at_k", "precision", "recall", "row_recall", "capture",
-    "average_precision", "roc_auc", "average_precision_risk", "roc_auc_risk",
-)  # fmt: skip
+    "episode_precision",
+    "precision_at_k",
+    "precision",
+    "recall",
+    "capture",
+    "average_precision",
+    "roc_auc",
+)
 """Statistics with bootstrap intervals, defined in :class:`Estimate`."""
 
 LEAD_QUANTILES: dict[str, float] = {
@@ -31,10 +36,9 @@ class Estimate:
 
     ``episode_precision``: share of right episodes among those of known outcome; ``precision_at_k``: positives among
     the K riskiest rows of each decision time, pooled (micro average); ``precision``: positives among the model's own
-    alerts, of which an intersection has fewer than K; ``recall``: failures caught (``incident_table``);
-    ``row_recall``: share of positive rows alerted; ``capture``: failures whose node was in the top 5 % at the last
-    decision before them within the horizon; ``average_precision`` and ``roc_auc`` pool rows by rank within the decision
-    time, because scores of different refits are not comparable; with ``_risk``, by the node's highest calibrated risk.
+    alerts, of which an intersection has fewer than K; ``recall``: failures caught (``incident_table``); ``capture``:
+    failures whose node was in the top 5 % at the last decision before them within the horizon; ``average_precision``
+    and ``roc_auc`` pool rows by rank within the decision time, because scores of different refits are not comparable.
 
     ``replicates``: the statistics on each bootstrap sample; all models share the samples; shape (replicates,).
     ``counts``: for ratios: rows (or incidents) of each cluster in the denominator; shape (clusters,).
@@ -71,9 +75,9 @@ def estimate_model(scored: Scored, weights: Floats) -> Estimate:
     every = np.concatenate([np.ones((1, scored.shared.n_clusters)), weights])
     values, counts = _ratios(scored, incidents, every)
     known = scored.known
-    values["average_precision"], values["roc_auc"] = _ranked(scored, -scored.rank, known, every)
-    by_risk = known & np.isfinite(scored.risk)
-    values["average_precision_risk"], values["roc_auc_risk"] = _ranked(scored, scored.risk, by_risk, every)
+    cluster = scored.rows.cluster[known]
+    ranking = Ranking.build(-scored.rank[known], scored.positive[known], cluster, scored.shared.n_clusters)
+    values["average_precision"], values["roc_auc"] = ranking.both(every)
     return Estimate(
         scored=scored,
         point={name: float(values[name][0]) for name in STATISTICS},
@@ -142,9 +146,7 @@ def group_table(estimate: Estimate, group: np.ndarray, name: str, names: np.ndar
     """Compute the main statistics by group of rows, for example by fold or month.
 
     ``group``: group of each row, or its position in ``names``, which saves a string per row; shape (rows,).
-    Returns: ``model``, ``variant``, NAME, ``labelled``, ``positives``, ``base_rate``, ``alerts_labelled``, ``hits``,
-    ``precision``, ``precision_at_k``, ``incidents``, ``caught``, ``recall``, ``average_precision``, ``roc_auc``; one
-    row per group, ascending. An incident counts in every group that could have caught it.
+    Returns: one row per group, ascending. An incident counts in every group that could have caught it.
     """
     scored = estimate.scored
     groups, code = np.unique(group, return_inverse=True) if names is None else _present(group)
@@ -189,23 +191,16 @@ def _ratios(scored: Scored, incidents: pd.DataFrame, weights: Floats) -> tuple[d
     cluster, n = scored.rows.incidents.cluster, scored.shared.n_clusters
     alert, positive = scored.alert, scored.positive
     draws = np.bincount(cluster, minlength=n).astype(np.float64)
-    hits = scored.per_cluster(alert & positive)
     opened, outcome = scored.episodes()
     shares = {
         "episode_precision": (scored.per_cluster(opened[outcome == 1]), scored.per_cluster(opened[outcome >= 0])),
         "precision_at_k": (scored.per_cluster(top & positive), scored.per_cluster(top & scored.known)),
-        "precision": (hits, scored.per_cluster(alert & scored.known)),
+        "precision": (scored.per_cluster(alert & positive), scored.per_cluster(alert & scored.known)),
         "recall": (np.bincount(cluster, incidents["caught"], n), draws),
-        "row_recall": (hits, scored.per_cluster(positive)),
         "capture": (np.bincount(cluster, incidents["in_top"], n), draws),
     }
     values = {name: ratio(weights @ part, weights @ whole) for name, (part, whole) in shares.items()}
     return values, {name: whole for name, (_, whole) in shares.items()}
-
-
-def _ranked(scored: Scored, score: Floats | Ints, rows: Bools, weights: Floats) -> tuple[Floats, Floats]:
-    cluster = scored.rows.cluster[rows]
-    return Ranking.build(score[rows], scored.positive[rows], cluster, scored.shared.n_clusters).both(weights)
 
 
 def _present(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,12 +1,12 @@
 """Evaluation of a backtest's predictions: every model and variant, pooled, by fold and by month."""
 
-import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from pydantic_core import from_json, to_json
 
 from evaluation.metrics.comparison import equal_alerts, oracle_shares, paired_differences
 from evaluation.metrics.estimates import Estimate, estimate_model, group_table, summarise
@@ -15,9 +15,6 @@ from evaluation.metrics.metrics import rank_curve, resample
 from evaluation.metrics.oracle import ORACLE
 from evaluation.metrics.scored import split_predictions
 from foundation.instants import from_ms
-
-ORACLE_STATISTICS: tuple[str, ...] = ("precision_at_k", "average_precision", "capture", "recall")
-"""Statistics reported as a share of the oracle's."""
 
 _BY_UNIT = "unit_"
 
@@ -71,19 +68,13 @@ class Evaluation:
         return max(timedelta(hours=self.drain_hours) - gap, timedelta(0))
 
     def to_metrics(self) -> dict[str, Any]:
-        """Return the content of the metrics file: nested, JSON-able, deterministic; NaN is None.
-
-        Returns: ``k``, ``bootstrap``, ``nodes``, ``units``, ``decision_times``, ``first_time``, ``last_time``,
-        ``oracle_coverage``, ``drain_hours``, ``models`` (model -> variant -> statistics, ``by_unit``, ``by_class``,
-        ``monthly``, ``folds``), ``paired`` and ``equal_alerts`` (lists).
-        """
+        """Return the content of the metrics file: nested, JSON-able, deterministic; NaN is None."""
         models: dict[str, dict[str, Any]] = {}
         for record in self.table.to_dict("records"):
-            name = (str(record.pop("model")), str(record.pop("variant")))
-            plain = {str(key): _plain(value) for key, value in record.items()}
-            entry: dict[str, Any] = {key: value for key, value in plain.items() if not key.startswith(_BY_UNIT)}
+            name = record.pop("model"), record.pop("variant")
+            entry: dict[Any, Any] = {key: value for key, value in record.items() if not key.startswith(_BY_UNIT)}
             entry["by_unit"] = {
-                key.removeprefix(_BY_UNIT): value for key, value in plain.items() if key.startswith(_BY_UNIT)
+                key.removeprefix(_BY_UNIT): value for key, value in record.items() if key.startswith(_BY_UNIT)
             }
             for key, frame, index in (
                 ("by_class", self.by_class, "failure_class"),
@@ -91,9 +82,10 @@ class Evaluation:
                 ("folds", self.folds, "fold"),
             ):
                 mine = frame[(frame["model"] == name[0]) & (frame["variant"] == name[1])]
-                entry[key] = {str(row.pop(index)): row for row in _records(mine.drop(columns=["model", "variant"]))}
+                rows = mine.drop(columns=["model", "variant"]).to_dict("records")
+                entry[key] = {str(row.pop(index)): row for row in rows}
             models.setdefault(name[0], {})[name[1]] = entry
-        return {
+        content = {
             "k": self.k,
             "bootstrap": self.replicates,
             "nodes": self.nodes,
@@ -101,12 +93,13 @@ class Evaluation:
             "decision_times": self.times,
             "first_time": self.first_time.isoformat(),
             "last_time": self.last_time.isoformat(),
-            "oracle_coverage": _plain(self.oracle_coverage),
+            "oracle_coverage": self.oracle_coverage,
             "drain_hours": self.drain_hours,
             "models": models,
-            "paired": _records(self.paired),
-            "equal_alerts": _records(self.equal_alerts),
+            "paired": self.paired.to_dict("records"),
+            "equal_alerts": self.equal_alerts.to_dict("records"),
         }
+        return dict(from_json(to_json(content, inf_nan_mode="null", fallback=lambda number: number.item())))
 
 
 def evaluate(
@@ -124,7 +117,7 @@ def evaluate(
     ``bootstrap``: number of bootstrap samples (:func:`evaluation.metrics.metrics.resample`); 0: no intervals.
     ``oracle``: predictions of the oracle on the same rows (``oracle_predictions``); adds the oracle as a model, and
     each model's share of it.
-    Raises ``InputError`` if the predictions are empty, lack a column or score a unit twice at one decision time.
+    Raises ``InputError`` if the predictions are empty.
     """
     parts = split_predictions(predictions, k, drain_reach, oracle)
     coverage = np.nan if oracle is None else float(np.isfinite(oracle["risk"].to_numpy(dtype=np.float64)).mean())
@@ -134,7 +127,7 @@ def evaluate(
     table = pd.DataFrame([summarise(estimate) for estimate in estimates])
     best = next((estimate for estimate in estimates if estimate.scored.model == ORACLE), None)
     if best is not None:
-        shares = oracle_shares(estimates, best, ORACLE_STATISTICS)
+        shares = oracle_shares(estimates, best)
         table = table.merge(shares, on=["model", "variant"], how="left", validate="one_to_one")
     calendar = shared.times_ms.astype("datetime64[ms]").astype("datetime64[M]").astype(str)
     months, month = np.unique(calendar, return_inverse=True)
@@ -190,15 +183,3 @@ def _named(frame: pd.DataFrame, estimate: Estimate) -> pd.DataFrame:
 def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
     filled = [frame for frame in frames if not frame.empty]
     return pd.concat(filled, ignore_index=True) if filled else frames[0]
-
-
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(key): _plain(value) for key, value in record.items()} for record in frame.to_dict("records")]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -288,14 +288,10 @@ class UnitFigures:
         )
 
     def columns(self) -> dict[str, object]:
-        """Return the ``unit_`` columns: precision and recall with their numerators and denominators."""
+        """Return the ``unit_`` columns: precision and recall with their denominators."""
         return {
-            "unit_labelled": int(self.known.sum()),
-            "unit_positives": int(self.positive.sum()),
             "unit_alerts_labelled": self.alerts,
-            "unit_hits": self.hits,
             "unit_precision": float(ratio(self.hits, self.alerts)),
             "unit_incidents": self.incidents,
-            "unit_caught": self.caught,
             "unit_recall": float(ratio(self.caught, self.incidents)),
         }

@@ -18,37 +18,32 @@ LONGEST = timedelta(days=1)
 """Maximum validity of a true risk; it otherwise ends at the next one."""
 
 
-def read_truth(path: Path) -> pd.DataFrame:
-    """Read the simulator's true risks.
+def read_truth(folder: Path) -> pd.DataFrame:
+    """Read the simulator's true risks: ``timestamp`` (UTC), ``gpu``, ``risk``, and possibly other columns.
 
-    ``path``: truth folder, or its ``risk.parquet``.
-    Returns: ``timestamp`` (UTC) or ``decision_day``, ``gpu``, ``risk``, and possibly other columns.
-    Raises ``InputError`` if there is no such file or it lacks a column.
+    Raises ``InputError`` if the folder has none.
     """
-    file = path / "risk.parquet" if path.is_dir() else path
     try:
-        truth = pd.read_parquet(file)
-    except FileNotFoundError:
+        return pd.read_parquet(folder / "risk.parquet")
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(
-            f"no risk.parquet in {path}",
+            f"no risk.parquet in {folder}",
             "truth",
             "Give the folder that `predrain simulate` wrote, or leave --truth out.",
         ) from None
-    _columns(truth, str(file))
-    return truth
 
 
 def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -> pd.DataFrame:
     """Return the oracle's predictions for the same decisions, with the same alert budget.
 
     ``predictions``: predictions of all models; the oracle scores each of their (decision_time, unit) pairs once.
-    ``truth``: ``timestamp`` (or ``decision_day``; aware UTC), ``gpu``, ``risk``. A decision uses the unit's latest
-    true risk at or before it, unless the next one is overdue, which means that the unit was down.
+    ``truth``: from :func:`read_truth`. A decision uses the unit's latest true risk at or before it, unless the next one
+    is overdue, which means that the unit was down.
     Returns: rows like those of ``predictions``, with model and variant ``"oracle"``. Rows without a true risk have
     risk NaN, rank last and are not alerted; ties rank by unit name.
-    Raises ``InputError`` if the truth lacks a column or covers no decision.
+    Raises ``InputError`` if the truth covers no decision.
     """
-    stated = milliseconds(truth[_columns(truth, "true risks")])
+    stated = milliseconds(truth["timestamp"])
     unit, names = coded(predictions["unit"])
     key = milliseconds(predictions["decision_time"]) * len(names) + unit
     first = np.flatnonzero(~pd.Series(key).duplicated().to_numpy())
@@ -75,13 +70,3 @@ def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -
     rank[order] = position_in_group(time[order]) + 1
     alert = top_nodes(time, rank, node_codes(rows), k) & np.isfinite(risk)
     return rows.assign(model=ORACLE, variant=ORACLE, score=risk, risk=risk, rank=rank, alert=alert)
-
-
-def _columns(truth: pd.DataFrame, where: str) -> str:
-    time = "timestamp" if "timestamp" in truth.columns else "decision_day"
-    missing = [name for name in (time, "gpu", "risk") if name not in truth.columns]
-    if missing:
-        raise InputError(
-            f"no column {', '.join(missing)}", where, "Give a risk.parquet written by `predrain simulate`."
-        )
-    return time

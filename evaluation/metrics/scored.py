@@ -273,15 +273,8 @@ def split_predictions(
     ``reach``: duration of an episode, see :attr:`evaluation.backtest.frames.BacktestResult.drain_reach`.
     ``more``: predictions of additional models for the same units and times, for example the oracle's.
     Returns: one entry per model and variant, sorted by name. Models that scored the same units share ``rows``.
-    Raises ``InputError`` if the frame is empty, lacks a column, or scores a unit twice at one decision time.
+    Raises ``InputError`` if the frame is empty.
     """
-    missing = [name for name in COLUMNS if name not in predictions.columns]
-    if missing:
-        raise InputError(
-            f"no column {', '.join(missing)}",
-            "predictions to evaluate",
-            "Give predictions as `predrain backtest` makes them.",
-        )
     if predictions.empty:
         raise InputError(
             "no predictions to evaluate",
@@ -325,7 +318,7 @@ def _split(predictions: pd.DataFrame, shared: Shared) -> Iterator[Scored]:
     rows: NodeRows | None = None
     for number in np.flatnonzero(np.bincount(key)):
         name = str(models[number // len(variants)]), str(variants[number % len(variants)])
-        part = _ordered(predictions.iloc[_as_slice(np.flatnonzero(key == number))], shared, name)
+        part = _ordered(predictions.iloc[_as_slice(np.flatnonzero(key == number))], shared)
         now = _labels_of(part, shared)
         if grouping is None or rows is None or not all(np.array_equal(labels[key], now[key]) for key in now):
             labels = now
@@ -334,22 +327,11 @@ def _split(predictions: pd.DataFrame, shared: Shared) -> Iterator[Scored]:
         yield _scored(part, name, labels, grouping, rows, shared)
 
 
-def _ordered(part: pd.DataFrame, shared: Shared, name: tuple[str, str]) -> pd.DataFrame:
+def _ordered(part: pd.DataFrame, shared: Shared) -> pd.DataFrame:
     """Sort rows by decision time and unit, so that all models share one order."""
     time = np.searchsorted(shared.times_ms, milliseconds(part["decision_time"]))
     key = time * shared.units + coded(part["unit"])[0]
-    steps = np.diff(key)
-    if not (steps > 0).all():
-        order = np.argsort(key, kind="stable")
-        steps, part = np.diff(key[order]), part.iloc[order]
-    if not (steps > 0).all():
-        row = part.iloc[int(np.flatnonzero(steps == 0)[0])]
-        raise InputError(
-            f"unit {row['unit']} is scored twice at {row['decision_time'].isoformat()}",
-            f"predictions of {name[0]} ({name[1]})",
-            "Give one row for each unit and decision time.",
-        )
-    return part
+    return part if (np.diff(key) > 0).all() else part.iloc[np.argsort(key, kind="stable")]
 
 
 def _labels_of(part: pd.DataFrame, shared: Shared) -> dict[str, np.ndarray]:

@@ -74,8 +74,7 @@ def model_card(manifest: Mapping[str, Any]) -> str:
 def promotion_section(decision: Mapping[str, Any]) -> str:
     """Return the section on a version's promotion comparison, to append to its card.
 
-    ``decision``: from ``pipeline.promotion.PromotionResult.to_json``: ``action``, ``model``, ``version``,
-    ``champion_before``, ``reason``, ``notes`` and ``verdict`` (null: no comparison).
+    ``decision``: from ``pipeline.promotion.PromotionResult.to_json``.
     """
     before = decision["champion_before"]
     against = f"version {before}, the champion" if before is not None else "no champion: the baselines"
@@ -130,7 +129,8 @@ def _trained(manifest: Mapping[str, Any]) -> list[str]:
     )
     simulated = manifest.get("simulated")
     if simulated:
-        lines.append(f"- **The fleet was simulated** ({_pairs(simulated)}).")
+        facts = ", ".join(f"{key} {simulated[key]}" for key in sorted(simulated))
+        lines.append(f"- **The fleet was simulated** ({facts}).")
     if fitted["stand_in"]:
         lines.append(f"- **No model could be fitted**: every model is replaced by `{fitted['stand_in']}`.")
     if fitted["stand_in"] == PRIOR:
@@ -237,9 +237,3 @@ def _value(value: float | None, share: int) -> str:
 
 def _plain(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
-
-
-def _pairs(facts: Any) -> str:
-    if not isinstance(facts, Mapping):
-        return str(facts)
-    return ", ".join(f"{key} {facts[key]}" for key in sorted(facts))

@@ -83,11 +83,6 @@ class HorizonMap:
         """Return the map as a JSON object."""
         return dict(TypeAdapter(HorizonMap).dump_python(self, mode="json"))
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "HorizonMap":
-        """Read the result of :meth:`to_json`."""
-        return TypeAdapter(cls).validate_python(content)
-
 
 def horizon_column(hours: float) -> str:
     """Return the column name of a horizon's risk: ``risk_6h``, ``risk_30m``."""
@@ -96,9 +91,8 @@ def horizon_column(hours: float) -> str:
 
 
 def horizon_maps(stored: Sequence[Mapping[str, Any] | None]) -> tuple[HorizonMap, ...]:
-    """Read the maps of all folds; empty if any fold lacks one."""
-    maps = tuple(HorizonMap.from_json(content) for content in stored if content is not None)
-    return maps if len(maps) == len(stored) else ()
+    """Read the maps of all folds (:meth:`HorizonMap.to_json`); empty if any fold lacks one."""
+    return () if None in stored else TypeAdapter(tuple[HorizonMap, ...]).validate_python(stored)
 
 
 def add_risks(risk: Floats, fold: np.ndarray, maps: Sequence[HorizonMap]) -> dict[str, np.ndarray]:

@@ -20,9 +20,8 @@ from models.sequence.layout import SequenceLayout, SequenceScaler, require_torch
 class SequenceClassifier(BaseEstimator):
     """A network that reads a raw window as a sequence, with the static features repeated at every step.
 
-    Fitted with AdamW on the weighted binary cross-entropy. The last share of the rows in time is held out, separated
-    from the rest by the purge, for early stopping; the weights are those of the best epoch. If either part would lack a
-    class, ``fixed_epochs`` are run on all rows instead.
+    Fitted with AdamW on the weighted binary cross-entropy. The last share of the rows is held out for early stopping;
+    the weights are those of the best epoch. If either part would lack a class, ``fixed_epochs`` are run on all rows.
 
     ``network``: ``lstm`` or ``cnn1d``, see :class:`models.sequence.network.NetworkShape`.
     ``layout``: positions of window and static features in a row; must be set before a fit.

@@ -30,9 +30,6 @@ def compact(
     Example: predrain collect compact --dataset fleet --interval 1h
     """
     pause = None if interval is None else duration_option(interval, "--interval")
-    if pause is None:
-        _show(_compacted(dataset, inventory, params), dataset, as_json=as_json)
-        return
     from foundation.errors import InputError
 
     failures = 0
@@ -41,6 +38,8 @@ def compact(
             _show(_compacted(dataset, inventory, params), dataset, as_json=as_json)
             failures = 0
         except InputError as error:
+            if pause is None:
+                raise
             # Another compaction, or a full disk: the staged files wait for the next round.
             failures += 1
             sys.stderr.write(f"predrain: error: {error} ({failures} consecutive failures; files wait)\n")

@@ -163,7 +163,7 @@ def retrain(
     """
     pause = None if interval is None else duration_option(interval, "--interval", least="1s")
     failed = False
-    for _ in [None] if pause is None else until_stopped(pause):
+    for _ in until_stopped(pause):
         try:
             failed = not _once(dataset, store_uri(registry), params, as_json)
         except Exception as error:

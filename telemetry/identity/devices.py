@@ -44,9 +44,10 @@ def normalise_pci_bus_id(text: str) -> str | None:
 
 _UUID: Final = re.compile(
     r"(?:[\w.-]+/[\w.-]+=)?[^\w-]*(?:uuid\W+)?(?P<kind>gpu-|mig-)?"
-    r"(?P<hex>[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12})\W*"
+    r"(?P<hex>[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12})(?:::\d{1,4})?\W*"
 )
-# The prefix ``nvidia.com/gpu=`` is from device names of the Container Device Interface.
+# The prefix ``nvidia.com/gpu=`` is from device names of the Container Device Interface, and ``::3`` numbers the shares
+# of a GPU that the device plugin of Kubernetes divides.
 _MIG_OF_GPU: Final = re.compile(r"(?:mig-)?(?P<gpu>gpu-[0-9a-f-]+)/(?P<gi>\d+)/(?P<ci>\d+)")
 _NUMBER: Final = re.compile(r"0*(\d{4,}?)(?:\.0)?")
 """A serial number of digits; spreadsheets drop its leading zeros."""

@@ -117,7 +117,7 @@ def test_a_short_name_in_two_domains_is_reported_with_them(tmp_path: Path, nodes
         str.upper,
         str.lower,
         lambda uuid: uuid.removeprefix("GPU-"),
-        *(form.format for form in (" {} ", "[{}]", '"{}",', "UUID: {}", "{{{}}}", "MIG-{}/1/0", "{}/1/0")),
+        *(form.format for form in (" {} ", "[{}]", '"{}",', "UUID: {}", "{{{}}}", "MIG-{}/1/0", "{}/1/0", "{}::3")),
     ],
 )
 def test_spellings_of_gpus_give_the_same_dataset(tmp_path: Path, spelling):

@@ -48,6 +48,7 @@ WORDS = {
             "RMA received", "replacement GPU delivered", "new GPU in stock", "RMA number issued", "RMA sent to vendor",
             "RMA started", "GPU replacement on hold", "to replace GPU 3", "replacement GPU on site", "part arrived",
             "spare GPU not available", "RMA opened", "swap requested", "replacement GPU DOA",
+            "Working with vendor on RMA of GPU 2",
         ],
     },
     "ticket": {
@@ -68,6 +69,7 @@ WORDS = {
             "lost GPU, broken pipe in training", "Slurm down because GPU lost",
             "7 GPUs instead of 8", "node shows only 7 GPUs", "GPU count mismatch: 7 of 8", "GPU 3 dropped",
             "GPU 1 defekt", "GPU ausgefallen", "GPU 1 en panne", "GPU défectueuse",
+            "GPU died, we work with the vendor on the RMA",
             "GPU vanished", "GPU went offline", "GPU in bad state", "GPU stuck", "PCIe link degraded to x8",
         ],
         "xid": ["Xid79 on gpu3", "SXid 20034", "NVRM: Xid (PCI:0000:10:00): 79", "XID error code 79", "Xid (79)"],

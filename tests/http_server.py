@@ -36,10 +36,6 @@ class Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             super().finish()
 
-    def address_string(self) -> str:
-        """Name the client; one of a unix socket has no address."""
-        return "a client"
-
     def log_message(self, *_: object) -> None:
         """Write nothing."""
 

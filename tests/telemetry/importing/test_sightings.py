@@ -40,11 +40,11 @@ def daily_rows() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def import_daily(folder: Path, frame: pd.DataFrame, mapping: str = MAPPING) -> ImportResult:
+def import_daily(folder: Path, frame: pd.DataFrame) -> ImportResult:
     folder.mkdir(parents=True, exist_ok=True)
     for day, rows in frame.groupby("date"):
         rows.to_csv(folder / f"{day}.csv", index=False)
-    (folder.parent / "mapping.yaml").write_text(mapping)
+    (folder.parent / "mapping.yaml").write_text(MAPPING)
     return import_dataset(
         folder.parent / "dataset",
         samples=[folder],

@@ -28,9 +28,8 @@ SMI = {
 PIECES = ["temp", "gpu", "mem", "power", "mw", "ecc", "sbe", "dbe", "total", "util", "%", "clock", "uuid", "time", "x9"]
 
 
-def guesses_of(path: Path, role: str = "samples", mapping: ImportMapping | None = None) -> dict[str, Guess]:
-    found = suggest({role: [path]}, mapping or ImportMapping(), CATALOGUE)
-    return {guess.column: guess for guess in found}
+def guesses_of(path: Path, role: str = "samples") -> dict[str, Guess]:
+    return {guess.column: guess for guess in suggest({role: [path]}, ImportMapping(), CATALOGUE)}
 
 
 def test_a_file_of_other_names_and_units_imports_by_its_suggested_mapping_as_under_our_names(tmp_path: Path) -> None:

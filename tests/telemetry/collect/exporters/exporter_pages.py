@@ -23,10 +23,8 @@ from telemetry.staging.folder import StagingFolder
 START = datetime(2026, 3, 1, tzinfo=UTC)
 
 
-def exporter_page(
-    node: str, tick: float, *, gpus: int = 2, driver: str = "580.1", xids: dict[int, int] | None = None
-) -> str:
-    """Return a page; its energy tells the tick."""
+def exporter_page(node: str, tick: float, *, xids: dict[int, int] | None = None) -> str:
+    """Return a page of two GPUs; its energy tells the tick."""
     lines = []
     for name, kind, value in (
         ("DCGM_FI_DEV_GPU_TEMP", "gauge", 40 + tick % 7),
@@ -34,16 +32,16 @@ def exporter_page(
         ("DCGM_FI_DEV_XID_ERRORS", "gauge", 0),
     ):
         lines += [f"# HELP {name} text", f"# TYPE {name} {kind}"]
-        lines += [f"{name}{{{_labels(node, gpu, driver)}}} {value}" for gpu in range(gpus)]
+        lines += [f"{name}{{{_labels(node, gpu)}}} {value}" for gpu in range(2)]
     for xid, count in (xids or {}).items():
-        lines.append(f'DCGM_EXP_XID_ERRORS_COUNT{{{_labels(node, 0, driver)},xid="{xid}"}} {count}')
+        lines.append(f'DCGM_EXP_XID_ERRORS_COUNT{{{_labels(node, 0)},xid="{xid}"}} {count}')
     return "\n".join(lines) + "\n"
 
 
-def _labels(node: str, gpu: int, driver: str) -> str:
+def _labels(node: str, gpu: int) -> str:
     return (
         f'gpu="{gpu}",UUID="GPU-{node}-{gpu}",pci_bus_id="00000000:{gpu:02X}:00.0",device="nvidia{gpu}",'
-        f'modelName="NVIDIA H100",Hostname="{node}",DCGM_FI_DRIVER_VERSION="{driver}"'
+        f'modelName="NVIDIA H100",Hostname="{node}",DCGM_FI_DRIVER_VERSION="580.1"'
     )
 
 

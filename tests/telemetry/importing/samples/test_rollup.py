@@ -33,7 +33,7 @@ rows_strategy = st.lists(
 )
 
 
-def block_of(rows, channels=CHANNELS, mig=None, order=None) -> Block:
+def block_of(rows, channels=CHANNELS) -> Block:
     series = {}
     columns = {name: index for index, name in enumerate(BASE, start=2)}
     for name, channel in channels.items():
@@ -46,8 +46,8 @@ def block_of(rows, channels=CHANNELS, mig=None, order=None) -> Block:
         unit=np.array([row[0] for row in rows], np.int32),
         node=np.zeros(length, np.int32),
         ms=np.array([row[1] * 100_000 for row in rows], np.int64),
-        order=np.arange(length) if order is None else np.array(order, np.int64),
-        mig=np.zeros(length, dtype=bool) if mig is None else np.array(mig, dtype=bool),
+        order=np.arange(length),
+        mig=np.zeros(length, dtype=bool),
         count=np.ones(length, np.int32),
         series=series,
     )

@@ -56,13 +56,13 @@ def test_a_gauge_that_appears_reports_an_xid_where_the_gpu_was_seen_before(value
     assert [minute for _, minute, _ in edges_of([("a", *report) for report in enumerate(values)])] == edges
 
 
-def new_rows(rows: list[tuple[str, int | None]], known: dict[tuple[int, int], list[int]] | None = None) -> list[int]:
-    """Rows are ("old" or "new", value), one a second; ``known`` in seconds."""
+def new_rows(rows: list[tuple[str, int | None]]) -> list[int]:
+    """Rows are ("old" or "new", value), one a second."""
     old = np.array([who == "old" for who, _ in rows])
     valid = np.array([value is not None for _, value in rows])
     values = np.array([value or 0 for _, value in rows], np.int32)
     seconds = np.arange(len(rows)).astype(np.int64)
-    return new_edges(np.zeros(len(rows), np.int32), seconds, (values, valid), old, old & valid, known or {}).tolist()
+    return new_edges(np.zeros(len(rows), np.int32), seconds, (values, valid), old, old & valid, {}).tolist()
 
 
 def test_late_rows_can_make_an_old_row_an_edge():

@@ -340,10 +340,12 @@ class Ingest:
         ]
         domains = installations.names.in_several_domains()
         self.counts["nodes_named_in_several_domains"] += len(domains)
-        self.contradictions += [
-            f"node {node}: also named {' and '.join(forms[:_NAMED])}; if these are several nodes, give `nodes.aliases`"
-            for node, forms in domains.items()
-        ]
+        for node, forms in domains.items():
+            also = " and ".join(forms[:_NAMED])
+            self.contradictions.append(
+                f"node {node}: also named {also}; if these are several nodes, give `nodes.aliases`"
+            )
+            _LOG.warning("%s", self.contradictions[-1])
 
     def _report_nodes(self, added: list[str], silent: list[str]) -> None:
         self.counts["nodes_missing_in_the_inventory"] += len(added)

@@ -14,6 +14,9 @@ from models.rows.training_set import node_codes
 ORACLE = "oracle"
 """Name of the pseudo-model, and of its variant."""
 
+TRUE_RISKS = "risk.parquet"
+"""File of the true risks in a truth folder."""
+
 LONGEST = timedelta(days=1)
 """Maximum validity of a true risk; it otherwise ends at the next one."""
 
@@ -24,10 +27,10 @@ def read_truth(folder: Path) -> pd.DataFrame:
     Raises ``InputError`` if the folder has none.
     """
     try:
-        return pd.read_parquet(folder / "risk.parquet")
+        return pd.read_parquet(folder / TRUE_RISKS)
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(
-            f"no risk.parquet in {folder}",
+            f"no {TRUE_RISKS} in {folder}",
             "truth",
             "Give the folder that `predrain simulate` wrote, or leave --truth out.",
         ) from None

@@ -13,6 +13,7 @@ import orjson
 import pandas as pd
 import yaml
 
+from evaluation.metrics.oracle import TRUE_RISKS
 from evaluation.value.ladder import Assumptions
 from evaluation.value.verdict import COUNTING, ENOUGH, Predictability, predictability, unanswered
 from features.matrix.matrix import FeatureMatrix
@@ -30,6 +31,7 @@ from pipeline.tracking import code_revision
 from policy.ladder.rungs import Rung
 from policy.stages import Stage
 from telemetry.dataset.channels import resolve_channels
+from telemetry.dataset.files import sha256_of
 from telemetry.dataset.store import Dataset
 from telemetry.doctor.dataset_source import observe_dataset
 from telemetry.doctor.diagnosis import diagnose
@@ -164,7 +166,9 @@ def _backtested(
     folder = out / _REPLAY
     if not failures:
         return unanswered(0)
-    inputs = [matrix.digest, params.model_dump(mode="json"), code_revision(), str(truth)]
+    risks = truth / TRUE_RISKS if truth is not None else None
+    known = sha256_of(risks) if risks is not None and risks.is_file() else None
+    inputs = [matrix.digest, params.model_dump(mode="json"), code_revision(), known]
     stamp = {"inputs": hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()}
     stamp_file = folder / _STAMP
     if not (stamp_file.is_file() and json.loads(stamp_file.read_text(encoding="utf-8")) == stamp):

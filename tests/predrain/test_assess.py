@@ -1,5 +1,6 @@
 """`predrain assess` on small simulated fleets: what it answers, what it recommends, and that it writes nowhere else."""
 
+import inspect
 import json
 import re
 import shlex
@@ -13,18 +14,21 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from typer import BadParameter
 
 from evaluation.value.ladder import Assumptions
+from features.matrix.matrix import FeatureMatrix
+from foundation.durations import parse_duration
 from pipeline.assessment import workflow
 from pipeline.assessment.text import commands, data, write_page
 from pipeline.assessment.workflow import repairs, settings_of, write_settings
-from pipeline.params import Params
+from pipeline.params import Params, with_step
 from policy.budget import BudgetConfig
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS
-from predrain.assess import _asked_scheduler
+from predrain.assess import _asked_scheduler, assess
 from scheduler.controller.settings import read_settings
 from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
@@ -280,6 +284,34 @@ def test_again_it_makes_nothing_anew_and_writes_nothing_outside(fleets):
     assert json.loads(fleets.run(dataset, out, "--json")) == read(out)
     changed = {path.name for path in sorted(fleets.folder.rglob("*")) if before.get(path) != path.stat().st_mtime_ns}
     assert changed <= {out.name, "assessment.json", "act.yaml", "index.html"}
+
+
+def test_the_backtest_is_repeated_if_the_truth_changes_and_not_if_its_folder_moves(fleets, tmp_path, monkeypatch):
+    def started(*_, **__):
+        raise KeyboardInterrupt
+
+    done, params = fleets.assess("noprecursor", 90), Params.model_validate(yaml.safe_load(LIGHT))
+    monkeypatch.setattr(workflow, "replay", started)
+    out = shutil.copytree(done, tmp_path / "out")
+    truth = shutil.copytree(fleets.folder / "noprecursor-90-truth", tmp_path / "truth")
+    matrix = FeatureMatrix.open(out / "matrix")
+    params = with_step(params, matrix.config.step, "fleet")
+    assert workflow._backtested(matrix, params, out, truth, 100, lambda _: print).failures
+    risks = truth / "risk.parquet"
+    pd.read_parquet(risks).assign(risk=0.5).to_parquet(risks)
+    with pytest.raises(KeyboardInterrupt):
+        workflow._backtested(matrix, params, out, truth, 100, lambda _: print)
+
+
+def test_only_the_checkpoint_interval_is_assumed_otherwise_than_by_the_controller():
+    given = {name: parameter.default for name, parameter in inspect.signature(assess).parameters.items()}
+    of_controller = CostBenefitConfig(checkpoint_every=timedelta(hours=1))
+    options = {"checkpoint_every": "checkpoint_every", "checkpoint": "checkpoint", "restart": "restart"}
+    options |= {"verify": "diagnostic"}
+    assert {name: parse_duration(given[option]) for name, option in options.items()} == {
+        name: getattr(of_controller, name) for name in options
+    }
+    assert parse_duration(given["probe"]) == ProbeConfig().duration
 
 
 def test_a_killed_backtest_is_not_taken_for_the_run_whose_files_it_replaced(tmp_path, monkeypatch):

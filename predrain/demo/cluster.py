@@ -1,10 +1,10 @@
-"""Replays the past of a fleet in memory under the real controller, for the demo and to test `evaluation.value`.
+"""Simulated cluster in memory under the real controller.
 
 The controller is real: policy, budgets, breaker, re-validation and evacuation. Scheduler and workloads are those of its
-tests, in memory. :mod:`evaluation.value.gpu_hours` counts the outcomes of its drains.
+tests, in memory. :mod:`evaluation.value.gpu_hours` counts the outcomes of its drains. The only replay of a history is
+:mod:`evaluation.value.controller_replay`, whose tests compare it with this cluster.
 """
 
-import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -17,8 +17,6 @@ import pandas as pd
 from evaluation.value.controller_replay import Diagnostic, finds, procedure
 from evaluation.value.load import LEAVE, Placements, ReplayedFleet, job_views
 from evaluation.value.marks import ReplayMarks
-from evaluation.value.readings import Readings
-from foundation.instants import from_ms
 from foundation.times import NEVER, duration_ms, instant_ms
 from policy.config import PolicyConfig
 from policy.episodes import Bools, Ints
@@ -26,7 +24,7 @@ from policy.fleet import Level, UnitView
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.remedies import Remedy
-from policy.risk_record import ModelName
+from policy.plan import NodeDecision
 from policy.tiers import may_use_risk
 from scheduler.controller.controller import Controller
 from scheduler.controller.facts import VerifiedFacts, facts_at
@@ -39,7 +37,7 @@ from scheduler.ports.clock import ManualClock
 from scheduler.ports.node_object import NodeObject, marks_of
 from scheduler.ports.protocols import RiskSource
 from scheduler.ports.readings import WriteResult
-from scheduler.ports.risks import NO_RISKS, ReportedFacts, Risks
+from scheduler.ports.risks import ReportedFacts
 from scheduler.ports.workloads import CheckpointOffer, DiagnosticResult, Fence, Workload
 
 MINUTE: Final = timedelta(minutes=1)
@@ -48,11 +46,6 @@ _FURTHER: Final = (1 * MINUTE, 6 * MINUTE, 8 * MINUTE)
 between, nothing changes here."""
 
 _PROBE: Final = ProbeConfig().duration
-
-_VALID_FOR: Final = VerificationSettings().valid_for
-"""Validity of a passed diagnostic, after which a node that is drained again is evacuated."""
-
-_MODEL: Final = ModelName("0" * 64, "lightgbm", None)
 
 
 class InMemoryDiagnostic:
@@ -126,10 +119,10 @@ class InMemoryDiagnostic:
             self.probes[key][2] = min(self.probes[key][2], instant_ms(self._clock.now()))
 
 
-class ReplayedCluster:
+class SimulatedCluster:
     """The cluster, under a controller; arguments as for :class:`evaluation.value.controller_replay.Controlled`.
 
-    ``risks``: source of scores, instead of ``scores``; ``ledger``: None: nothing is recorded.
+    ``clock``: at the start of the fleet's period.
     ``gangs_avoid``: new jobs respect soft taints while GPUs are free.
 
     A job that is moved, or would have started on a node out of service, runs elsewhere. Nodes fail at their recorded
@@ -139,20 +132,19 @@ class ReplayedCluster:
     def __init__(
         self,
         fleet: ReplayedFleet,
-        scores: Readings | None,
+        risks: RiskSource,
         events: Sequence[Mapping[str, Any]],
         jobs: Placements,
         policy: PolicyConfig,
+        clock: ManualClock,
+        ledger: SqliteLedger,
         *,
-        diagnostic: Diagnostic = "none",
+        diagnostic: Diagnostic,
         reach: timedelta,
-        risks: RiskSource | None = None,
-        ledger: SqliteLedger | None = None,
         gangs_avoid: bool = False,
     ) -> None:
         self._gangs_avoid = gangs_avoid
-        self.fleet, self.events, self.jobs, self.policy = fleet, events, jobs, policy
-        self.clock = ManualClock(from_ms(fleet.begin))
+        self.fleet, self.jobs, self.policy, self.clock = fleet, jobs, policy, clock
         nodes = [MemoryNode(NodeObject(node.name), node, "boot") for node in fleet.nodes]
         self.scheduler = MemoryScheduler(nodes, self.clock)
         self.workloads = MemoryWorkloads([], self.clock)
@@ -163,25 +155,9 @@ class ReplayedCluster:
             self.diagnostic, self.diagnostic if "probe" in policy.rungs else None,
         )  # fmt: skip
         self.controller = Controller(
-            self.scheduler, risks or self, VerifiedFacts(_Reported(events), evacuation.results),
-            ledger or SqliteLedger(None), self.clock, policy, ControllerSettings(), holder="replay", code="replay",
-            evacuation=evacuation,
+            self.scheduler, risks, VerifiedFacts(_Reported(events), evacuation.results), ledger, self.clock, policy,
+            ControllerSettings(), holder="replay", code="replay", evacuation=evacuation,
         )  # fmt: skip
-        code = {} if scores is None else {name: code for code, name in enumerate(scores.units)}
-        self.risks = {
-            reading.at: Risks(
-                {
-                    node.name: tuple(
-                        reading.view(unit, code[unit])
-                        for unit, *_ in installed
-                        if unit in code and reading.scored[code[unit]]
-                    )
-                    for node, installed in zip(fleet.nodes, fleet.installations, strict=True)
-                },
-                reading.decided_at, _MODEL, reading.fitted_at,
-            )
-            for reading in scores or ()
-        }  # fmt: skip
         self.left = np.full(len(jobs.node), NEVER)
         self._asked: dict[str, datetime] = {}
         self.checkpoints: dict[str, tuple[int, int]] = {}
@@ -197,32 +173,6 @@ class ReplayedCluster:
         self._rows: list[list[int]] = []
         self._open: dict[int, list[int]] = {}
 
-    def read(self) -> Risks:
-        """Return the newest scores."""
-        decided = [at for at in self.risks if at <= instant_ms(self.clock.now())]
-        return self.risks[decided[-1]] if decided else NO_RISKS
-
-    def marks(self) -> ReplayMarks:
-        """Run a round whenever an input has changed, and return the marks."""
-        known = {instant_ms(event["known_at"]) for event in self.events}
-        todo = sorted({*self.risks, *known, *self.fleet.until.tolist()})
-        while todo:
-            at = from_ms(heapq.heappop(todo))
-            if at <= self.clock.now() or instant_ms(at) >= self.fleet.end:
-                continue
-            open_marks = len(self._open)
-            turns = self.go_round(at)
-            todo = sorted({*todo, *(turn for turn in turns if turn < self.fleet.end)})
-            if len(self._open) < open_marks:  # the budget has room for another node now
-                heapq.heappush(todo, instant_ms(at + MINUTE))
-            self.follow(at)
-            for ends in map(self.diagnostic.ends, self.diagnostic.begun):  # one round reads the result, the next acts
-                for more in (MINUTE, 2 * MINUTE, _VALID_FOR + MINUTE, _VALID_FOR + 2 * MINUTE):
-                    again = 0 if ends is None else instant_ms(ends + more)
-                    if again > instant_ms(self.clock.now()) and again not in todo:
-                        heapq.heappush(todo, again)
-        return self.marks_by(self.fleet.end)
-
     def marks_by(self, at: int) -> ReplayMarks:
         """Return the marks until a time; active marks end there."""
         return ReplayMarks.of([[*row[:2], min(row[2], at), *row[3:]] for row in self._rows])
@@ -235,8 +185,8 @@ class ReplayedCluster:
                 return
             self.go_round(at + more)
 
-    def go_round(self, at: datetime) -> list[int]:
-        """Run a round, and return when the jobs that drains wait for write a checkpoint or end."""
+    def go_round(self, at: datetime) -> Mapping[str, NodeDecision]:
+        """Run a round, and return the decisions by node."""
         since = self.clock.now()
         started = np.flatnonzero((self.jobs.start > instant_ms(since)) & (self.jobs.start <= instant_ms(at)))
         started = started[self._elsewhere(started, instant_ms(at))]
@@ -254,7 +204,7 @@ class ReplayedCluster:
             if ask.key not in self._asked and not levels[self.fleet.nodes[self.jobs.node[int(uid)]].name].hard:
                 self.checkpoints[ask.key] = int(self.jobs.job[int(uid)]), instant_ms(at)
             self._asked.setdefault(ask.key, at)
-        decisions = {} if report.plan is None else report.plan.nodes
+        decisions: Mapping[str, NodeDecision] = {} if report.plan is None else report.plan.nodes
         self._high[:] = [node.name in decisions and decisions[node.name].tier == "high" for node in self.fleet.nodes]
         busy = {workload.node for workload in self.workloads.running.values()}
         for place, level in enumerate(levels.values()):
@@ -275,10 +225,7 @@ class ReplayedCluster:
                 self.diagnostic.failed.pop(self.fleet.nodes[place].name, None)
                 self._open.pop(place)[2] = instant_ms(at)
                 self.left[self.jobs.node == place] = NEVER  # jobs are back
-        waits = [name for name, one in decisions.items() if one.worth is not None and one.worth.choice == "wait"]
-        entries = self.jobs.running(instant_ms(at), self.left)
-        entries = entries[np.isin(self.jobs.node[entries], self.fleet.names.get_indexer(waits))]
-        return [turn + duration_ms(MINUTE) for turn in self.jobs.turns(entries, instant_ms(at)).tolist()]
+        return decisions
 
     def _follow_soft(self, place: int, level: Level, at: datetime) -> None:
         if level is Level.AVOID and place not in self._soft:

@@ -31,7 +31,7 @@ from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.rungs import RUNGS, Rung
 from policy.node_tier.hysteresis import HysteresisConfig
 from policy.tiers import TierThresholds
-from predrain.demo.cluster import ReplayedCluster
+from predrain.demo.cluster import SimulatedCluster
 from scheduler.controller.scores_reader import ScoresReader
 from scheduler.controller.settings import ControllerSettings
 from scheduler.ledger.reader import LedgerReader
@@ -120,7 +120,7 @@ class World:
     matrix: FeatureMatrix
     model: ServedModel
     fitted: datetime
-    cluster: ReplayedCluster
+    cluster: SimulatedCluster
     scores: ScoresFolder
     balance: Balance = field(default_factory=Balance)
     _lock: Any = field(default_factory=Lock)
@@ -169,19 +169,17 @@ class World:
             budget=BudgetConfig(disruption_budgets=(DisruptionBudget("fleet", max_unavailable_share=0.25),)),
         )
         scores = ScoresFolder(folder / "scores")
-        settings = ControllerSettings()
-        clock_of: list[ManualClock] = []
+        clock = ManualClock(from_ms(first))
         every = policy.cost_benefit.checkpoint_every
         jobs = generated_load(fleet.gpus, first - duration_ms(PAST), last, seed, every, gpus_per_job=_GANG)
         end = np.maximum(jobs.start + 1, jobs.end - duration_ms(_PAUSE))
         jobs = replace(jobs, end=end, on_request=jobs.job % 2 == 0)  # without checkpoints on request, swaps pay
         events = rule_events(dataset.events(), fleet.boots())
-        cluster = ReplayedCluster(
-            fleet, None, events, jobs, fleet.stage(policy, "hard"), diagnostic="perfect",
-            reach=_REACH, gangs_avoid=True, ledger=SqliteLedger(folder / "ledger.sqlite"),
-            risks=_Scores(folder / "scores", clock_of, settings.max_score_lifetime),
+        cluster = SimulatedCluster(
+            fleet, ScoresReader(folder / "scores", clock, ControllerSettings().max_score_lifetime), events, jobs,
+            fleet.stage(policy, "hard"), clock, SqliteLedger(folder / "ledger.sqlite"), diagnostic="perfect",
+            reach=_REACH, gangs_avoid=True,
         )  # fmt: skip
-        clock_of.append(cluster.clock)
         return cls(folder, dataset, matrix, _fit(matrix, folder, begin), begin, cluster, scores)
 
     @property
@@ -277,17 +275,3 @@ class World:
 def _fit(matrix: FeatureMatrix, folder: Path, at: datetime) -> ServedModel:
     train_bundle(matrix, Params.model_validate(_PARAMS), folder / "bundle", until=at)
     return ServedModel(load_bundle(folder / "bundle"))
-
-
-class _Scores:
-    """Reads the score files by the cluster's clock, which is created later."""
-
-    def __init__(self, path: Path, clock_of: list[ManualClock], lifetime: timedelta) -> None:
-        self._path, self._clock_of, self._lifetime = path, clock_of, lifetime
-        self._reader: ScoresReader | None = None
-
-    def read(self) -> Any:
-        """Return the newest scores."""
-        if self._reader is None:
-            self._reader = ScoresReader(self._path, self._clock_of[0], self._lifetime)
-        return self._reader.read()

@@ -19,8 +19,8 @@ from policy.fleet import Level
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.rungs import RUNGS
 from policy.tiers import TierThresholds
-from predrain.demo.cluster import ReplayedCluster
 from telemetry.dataset.schema import EVENTS
+from tests.evaluation.controller_oracle import ControllerOracle
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -143,20 +143,27 @@ def test_the_replay_marks_the_nodes_that_the_controller_marks_at_the_same_decisi
     marks = Controlled(*given, reach=REACH, diagnostic=diagnostic).marks()
     assert len(marks.node) >= 4
     assert marks.refused, "budgets were put to the test"
-    assert differing(ReplayedCluster(*given, diagnostic=diagnostic, reach=REACH).marks(), marks, STEP) == []
+    assert differing(ControllerOracle(*given, diagnostic=diagnostic, reach=REACH).marks(), marks, STEP) == []
 
 
-class AskingAboutAll(Controlled):
-    """The oracle: no node is only counted, so that each round decides about all of them."""
+class Exhaustive(Controlled):
+    """The oracle: each round decides about all nodes, and each release is followed by a round."""
 
     def _quiet(self, *args):
         known, unknown, quiet = super()._quiet(*args)
         self.skipped = getattr(self, "skipped", 0) + int(quiet.sum())
         return known, unknown, np.zeros_like(quiet)
 
+    def _follow(self, place, plan):
+        marked = place in self._open
+        super()._follow(place, plan)
+        if marked and place not in self._open:
+            self.woken = getattr(self, "woken", 0) + (not plan.over_budget)
+            self._wake(self._now + 60_000)
+
 
 @pytest.mark.parametrize("seed", range(201, 209))
-def test_nodes_that_are_only_counted_change_no_decision(seed):
+def test_nodes_and_rounds_that_are_left_out_change_no_decision(seed):
     rng = np.random.default_rng(seed)
     world, load = random_world(seed)
     world.risk *= rng.uniform(0.5, 5.2, world.risk.shape)  # near the threshold of watch, so that nodes come and go
@@ -175,8 +182,9 @@ def test_nodes_that_are_only_counted_change_no_decision(seed):
         marks = replayed.marks()
         return replayed, {name: getattr(marks, name) for name in ReplayMarks.__slots__}
 
-    (_, marks), (oracle, expected) = played(Controlled), played(AskingAboutAll)
+    (_, marks), (oracle, expected) = played(Controlled), played(Exhaustive)
     assert oracle.skipped > 100, "some nodes are only counted"
+    assert oracle.woken, "some releases need no further round"
     assert len(marks["node"]) >= 4
     assert {name: np.asarray(value).tolist() for name, value in marks.items()} == {
         name: np.asarray(value).tolist() for name, value in expected.items()
@@ -191,7 +199,7 @@ def test_repairs_that_name_no_gpu_change_no_mark():
         fleet = world.fleet()
         given = (fleet, world.scores(), world.events(), load, fleet.stage(POLICY, "hard"))
         marks.append(Controlled(*given, reach=REACH).marks())
-        assert differing(ReplayedCluster(*given, diagnostic="none", reach=REACH).marks(), marks[-1], STEP) == []
+        assert differing(ControllerOracle(*given, diagnostic="none", reach=REACH).marks(), marks[-1], STEP) == []
     assert len(marks[0].node) >= 4
     assert differing(*marks, STEP) == []
 
@@ -203,7 +211,7 @@ def test_the_replay_leaves_a_node_alone_that_the_events_say_is_in_maintenance():
         fleet = world.fleet()
         given = (fleet, world.scores(), world.events(), load, fleet.stage(POLICY, "hard"))
         marks = Controlled(*given, reach=REACH).marks()
-        assert differing(ReplayedCluster(*given, diagnostic="none", reach=REACH).marks(), marks, STEP) == []
+        assert differing(ControllerOracle(*given, diagnostic="none", reach=REACH).marks(), marks, STEP) == []
         return set(marks.node.tolist())
 
     alone = min(marked())
@@ -298,7 +306,7 @@ def test_a_gang_that_is_not_asked_for_a_checkpoint_is_drained_a_minute_after_its
     marks = Controlled(*given, REACH).marks()
     begun, drained = (marks.at - BEGIN)[0] / H, (marks.drained - BEGIN)[0] / H
     assert (begun, drained) == (pytest.approx(12 + 1 / 6), pytest.approx(14 + 1 / 60)), "it wrote one at 11 h"
-    assert differing(ReplayedCluster(*given, reach=REACH).marks(), marks, timedelta(minutes=1)) == []
+    assert differing(ControllerOracle(*given, reach=REACH).marks(), marks, timedelta(minutes=1)) == []
     count = count_outcome(fleet, [load], marks, POLICY.cost_benefit, reach=REACH)
     assert (count.hits, count.spent.sum()) == (0, pytest.approx(128 * 16 / 60)), "a restart and a minute's work"
 

@@ -273,7 +273,7 @@ def _http_errors(url: str) -> Iterator[None]:
                 ) from error
         # httpx reports a refused connection as "All connection attempts failed".
         is_refused = any(isinstance(cause, ConnectionRefusedError) for cause in causes)
-        text = "connection refused" if is_refused else str(error)[:_SHOWN]
+        text = "connection refused" if is_refused else str(error)[:_SHOWN] or "connection lost"
         kind = ProtocolError if isinstance(error, httpx.RemoteProtocolError) else HttpError
         raise kind(f"{type(error).__name__}: {text}") from error
     except httpx.InvalidURL as error:

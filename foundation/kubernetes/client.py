@@ -8,6 +8,7 @@ fields when an object is written back.
 import os
 import random
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -315,6 +316,8 @@ class KubernetesClient:
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
             raise Unreachable(f"{self.name} cannot be reached: {error}", sent=False) from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in error.args):
+                raise Unreachable(f"the certificate of {self.name} is rejected: {error}", sent=False) from error
             raise Unreachable(f"{problem}: {error}") from error
 
 

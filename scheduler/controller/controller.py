@@ -139,7 +139,9 @@ class Controller:
     def _active(self, log: RoundLog) -> None:
         report = log.report
         fleet = self._read_fleet(log)
-        due = expired_nodes(fleet, self.clock.now())
+        expired = expired_nodes(fleet, self.clock.now())
+        due = frozenset(name for name, why in expired.items() if why is None)
+        report.notes += [f"{name}: expired markers stay, {why}" for name, why in expired.items() if why is not None]
         ready, decision = False, None
         if self.unusable is None:
             with log.boundary("the ledger"):
@@ -360,19 +362,18 @@ class Controller:
         return self._evidence.newest(view, self.clock.now())
 
 
-def expired_nodes(fleet: FleetReading, now: datetime) -> frozenset[str]:
+def expired_nodes(fleet: FleetReading, now: datetime) -> dict[str, str | None]:
     """Return the nodes whose markers must be released now, based only on the markers and the release-all switch.
 
-    A marker without a valid expiry counts as expired. Unreadable and read-only nodes are left out.
+    A marker without a valid expiry counts as expired.
+    Returns: by node, why its markers cannot be released; None: they can.
     """
-    return frozenset(
-        view.name
+    return {
+        view.name: view.unwritable if view.readable else "the state of the node cannot be read"
         for view in (reading.view for reading in fleet.nodes)
-        if view.readable
-        and view.unwritable is None
-        and view.marks.level
+        if view.marks.level
         and (fleet.switches.release_all or view.marks.published is None or view.marks.published.expires_at <= now)
-    )
+    }
 
 
 def release_plan(nodes: Iterable[str], now: datetime) -> Plan:

@@ -92,7 +92,7 @@ class SlurmRest(SlurmPort):
                 raise SchedulerError(f"{self._where}: HTTP {status}: slurmrestd rejects the token")
             try:
                 if status != _OK:
-                    raise SlurmFormatError(f"HTTP {status}: {errors_in(content) or ''}")
+                    raise SlurmFormatError(f"HTTP {status}: {errors_in(content) or 'no message'}")
                 rows, _ = read_report(content, key)
             except SlurmFormatError as error:
                 if one and (status == _NOT_FOUND or _is_unknown_node(content)):
@@ -148,10 +148,12 @@ class SlurmRest(SlurmPort):
                 timeout_s=timeout_s, max_bytes=self._settings.max_response_bytes, use_proxies=False,
                 unix_socket=self._where.removeprefix("unix:") if is_unix else None, headers=headers, json=body,
             )  # fmt: skip
-        except (HttpError, InputError, BodyTooLarge) as error:
-            late = isinstance(error, NoAnswerInTime)
-            reason = f"no complete response within {timeout_s:g} s" if late else error
-            raise _NoAnswerError(f"{self._where}: {reason}") from None
+        except NoAnswerInTime:
+            raise _NoAnswerError(f"{self._where}: no complete response within {timeout_s:g} s") from None
+        except InputError as error:  # its hint names options of other commands
+            raise _NoAnswerError(f"{self._where}: {error.what}") from None
+        except (HttpError, BodyTooLarge) as error:
+            raise _NoAnswerError(f"{self._where}: {error}") from None
         return answer.status, answer.body
 
 

@@ -380,6 +380,25 @@ def test_a_node_that_is_listed_twice_is_an_error_and_is_released_when_it_expires
     assert cluster.levels() == {}
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"readable": False}, "the state of the node cannot be read"), ({"unwritable": "a reboot"}, "a reboot")],
+)
+def test_an_expired_mark_that_cannot_be_released_is_reported_until_it_is(change: Any, why: str) -> None:
+    cluster = Cluster(3)
+    cluster.scored(n1=0.9)
+    cluster.round()
+    cluster.change("n1", **change)
+    assert cluster.round().notes == []
+    cluster.clock.move(2 * STEP)
+    for _ in range(2):
+        assert f"n1: expired markers stay, {why}" in cluster.round().notes
+    assert set(cluster.levels()) == {"n1"}
+    cluster.change("n1", readable=True, unwritable=None)
+    cluster.round()
+    assert cluster.levels() == {}
+
+
 def test_a_controller_that_cannot_be_set_up_releases_what_has_expired_and_nothing_else() -> None:
     cluster = Cluster(4)
     cluster.scored(n1=0.9)

@@ -37,6 +37,27 @@ def test_another_installation_leaves_marks_and_condition_alone_and_reports_them(
         assert fleet.named_ours("n1") == set()
 
 
+@pytest.mark.parametrize("fault", [{"status": 429, "headers": {"Retry-After": "1000000000"}}, {"status": 0}])
+@pytest.mark.parametrize("path", ["nodes$", "nodes/n1", "leases", "configmaps", "pods$"])
+def test_a_release_that_a_fault_of_the_server_stops_is_done_in_the_next_round(path: str, fault: dict) -> None:
+    world = World()
+    add(world, *(node(name) for name in NAMES), pod("p0", "n2"))
+    with served(world) as cluster:
+        fleet = Fleet(cluster, world)
+        fleet.scored(n1=0.9)
+        fleet.round()
+        assert fleet.ours("n1") == ["NoSchedule"]
+        fleet.later(timedelta(days=2))
+        for method in ("GET", "PUT", "PATCH", "POST"):
+            world.fail(method, path, times=99, **fault)
+        report = fleet.round()
+        assert report.failed
+        assert "429: " in str(report.to_json()) or not fault["status"]
+        world.faults.clear()
+        fleet.round()
+        assert fleet.named_ours("n1") == set()
+
+
 @pytest.mark.parametrize("content", [{"items": None, "metadata": {}}, {"metadata": {"name": "another"}}])
 @pytest.mark.parametrize(
     ("method", "path"),

@@ -3,6 +3,7 @@
 import contextlib
 import re
 import socketserver
+import ssl
 import tempfile
 import threading
 from dataclasses import MISSING, fields, replace
@@ -19,6 +20,8 @@ from scheduler.slurm.node import NodeChange
 from scheduler.slurm.rest import SlurmRest
 from scheduler.slurm.scheduler import open_slurm
 from scheduler.slurm.settings import SlurmSettings
+from tests import http_server
+from tests.http_server import certify
 from tests.scheduler.slurm.rest_server import Rest, serving
 
 
@@ -117,6 +120,17 @@ def test_what_is_not_answered_wholly_is_not_read_and_not_taken_for_written(token
             port.nodes()
         answer = port.update("n0", NodeChange(weight=2))
         assert answer.kind == ("refused" if fault == "redirect" else "timeout")
+
+
+def test_a_certificate_that_is_not_trusted_is_named_without_options_of_other_commands(token, tmp_path):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certify(tmp_path, "another"))
+    with (
+        http_server.serving(http_server.Handler, tls=context) as where,
+        pytest.raises(SchedulerError, match="CERTIFICATE_VERIFY_FAILED") as error,
+    ):
+        opened(where, token).nodes()
+    assert "--ca-file" not in str(error.value)
 
 
 def test_headers_that_drip_end_at_the_deadline(token):

@@ -1,6 +1,7 @@
 """The connection against a misbehaving server, and following a resource across all that servers do."""
 
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from foundation.kubernetes.api import ApiRefused, ClientLimits, Object, Unreacha
 from foundation.kubernetes.client import KubernetesClient, RequestRate, connect
 from foundation.kubernetes.watching import ChangeKind, Resource, Tracker, follow
 from telemetry.dataset.event import Event
-from tests.http_server import Handler, serving
+from tests.http_server import Handler, certify, serving
 from tests.processes import printed_by
 from tests.telemetry.collect.kubernetes.memory_api import NODES, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import NOW
@@ -117,6 +118,8 @@ def test_credentials_that_fail_for_a_while_are_asked_for_again(server: Server, p
         (answer(302, b"", "Location: http://127.0.0.1:1/\r\n"), "HTTP 302", 1),
         # a wait that is longer than the time that is left is not waited
         (answer(429, {"message": "slow"}, "Retry-After: 30\r\n"), "GET /x: HTTP 429: slow", 1),
+        (answer(429, {"message": "slow"}, "Retry-After: 1000000000000\r\n"), "GET /x: HTTP 429: slow", 1),
+        (answer(429, {"message": "slow"}, "Retry-After: Fri, 31 Dec 9999 23:59:59 GMT\r\n"), "HTTP 429: slow", 5),
         (answer(500, {"message": "ill"}), "GET /x: HTTP 500: ill", 5),
     ],
 )
@@ -141,6 +144,21 @@ def test_a_request_that_was_not_sent_is_distinguished_from_one_without_an_answer
         cluster.request("PUT", "/x", body={})
     assert not error.value.sent
     assert len(pauses) == 8
+
+
+def test_a_server_whose_certificate_is_not_trusted_is_named_and_was_sent_nothing(
+    tmp_path: Path, pauses: list[float]
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certify(tmp_path, "another"))
+    with (
+        serving(Handler, tls=context) as url,
+        urllib3.PoolManager() as pool,
+        pytest.raises(Unreachable, match=r"the certificate of 127\.0\.0\.1:\d+ is rejected") as error,
+    ):
+        KubernetesClient(pool, url, dict).request("PUT", "/x", body={})
+    assert not error.value.sent
+    assert len(pauses) == 4
 
 
 BEGUN: list[str] = []

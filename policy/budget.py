@@ -224,7 +224,7 @@ def grant(
     resting = {node.name for node in nodes if not node.counted and node.name not in released}
     total: Counter[ScopeName] = Counter(chain.from_iterable([scopes[name] for name in scopes if name not in resting]))
     lost: Counter[ScopeName] = Counter(
-        chain.from_iterable([scopes[node.name] for node in nodes if node.lost or node.name in released])
+        chain.from_iterable([scopes[node.name] for node in nodes if node.why_out_of_service or node.name in released])
     )
     # A job that cannot shrink stops with the first node it loses. Draining its other nodes later would stop it again
     # each time, so they may leave together with the first.

@@ -88,7 +88,7 @@ def decide(
     reasons = ["release-all is set: all predrain markers are removed"] if signals.release_all else []
     reasons += ["the kill switch is set: no new actions"] if signals.kill else []
     reasons += notices_of(fleet)
-    removals = removals_of([(case.node, case.assessment) for case in cases if case.assessment.undone])
+    removals = removals_of([(case.node, case.assessment) for case in cases if case.assessment.marker_removed])
     for case in cases:
         if case.wanted or case.level:  # otherwise there is nothing to limit
             limit(case, stages, breaker, signals, config, now, removals.get(case.node.name, ""))
@@ -139,7 +139,7 @@ def carried_out(state: PolicyState, actions: Iterable[Action]) -> PolicyState:
     """Record the actions that the scheduler has confirmed.
 
     Without this, only the adapter can detect a taint that an operator removes before the next decision
-    (:attr:`policy.fleet.NodeView.undone`).
+    (:attr:`policy.fleet.NodeView.marker_removed`).
 
     ``actions``: the confirmed actions of the plan, in order.
     Returns: state for the next decision, whose fleet must be read after the last of these writes.

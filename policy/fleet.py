@@ -178,7 +178,7 @@ class NodeView:
     ``down``: not ready, for any reason.
     ``readable``: False: state, reason or owner could not be read. The node is then left alone, since any action might
     override an operator.
-    ``undone``: the adapter knows that another client removed a predrain taint or label in this episode.
+    ``marker_removed``: the adapter knows that another client removed a predrain taint or label in this episode.
     ``marked_at``: when predrain set the highest recorded level; None: unknown.
     ``uncordoned``: an operator removed predrain's cordon, so its other taints are removed too.
     ``resting``: why the node is out of service as planned, for example power saving; neither failed nor capacity.
@@ -204,7 +204,7 @@ class NodeView:
     cordoned_by: str | None = None
     down: bool = False
     readable: bool = True
-    undone: bool = False
+    marker_removed: bool = False
     marked_at: datetime | None = None
     uncordoned: bool = False
     resting: str | None = None
@@ -241,7 +241,7 @@ class NodeView:
         return None
 
     @property
-    def lost(self) -> str | None:
+    def why_out_of_service(self) -> str | None:
         """Reason why the node is out of service; None if it is in service or at planned rest."""
         if not self.readable:
             return "unreadable"
@@ -263,7 +263,7 @@ class NodeView:
 
         A node at planned rest is neither out of service nor spare capacity, so shares of the fleet exclude it.
         """
-        return self.resting is None or self.lost is not None
+        return self.resting is None or self.why_out_of_service is not None
 
 
 _NOTICES_SHOWN = 20

@@ -107,7 +107,7 @@ def limit(
             case.lower(Level.AVOID, "hold-out: not drained, to measure precision")
     if node.foreign is not None:
         case.keep(f"no new action except publish: {node.foreign}", publish=True)
-    if assessment.undone:
+    if assessment.marker_removed:
         case.keep(f"{removed}: not re-applied during this episode", publish=True)
     if node.uncordoned:
         case.lower(Level.PUBLISH, "an operator uncordoned the node: the other predrain markers are removed")

@@ -59,7 +59,7 @@ class NodeState:
     ``episode``: when it last left ``clear``, by prediction or rule.
     ``alerted``: highest tier reported as an alert in this episode.
     ``seen``: level of predrain's taints at the last decision.
-    ``undone_at``: when another client's removal of a predrain taint was first noticed in this episode.
+    ``marker_removed_at``: when another client's removal of a predrain taint was first noticed in this episode.
     ``software``: versions of driver and exporter.
     ``changed_at``: when ``software`` last changed.
     ``absent_since``: when it was first missing from the listing.
@@ -73,7 +73,7 @@ class NodeState:
     alerted: Tier = "clear"
     seen: Level = Level.NONE
     target: Level = Level.NONE
-    undone_at: datetime | None = None
+    marker_removed_at: datetime | None = None
     software: str | None = None
     changed_at: datetime | None = None
     absent_since: datetime | None = None

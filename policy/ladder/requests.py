@@ -95,7 +95,7 @@ def candidates_of(
             bars["checkpoint"] = bars["checkpoint"] or "the drain requests the checkpoint"
         if case.level.hard or case.target.hard or case.held_out:
             bars["probe"] = bars["probe"] or "it is taken out of service or in the hold-out"
-        idle = not node.jobs and node.lost is None and node.resting is None
+        idle = not node.jobs and node.why_out_of_service is None and node.resting is None
         ends = min(prediction.expires_at for prediction in case.assessment.reading.known.values())
         known = state.nodes.get(node.name)
         candidates.append(Candidate(node, risk, decided_at, ends, bars, idle, known.probed if known else None))
@@ -125,7 +125,7 @@ def _bar(
         f"group {node.group_key} is in stage {stage}": stage == "shadow",
         f"{node.foreign}": node.foreign is not None,
         f"{node.unwritable}": node.unwritable is not None,
-        "another client removed a predrain marker": assessment.undone or node.uncordoned,
+        "another client removed a predrain marker": assessment.marker_removed or node.uncordoned,
         f"the breaker is open: {'; '.join(frozen)}": bool(frozen),
         "its driver or exporter changed after the model was fitted": assessment.changed_within(
             config.breaker.settle, now

@@ -35,7 +35,7 @@ class Assessment:
     ``by_risk``: ``instant`` without rules.
     ``risk``: node risk, including retained risks of units whose score became unknown.
     ``state``: state to remember, without ``seen`` and ``target`` of this decision.
-    ``undone``: another client removed a predrain taint in this episode, and no new fault was reported since.
+    ``marker_removed``: another client removed a predrain taint in this episode, and no new fault was reported since.
     ``calm``: only hysteresis sustains the tier, so no new action follows.
     ``expires_at``: expiry of the evidence behind the tier; None while ``clear``.
     ``reasons``: why the tier changed or stayed.
@@ -50,7 +50,7 @@ class Assessment:
     rules: tuple[RuleHit, ...]
     risk: float | None
     state: NodeState
-    undone: bool
+    marker_removed: bool
     calm: bool
     expires_at: datetime | None
     reasons: tuple[str, ...]
@@ -118,14 +118,14 @@ def assess(
     tier = max(tiered.tier, by_rule, key=TIERS.index)
     carried = [prediction for prediction in tiered.support if prediction.unit not in reading.known]
     risk = risks.combine([prediction.risk for prediction in (*reading.known.values(), *carried)]) if carried else fresh
-    state, undone = _remember(node, before, hits, tier, tiered, now)
+    state, marker_removed = _remember(node, before, hits, tier, tiered, now)
     ends = [hit.expires_at for hit in hits if hit.rule.tier == tier]
     if tiered.tier == tier and (end := tiered.expires_at) is not None:
         ends.append(end)
     explained = tier != "clear" or bool(node.marks.level)
     return Assessment(
         tier=tier, instant=max(by_risk, by_rule, key=TIERS.index), by_risk=by_risk, reading=reading, rules=hits,
-        risk=risk, state=state, undone=undone, calm=not hits and (fresh is None or tiered.calm > 0),
+        risk=risk, state=state, marker_removed=marker_removed, calm=not hits and (fresh is None or tiered.calm > 0),
         expires_at=max(ends) if ends and tier != "clear" else None,
         reasons=explain_tier(tiered, fresh, thresholds) if explained else (),
         explanations=_explain(node, reading, hits, state, risk) if explained else (),
@@ -152,7 +152,7 @@ def _remember(
     node: NodeView, before: NodeState, hits: tuple[RuleHit, ...], tier: Tier, tiered: TierState, now: datetime
 ) -> tuple[NodeState, bool]:
     if tier == "clear":
-        state = changed(before, tier=tiered, absent_since=None, episode=None, alerted="clear", undone_at=None)
+        state = changed(before, tier=tiered, absent_since=None, episode=None, alerted="clear", marker_removed_at=None)
     else:
         state = changed(before, tier=tiered, absent_since=None)
     if node.software is not None and node.software != before.software:
@@ -164,24 +164,26 @@ def _remember(
         state = replace(state, episode=now)
     level = node.marks.level
     lowered = before.seen >= Level.AVOID and level < before.seen and before.target >= before.seen
-    if (node.readable and lowered) or (node.undone and state.undone_at is None):
-        state = replace(state, undone_at=now)
-    since = state.undone_at
+    if (node.readable and lowered) or (node.marker_removed and state.marker_removed_at is None):
+        state = replace(state, marker_removed_at=now)
+    since = state.marker_removed_at
     if since is None:
         return state, False
     # A fault event after the removal is new evidence; a state that is read again is not.
     return state, not any(hit.rule.event and hit.seen_at > since for hit in hits)
 
 
-def removals_of(undone: Iterable[tuple[NodeView, Assessment]]) -> dict[str, str]:
+def removals_of(removed: Iterable[tuple[NodeView, Assessment]]) -> dict[str, str]:
     """Return a message by node about taints that another client removed.
 
     Taints that disappear soon after they were set, on several nodes, are removed by a program, not by an operator.
     """
     ages: dict[str, timedelta | None] = {}
-    for node, assessment in undone:
-        undone_at, marked_at = assessment.state.undone_at, node.marked_at
-        ages[node.name] = None if undone_at is None or marked_at is None else max(undone_at - marked_at, timedelta())
+    for node, assessment in removed:
+        marker_removed_at, marked_at = assessment.state.marker_removed_at, node.marked_at
+        ages[node.name] = (
+            None if marker_removed_at is None or marked_at is None else max(marker_removed_at - marked_at, timedelta())
+        )
     quick = sum(age is not None and age <= _QUICK for age in ages.values())
     removals: dict[str, str] = {}
     for name, age in ages.items():

@@ -227,7 +227,7 @@ def _forbidden(action: Action, view: NodeView, switches: Switches) -> str | None
         return None
     if view.foreign is not None:
         return view.foreign
-    return "another client removed a predrain marker" if view.undone else None
+    return "another client removed a predrain marker" if view.marker_removed else None
 
 
 def _other_node(expected: Expected, reading: NodeReading) -> str | None:

@@ -265,7 +265,7 @@ class Evacuation:
             return _barred(case.entry.request, view, now)
         if not view.marks.drained:
             return "its drain marker is gone"
-        if view.undone:
+        if view.marker_removed:
             return "another client removed a predrain marker"
         if published is None or published.expires_at <= now:
             return "the prediction has expired"
@@ -378,9 +378,11 @@ def _requested(request: RungRequest, now: datetime) -> Evacuating:
 
 def _barred(request: RungRequest, view: NodeView, now: datetime) -> str | None:
     """Return why a probe or checkpoint request must not start on a node; None if it may."""
-    if request.rung == "probe" and (view.marks.level.hard or view.lost is not None or view.resting is not None):
+    if request.rung == "probe" and (
+        view.marks.level.hard or view.why_out_of_service is not None or view.resting is not None
+    ):
         return "it is out of service"
-    if view.undone or view.uncordoned:
+    if view.marker_removed or view.uncordoned:
         return "another client removed a predrain marker"
     if view.unwritable is not None:
         return view.unwritable

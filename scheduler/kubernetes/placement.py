@@ -40,16 +40,16 @@ class PlacementCheck:
     def __init__(self, reads: CachedReads, *, kueue_replaces_nodes: bool) -> None:
         self._reads, self._kueue_replaces_nodes = reads, kueue_replaces_nodes
 
-    def of(self, pod: Object) -> Placement:
-        """Decide about a pod; failed reads leave it undecided."""
+    def placement_of(self, pod: Object) -> Placement:
+        """Return where a pod can run; failed reads leave it undecided."""
         try:
-            return self._decide(pod)
+            return self._checked(pod)
         except UndecidedError as undecided:
             return Placement(None, str(undecided))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             return Placement(None, f"its specification cannot be parsed: {error!r}")
 
-    def _decide(self, pod: Object) -> Placement:
+    def _checked(self, pod: Object) -> Placement:
         spec, here = pod["spec"], pod["spec"]["nodeName"]
         if _names_its_node(pod):
             return Placement(False, f"its template sets nodeName {here}")

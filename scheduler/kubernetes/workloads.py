@@ -124,7 +124,7 @@ class KubernetesWorkloads:
             origin=_origin(metadata, namespace, owner), job=job,
             gang=gang, stays=stays,
             state="ending" if ending else "running",
-            placement=self._placements.of(pod) if matters else ANYWHERE, opt_out=opt_out,
+            placement=self._placements.placement_of(pod) if matters else ANYWHERE, opt_out=opt_out,
             loss=self._loss(pod, owner) if matters else None,
             grace=timedelta(seconds=min(grace, _MAX_GRACE_S)) if isinstance(grace, int) else None,
             finalizers=tuple(map(str, metadata.get("finalizers") or ())) if ending else (),

@@ -186,7 +186,8 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
     """Return the policy's view of a node.
 
     ``base``: the other fields: cluster, group, units, jobs, whether it is down.
-    Returns: ``undone`` is set if another client removed a marker before it expired, ``uncordoned`` for the cordon.
+    Returns: ``marker_removed`` is set if another client removed a marker before it expired, ``uncordoned`` for the
+    cordon.
     """
     own = own_marks(node, keys)
     record, marks = own.record, _marks(node, own, keys, now)
@@ -199,7 +200,7 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
         notices.append("; ".join(filter(None, (f"{wrong}: predrain leaves it in place", advice))))
     if own.cordon and own.user is not None:
         notices.append(f"predrain's cordon stays while {own.user.tool} has the node")
-    undone = (
+    marker_removed = (
         record is not None
         and now < record.until
         and (
@@ -222,7 +223,7 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
         base, name=node.name, marks=marks, opt_out=base.opt_out or opt_out,
         maintenance=base.maintenance or _maintenance(node, keys),
         owner=base.owner or (None if owner is None else owner.tool), cordoned_by=base.cordoned_by or cordoned_by,
-        undone=base.undone or undone,
+        marker_removed=base.marker_removed or marker_removed,
         marked_at=None if record is None else record.set_at, uncordoned=base.uncordoned or own.uncordoned,
         resting=f"{owner.tool}: {RESTING[owner.meaning]}" if owner and owner.meaning in RESTING else base.resting,
         # a node under maintenance, removal or start is not expected to respond

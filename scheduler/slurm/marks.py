@@ -100,7 +100,7 @@ class SlurmMarks:
     ``damaged``: why the record is invalid or belongs to another installation; then predrain owns nothing on the node.
     ``lost_weight``: the soft marker is recorded, but Slurm has restored the configured weight, as after each
     reconfigure and restart. The marker counts as current, and will be restored.
-    ``undone``: another client removed or took over a marker.
+    ``marker_removed``: another client removed or took over a marker.
     """
 
     marks: Marks
@@ -108,7 +108,7 @@ class SlurmMarks:
     record: OwnershipRecord | None = None
     damaged: DamagedRecordError | None = None
     lost_weight: bool = False
-    undone: bool = False
+    marker_removed: bool = False
 
 
 def slurm_marks_on(node: SlurmNode, settings: SlurmSettings, now: datetime) -> SlurmMarks:
@@ -133,8 +133,8 @@ def slurm_marks_on(node: SlurmNode, settings: SlurmSettings, now: datetime) -> S
     since = (record.since or node.reason_at or now) if hard else None
     drained = hard and record.drain_at is not None
     marks = Marks(Published(record.tier, record.until), soft, hard, drained, since)
-    undone = record.level >= Level.AVOID and marks.level < record.level and now < record.until
-    return SlurmMarks(marks, foreign, record, damaged, lost, undone)
+    marker_removed = record.level >= Level.AVOID and marks.level < record.level and now < record.until
+    return SlurmMarks(marks, foreign, record, damaged, lost, marker_removed)
 
 
 def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, now: datetime) -> NodeView:
@@ -155,7 +155,7 @@ def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, n
     return NodeView(
         node.name, settings.cluster, group, _named(node, settings.rack_prefix), _named(node, settings.domain_prefix),
         (), tuple(jobs), ours.marks, opt_out, node.relied_on, by, node.down, node.readable,
-        ours.undone, None if ours.record is None else ours.record.set_at,
+        ours.marker_removed, None if ours.record is None else ours.record.set_at,
         # a drained node that is powered down is out of service because of the drain
         resting=None if by is not None and "MAINT" not in node.states else node.resting,
         unwritable=node.relied_on and f"{node.relied_on} is requested or in progress",

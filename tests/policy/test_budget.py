@@ -130,8 +130,12 @@ def test_what_is_granted_is_what_a_plain_search_grants(nodes, wishes, most, shar
         Budget("group", max_unavailable=most),
         Budget("rack", max_unavailable_share=share),
     )
-    wanted = [Ask(f"n{i:02}", risk, T0) for i, risk in dict(wishes).items() if i < len(listed) and not listed[i].lost]
-    out = {node.name for node in listed if node.lost}
+    wanted = [
+        Ask(f"n{i:02}", risk, T0)
+        for i, risk in dict(wishes).items()
+        if i < len(listed) and not listed[i].why_out_of_service
+    ]
+    out = {node.name for node in listed if node.why_out_of_service}
     expected = set()
     for ask in sorted(wanted, key=lambda ask: (-ask.worth, ask.node)):
         mine = next(node for node in listed if node.name == ask.node)
@@ -154,7 +158,7 @@ def test_what_is_granted_is_what_a_plain_search_grants(nodes, wishes, most, shar
 def test_no_round_takes_out_more_than_a_share_of_the_fleet_whatever_its_clusters_are(sizes, others):
     listed = [NodeView(f"c{c:03}-n{i:02}", f"c{c}", "g") for c, size in enumerate(sizes) for i in range(size)]
     listed = [replace(node, down=i < others) for i, node in enumerate(listed)]
-    wanted = [Ask(node.name, 0.9, T0) for node in listed if not node.lost]
+    wanted = [Ask(node.name, 0.9, T0) for node in listed if not node.why_out_of_service]
     size, starts = len(listed), ()
     for hour in range(3):
         granted = grant(listed, wanted, starts, BudgetConfig(), T0 + hour * HOUR)
@@ -162,7 +166,7 @@ def test_no_round_takes_out_more_than_a_share_of_the_fleet_whatever_its_clusters
         assert (again.nodes, again.starts) == (granted.nodes, granted.starts)
         new = {start.node for start in granted.starts if start.at == T0 + hour * HOUR}
         assert len(new) <= max(1, 0.05 * size)
-        out = {node.name for node in listed if node.lost} | granted.nodes
+        out = {node.name for node in listed if node.why_out_of_service} | granted.nodes
         assert len(out) <= max(1, 0.10 * size, others)
         starts = granted.starts
         listed = [replace(node, down=node.name in out) for node in listed]

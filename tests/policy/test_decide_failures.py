@@ -183,13 +183,13 @@ def test_a_person_is_overruled_by_a_new_fault_but_not_by_an_old_state_read_again
 
 def test_a_person_who_undoes_our_cordon_gets_the_node_back_whole_and_keeps_it():
     fleet, state = marked()
-    plan = once([replace(fleet[0], undone=True, uncordoned=True), *fleet[1:]], config(), T0 + HOUR, state)
+    plan = once([replace(fleet[0], marker_removed=True, uncordoned=True), *fleet[1:]], config(), T0 + HOUR, state)
     assert verbs(plan, "n") == ["release"]
     assert [action.to for action in plan.actions] == [Level.PUBLISH]
     assert plan.nodes["n"].reasons[0] == "an operator uncordoned the node: the other predrain markers are removed"
     free = carry_out(fleet, plan.actions, T0 + HOUR)
     assert not hard(once(free, config(), T0 + 2 * HOUR, plan.state))
-    lost_state = once([node("n", 0.9, undone=True), *healthy(12)], config())
+    lost_state = once([node("n", 0.9, marker_removed=True), *healthy(12)], config())
     assert verbs(lost_state, "n") == ["publish"], "the adapter saw the person"
 
 

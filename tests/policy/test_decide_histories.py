@@ -34,14 +34,14 @@ def test_nothing_waits_for_longer_because_the_clock_was_ahead():
         ahead = world.now + random.choice([1, 5, 300]) * HOUR
         fresh = [replace(unit, score=score(random.random(), ahead)) for node in world.nodes for unit in node.units]
         nodes = [replace(node, units=tuple(fresh[2 * k : 2 * k + 2])) for k, node in enumerate(world.nodes)]
-        nodes[0] = replace(nodes[0], software="570", undone=True)
+        nodes[0] = replace(nodes[0], software="570", marker_removed=True)
         signals = replace(world.signals(), read_at=ahead, release_all=random.random() < 0.2)
         plan = decide(nodes[:-1], world.state, signals, world.config, ahead)
         nodes = carry_out(nodes, plan.actions, ahead)
         found |= {name for name, _ in _after(world.now, state_json(carried_out(plan.state, plan.actions)))}
         back = decide(nodes, carried_out(plan.state, plan.actions), world.signals(), world.config, world.now)
         assert _after(world.now, state_json(back.state)) == [], (SEED, number)
-    assert found >= {"at", "since", "first_at", "last_at", "episode", "undone_at", "changed_at", "absent_since"}
+    assert found >= {"at", "since", "first_at", "last_at", "episode", "marker_removed_at", "changed_at", "absent_since"}
 
 
 def _after(now: datetime, value: object, name: str = "") -> list[tuple[str, datetime]]:

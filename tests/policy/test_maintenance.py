@@ -216,13 +216,13 @@ def test_marks_that_go_soon_on_several_nodes_are_removed_by_a_program_and_set_no
     state = once(nodes, settings).state
     for minutes in (1, 2, 30):
         now = T0 + timedelta(minutes=minutes)
-        stripped = [replace(each, undone=True, marked_at=T0) for each in nodes[:3]]
+        stripped = [replace(each, marker_removed=True, marked_at=T0) for each in nodes[:3]]
         plan = once([*stripped, *nodes[3:]], settings, now, state)
         state = plan.state
         assert {action.verb for action in plan.actions} <= {"publish"}
         assert all("within 60 s, on 3 nodes: another controller or an admission webhook" in why(plan, f"r{i}")
                    for i in range(3))  # fmt: skip
-    by_hand = [replace(nodes[0], undone=True, marked_at=T0 - 2 * HOUR), *nodes[1:]]
+    by_hand = [replace(nodes[0], marker_removed=True, marked_at=T0 - 2 * HOUR), *nodes[1:]]
     assert "an operator or another tool removed" in why(once(by_hand, settings, T0, PolicyState()), "r0")
 
 

@@ -193,7 +193,7 @@ def test_a_cordon_of_ours_is_known_by_who_wrote_it_and_a_persons_stays(cluster: 
     for name in ("n1", "n2"):
         assert cluster.node(name)["spec"]["unschedulable"] is True
         reading = replica.scheduler.revalidate(name)
-        assert (reading.view.cordoned_by, reading.view.undone) == (None, False)
+        assert (reading.view.cordoned_by, reading.view.marker_removed) == (None, False)
     assert replica.round().steps == [], "it is our own, and stands"
     cluster.change("n2", unschedulable=None)
     cluster.change("n2", unschedulable=True)  # a person's own, while our annotation is still there

@@ -200,7 +200,7 @@ def test_a_restart_of_slurmctld_keeps_the_drain_and_the_weight_is_set_again_and_
     assert (again.level("n1"), again.node("n1").reason) == (Level.DRAIN, reason)
     assert again.node("n2").weight == 1  # that of slurm.conf
     fleet = {node.view.name: node.view for node in again.scheduler.read_fleet().nodes}
-    assert (fleet["n2"].marks.soft, fleet["n2"].undone) == (True, False)
+    assert (fleet["n2"].marks.soft, fleet["n2"].marker_removed) == (True, False)
 
     def weights_again() -> bool:
         again.scheduler.read_fleet()  # upkeep works on what was read, and nodes come back one by one

@@ -79,7 +79,9 @@ def test_a_job_preempts_a_probe_within_seconds_and_never_sees_it_as_work(
     probes = begun(cluster, scheduler, key, "long")
     cluster.wait(lambda: "running" in probes.result("n1", key).message)
     reading = scheduler.revalidate("n1")
-    assert (reading.view.jobs, reading.view.lost) == ((), None), "a probe is no job, and its node is in service"
+    assert (reading.view.jobs, reading.view.why_out_of_service) == ((), None), (
+        "a probe is no job, and its node is in service"
+    )
     began = time.monotonic()
     job = cluster.submit("--partition=gpu", "--nodelist=n1", "--exclusive", script="sleep 60")
     cluster.wait(lambda: "RUNNING" in str(cluster.job(job)["job_state"]))

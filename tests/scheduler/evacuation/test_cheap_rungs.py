@@ -185,7 +185,7 @@ def test_nothing_is_probed_unless_the_rung_is_named_and_earned(others: dict[str,
 IN_BETWEEN = {
     **{name: STOPS[name] for name in ("kill", "release all", "a person cordons it")},
     "a job": lambda c: c.workloads.running.update(late=workload("late", "n7", uid="late")),
-    "a removed marker": lambda c: c.change("n7", undone=True),
+    "a removed marker": lambda c: c.change("n7", marker_removed=True),
     "an uncordon": lambda c: c.change("n7", uncordoned=True),
     "a reboot": lambda c: c.change("n7", unwritable="a reboot"),
     "a failure": lambda c: c.change("n7", down=True),

@@ -120,7 +120,7 @@ CALLED_OFF = {
     "taken off": lambda c: c.write("n1", lambda n: without_our_taints(n, c)),
     "cordoned": lambda c: c.write("n1", lambda n: replace(n, unschedulable=True)),
     "unreadable": lambda c: c.change("n1", readable=False),
-    "undone": lambda c: c.change("n1", undone=True),
+    "undone": lambda c: c.change("n1", marker_removed=True),
     "lowered": lambda c: c.write("n1", lambda n: after(TO_SWAP, n, c.scheduler.keys, c.clock.now())),
     "expired": lambda c: c.clock.move(2 * STEP),
     "not released": lambda c: (c.scored(n1=0.01), setattr(c.scheduler, "apply", lambda *_: WriteResult("refused"))),

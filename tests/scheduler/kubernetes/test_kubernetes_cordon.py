@@ -57,7 +57,9 @@ def test_a_hard_mark_cordons_and_its_release_takes_the_cordon_off(world: World, 
     assert '"earlier": "schedulable"' in hand.raw()["metadata"]["annotations"][KEY]
     world.edit(NODE, lambda node: node["spec"]["taints"].append(OF_THE_LIFECYCLE))
     view = seen(hand)
-    assert (view.cordoned_by, view.undone, view.lost) == (None, False, "drained by predrain"), "it is no foreign hand"
+    assert (view.cordoned_by, view.marker_removed, view.why_out_of_service) == (None, False, "drained by predrain"), (
+        "it is no foreign hand"
+    )
     hand.do("drain")
     hand.do("release", to=Level.SWAP)
     assert hand.raw()["spec"]["unschedulable"] is True
@@ -87,13 +89,15 @@ def test_an_uncordon_by_a_person_undoes_our_mark_and_is_remembered_after_its_rel
     hand.do("swap")
     world.edit(NODE, by(None))
     view = seen(hand)
-    assert (view.undone, view.uncordoned, view.cordoned_by) == (True, True, None)
+    assert (view.marker_removed, view.uncordoned, view.cordoned_by) == (True, True, None)
     hand.do("release", to=Level.PUBLISH)
     assert hand.level() is Level.PUBLISH
     assert KEY not in hand.raw()["metadata"]["annotations"]
-    assert (seen(hand).undone, seen(hand).uncordoned) == (True, False), "also for a controller that knows nothing"
+    assert (seen(hand).marker_removed, seen(hand).uncordoned) == (True, False), (
+        "also for a controller that knows nothing"
+    )
     hand.later(timedelta(hours=7))
-    assert not seen(hand).undone, "after the end of what we put on, nobody knows"
+    assert not seen(hand).marker_removed, "after the end of what we put on, nobody knows"
 
 
 def test_a_person_who_cordons_our_node_anew_would_lose_the_cordon_with_our_mark_and_keeps_it(

@@ -174,7 +174,7 @@ def test_our_cordon_stays_while_another_tool_relies_on_it_and_ends_after_that(
         assert not [taint for taint in cordons.raw()["spec"].get("taints") or [] if taint["key"].startswith(OURS)]
         reading = cordons.scheduler.revalidate("n1")
         assert "cordon stays while" in (reading.view.notice or "")
-        assert (reading.view.marks.level, reading.view.lost) == (Level.NONE, None)
+        assert (reading.view.marks.level, reading.view.why_out_of_service) == (Level.NONE, None)
         assert cordons.do("release").kind == "already"
     assert "n1" in {reading.view.name for reading in cordons.scheduler.read_fleet().nodes}
     world.edit(NODE, end)

@@ -88,7 +88,7 @@ def test_a_job_that_came_since_is_seen_when_the_node_is_read_again(world: World,
 )  # fmt: skip
 def test_who_took_a_node_out_of_service_is_distinguished(world: World, hand: Hand, change: dict, message: str) -> None:
     world.edit("/api/v1/nodes/n1", lambda raw: raw["spec"].update(change))
-    assert views(hand)["n1"].lost == message
+    assert views(hand)["n1"].why_out_of_service == message
 
 
 def test_a_node_that_is_not_ready_is_down_and_one_that_is_being_deleted_rests(world: World, hand: Hand) -> None:
@@ -206,4 +206,4 @@ def test_a_new_node_that_is_not_ready_is_starting_for_a_while(
 
     world.edit("/api/v1/nodes/n1", starts)
     view = views(hand)["n1"]
-    assert (view.lost, view.counted) == (lost, lost is not None)
+    assert (view.why_out_of_service, view.counted) == (lost, lost is not None)

@@ -55,7 +55,7 @@ class Place:
 
     def decide(self, **spec: Any) -> Any:
         self.elapsed.move(seconds=60)
-        return self.placements.of(
+        return self.placements.placement_of(
             {**pod("a", "n1", **spec), "metadata": {"name": "a", "namespace": "team", "uid": "u"}}
         )
 
@@ -193,7 +193,9 @@ def test_a_template_that_names_the_node_is_told_from_a_scheduler_that_bound_the_
     def decide(manager: str, **entry: Any) -> bool | None:
         raw = pod("a", "n1")
         fields = {"manager": manager, "fieldsV1": {"f:spec": {"f:nodeName": {}}}, **entry}
-        return place.placements.of({**raw, "metadata": {**raw["metadata"], "managedFields": [fields]}}).elsewhere
+        return place.placements.placement_of(
+            {**raw, "metadata": {**raw["metadata"], "managedFields": [fields]}}
+        ).elsewhere
 
     assert decide("kube-controller-manager") is False
     assert decide("kube-controller-manager", fieldsV1={"f:spec": {"f:containers": {}}}) is True
@@ -213,7 +215,7 @@ def test_a_node_that_kueue_assigned_is_no_requirement_of_the_pod(place, part, ke
     def decide(*, replaces: bool, **selector: str) -> bool | None:
         raw = pod("a", "n1", nodeSelector={HOST: "n1", **selector})
         raw["metadata"][part] = {key: "x"}
-        return PlacementCheck(CachedReads(place.api), kueue_replaces_nodes=replaces).of(raw).elsewhere
+        return PlacementCheck(CachedReads(place.api), kueue_replaces_nodes=replaces).placement_of(raw).elsewhere
 
     assert decide(replaces=False) is None
     assert decide(replaces=True) is True
@@ -249,7 +251,7 @@ def test_a_pod_that_must_be_near_others_stays_within_the_domain_of_its_node(plac
 
 def test_the_nodes_are_listed_once_for_the_pods_of_a_round(place):
     for name, slot in (("a", "2"), ("b", "3"), ("c", "9")):
-        assert place.placements.of(pod(name, "n1", nodeSelector={"slot": slot})).elsewhere is (slot != "9")
+        assert place.placements.placement_of(pod(name, "n1", nodeSelector={"slot": slot})).elsewhere is (slot != "9")
     assert place.lists() == 1
 
 
@@ -282,7 +284,7 @@ def test_a_pod_goes_where_its_spread_allows_it(place, constraints, others, elsew
     mine = pod("a", "n1", topologySpreadConstraints=constraints)
     labels = {"app": "db", "version": "2"}
     mine = {**mine, "metadata": {"name": "a", "namespace": "team", "uid": "u", "labels": labels}}
-    assert place.placements.of(mine).elsewhere is elsewhere
+    assert place.placements.placement_of(mine).elsewhere is elsewhere
 
 
 def test_a_pod_with_claims_needs_a_node_with_devices_of_the_same_drivers(place):

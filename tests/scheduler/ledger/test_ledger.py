@@ -171,7 +171,9 @@ def test_nodes_and_units_are_kept_as_all_else_is(file):
     units = (UnitView("g0", score, (Fact("xid 79", T0),), T0), UnitView("g1", Score(None, T0, T0)), UnitView("g2"))
     jobs = (JobView("j", 8, T0, None, T0 + STEP, can_checkpoint=True),)
     marks = Marks(Published("high", T0 + STEP), tainted=True, hard_since=since)
-    node = NodeView("n1", "c", "g", "r", None, units, jobs, marks, opt_out="x=y", down=True, undone=True, software="d")
+    node = NodeView(
+        "n1", "c", "g", "r", None, units, jobs, marks, opt_out="x=y", down=True, marker_removed=True, software="d"
+    )
     fleet = (node, NodeView("n2", "c", "g"))
     record = RoundRecord(fleet, PolicyState(), Signals(T0), PolicyConfig(), None, None, None, "h", "1")
     given = inputs_of(record)

@@ -61,7 +61,7 @@ def test_actions_change_only_what_is_ours_stand_afterwards_and_may_be_repeated(s
         assert writes_between(then, then) == ()
         assert (then.taints[0], then.annotations["note"]) == (theirs.taints[0], "y")
         assert marks_of(then, KEYS, T0).level <= level
-        assert not view_of(then, NodeView("n", "c", "g"), KEYS, T0).undone
+        assert not view_of(then, NodeView("n", "c", "g"), KEYS, T0).marker_removed
         target = then
     assert after(RELEASES[0], target, KEYS, T0) == theirs
 
@@ -72,11 +72,11 @@ def test_a_mark_that_is_gone_before_its_time_was_taken_off_by_somebody_and_after
         target = after(step, target, KEYS, T0)
     base = NodeView("n", "c", "g")
     assert marks_of(target, KEYS, T0).hard_since == T0
-    assert not view_of(target, base, KEYS, T0 + HOUR).undone
+    assert not view_of(target, base, KEYS, T0 + HOUR).marker_removed
     gone = replace(target, taints=())
-    assert view_of(gone, base, KEYS, T0 + HOUR).undone
-    assert not view_of(gone, base, KEYS, T0 + 12 * HOUR).undone
-    assert not view_of(after(RELEASES[0], gone, KEYS, T0), base, KEYS, T0).undone
+    assert view_of(gone, base, KEYS, T0 + HOUR).marker_removed
+    assert not view_of(gone, base, KEYS, T0 + 12 * HOUR).marker_removed
+    assert not view_of(after(RELEASES[0], gone, KEYS, T0), base, KEYS, T0).marker_removed
 
 
 OWN_KEYS = Keys(avoid="team.example/avoid=yes")
@@ -311,13 +311,13 @@ NOBODYS = [
 def test_planned_maintenance_and_removal_are_capacity_at_rest(node):
     seen = view(node)
     assert seen.owner is not None
-    assert (seen.down, seen.lost, seen.counted) == (False, None, False)
+    assert (seen.down, seen.why_out_of_service, seen.counted) == (False, None, False)
 
 
 @pytest.mark.parametrize("node", IN_REPAIR, ids=str)
 def test_a_node_in_repair_is_out_of_service(node):
     seen = view(node)
-    assert (seen.owner is not None, seen.counted, seen.lost) == (True, True, "down")
+    assert (seen.owner is not None, seen.counted, seen.why_out_of_service) == (True, True, "down")
 
 
 @pytest.mark.parametrize("node", NOBODYS, ids=str)

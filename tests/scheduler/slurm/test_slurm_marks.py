@@ -148,7 +148,7 @@ def test_a_release_gives_back_what_was_found():
         1_000_003,
         Level.AVOID,
     )
-    assert not slurm_marks_on(half, SETTINGS, T0).undone
+    assert not slurm_marks_on(half, SETTINGS, T0).marker_removed
     assert after(node, change_for(release(), node, SETTINGS, T0)) == replace(NODE, user="root", reason_at=T0)
     assert after(half, change_for(release(), half, SETTINGS, T0)) == replace(NODE, user="root", reason_at=T0)
 
@@ -166,7 +166,7 @@ def test_a_prediction_that_is_renewed_renews_the_reason_too():
 def test_a_weight_that_a_person_set_is_theirs():
     node = replace(done(NODE, "publish", "avoid"), weight=77)
     ours = slurm_marks_on(node, SETTINGS, T0)
-    assert (ours.marks.soft, ours.undone) == (False, True)
+    assert (ours.marks.soft, ours.marker_removed) == (False, True)
     assert weight_again(node, SETTINGS, T0).empty
     assert change_for(release(), node, SETTINGS, T0).weight is None
 
@@ -189,7 +189,7 @@ def test_on_a_node_with_another_reason_nothing_is_written_but_our_own_taken_back
     assert (change.state, change.reason, change.extra, change.weight) == (None, None, '{"a": 1}', 3)
     view = view_of(node, (), SETTINGS, T0)
     assert view.opt_out is not None
-    assert view.undone
+    assert view.marker_removed
     assert (view.cordoned_by is not None) == (state in ("DRAIN", "FAIL"))
 
 
@@ -293,7 +293,7 @@ def row(states: list[str], **others: object) -> dict[str, object]:
 def test_a_node_at_rest_is_neither_down_nor_out_of_service(states):
     out = "DRAIN" in states
     view = view_of(node_of(row(states, reason="x" if out else ""), "gpu"), (), SETTINGS, T0)
-    assert (view.readable, view.down, view.resting is not None, view.lost, view.counted) == (
+    assert (view.readable, view.down, view.resting is not None, view.why_out_of_service, view.counted) == (
         True,
         False,
         True,
@@ -305,18 +305,24 @@ def test_a_node_at_rest_is_neither_down_nor_out_of_service(states):
 @pytest.mark.parametrize("states", AWAKE, ids="+".join)
 def test_a_node_that_is_planned_or_reserved_is_in_service(states):
     view = view_of(node_of(row(states), "gpu"), (), SETTINGS, T0)
-    assert (view.readable, view.down, view.resting, view.lost, view.counted) == (True, False, None, None, True)
+    assert (view.readable, view.down, view.resting, view.why_out_of_service, view.counted) == (
+        True,
+        False,
+        None,
+        None,
+        True,
+    )
 
 
 @pytest.mark.parametrize("states", FAILED, ids="+".join)
 def test_a_node_that_failed_is_down_whatever_its_power(states):
     view = view_of(node_of(row(states), "gpu"), (), SETTINGS, T0)
-    assert (view.down, view.resting, view.lost, view.counted) == (True, None, "down", True)
+    assert (view.down, view.resting, view.why_out_of_service, view.counted) == (True, None, "down", True)
 
 
 def test_a_node_that_was_drained_by_others_and_powered_down_is_out_of_service():
     view = view_of(node_of(row(["IDLE", "DRAIN", "POWERED_DOWN"], reason="bad disk"), "gpu"), (), SETTINGS, T0)
-    assert view.lost is not None
+    assert view.why_out_of_service is not None
 
 
 @pytest.mark.parametrize("changed", [{"partitions": ("other",)}, {"gpus": 0}, {"states": frozenset({"FUTURE"})}])

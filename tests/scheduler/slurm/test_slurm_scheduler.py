@@ -169,7 +169,7 @@ def test_a_round_sets_lost_weights_again_and_reports_it(world):
     soft = world.slurm.all["n6"].weight
     world.slurm.reconfigure()
     view = world.scheduler.revalidate("n6").view
-    assert (view.marks.soft, view.undone) == (True, False), "nobody took it off"
+    assert (view.marks.soft, view.marker_removed) == (True, False), "nobody took it off"
     report = world.round()
     assert world.slurm.all["n6"].weight == soft
     assert f"restored after the scheduler lost it: node n6: Weight: 1 -> {soft}" in report.notes

@@ -1,0 +1,59 @@
+"""What keeps a step of a plan from being carried out: a step before it, the node, and the ledger."""
+
+from dataclasses import replace
+from typing import Any
+
+from policy.fleet import Level
+from scheduler.ports.errors import LedgerError
+from tests.policy.decide_world import STEP
+from tests.scheduler.cluster import Cluster
+
+
+def drained() -> Cluster:
+    cluster = Cluster(3)
+    cluster.scored(n1=0.9)
+    cluster.round()
+    assert cluster.level("n1") is Level.DRAIN
+    return cluster
+
+
+def test_a_node_that_becomes_unreadable_before_its_release_is_not_written() -> None:
+    cluster = drained()
+    cluster.clock.move(2 * STEP)
+    read = cluster.scheduler.revalidate
+
+    def unreadable(node: str) -> Any:
+        reading = read(node)
+        return replace(reading, view=replace(reading.view, readable=False))
+
+    cluster.scheduler.revalidate = unreadable
+    came = {(step.outcome, step.message) for step in cluster.round().steps if step.action.verb == "release"}
+    assert came == {("skipped", "its state cannot be read now")}
+    assert cluster.level("n1") is Level.DRAIN
+
+
+def test_after_a_release_that_is_refused_the_node_gets_no_other_marker() -> None:
+    cluster = drained()
+    for refused in (False, True):
+        cluster.clock.move(STEP)
+        cluster.scored(n1=0.2)
+        if refused:
+            cluster.scheduler.faults.plan("refused", "apply")
+        report = cluster.round()
+    came = [(step.action.verb, step.outcome) for step in report.steps if step.action.verb != "publish"]
+    assert came == [("release", "failed"), ("avoid", "skipped")]
+    assert [taint.effect for taint in cluster.scheduler.nodes["n1"].object.taints] == ["NoSchedule"]
+
+
+def test_a_release_whose_decision_cannot_be_recorded_is_no_call_of_an_evacuation() -> None:
+    cluster = drained()
+
+    def full(*_: Any) -> int:
+        raise LedgerError("full")
+
+    for call in ("begin", "begin_releases"):
+        setattr(cluster.ledger, call, full)
+    cluster.clock.move(2 * STEP)
+    cluster.round()
+    assert cluster.levels() == {}
+    assert cluster.ledger._read("SELECT id FROM calls WHERE round IS NULL") == []

@@ -177,8 +177,7 @@ class Executor:
         self.log.report.steps.append(Step(action, answer.kind, answer.message, answer.writes))
 
     def _skip(self, action: Action, why: str) -> None:
-        if action.verb != "release":
-            self._stuck.add(action.node)
+        self._stuck.add(action.node)
         self._note(action, "skipped", why)
         if self.log.report.number is not None:
             with self.log.recording():

@@ -120,6 +120,8 @@ CHANGES = {
         lambda c: c.facts.facts.update({"n1-1": ReportedFacts((), c.clock.now())}),
         "its scores or facts changed",
     ),
+    "released": (lambda c: c.scheduler.set_switches(Switches(release_all=True)), "release-all is set"),
+    "removed": (lambda c: c.change("n1", marker_removed=True), "another client removed a predrain marker"),
     "killed": (lambda c: c.scheduler.set_switches(Switches(kill=True)), "the kill switch was set"),
     "gone": (lambda c: c.scheduler.nodes.pop("n1"), "the node was removed"),
     "jobs_unknown": (

@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from policy.fleet import Level
+from scheduler.controller.controller import release_plan
+from scheduler.controller.executor import settled_by_reading
 from scheduler.ports.errors import LedgerError
 from tests.policy.decide_world import STEP
 from tests.scheduler.cluster import Cluster
@@ -57,3 +59,13 @@ def test_a_release_whose_decision_cannot_be_recorded_is_no_call_of_an_evacuation
     cluster.round()
     assert cluster.levels() == {}
     assert cluster.ledger._read("SELECT id FROM calls WHERE round IS NULL") == []
+
+
+def test_a_release_without_an_answer_is_not_confirmed_by_a_node_that_is_gone_or_unreadable() -> None:
+    cluster = Cluster(3)
+    (action,), now = release_plan(["n1"], cluster.clock.now()).actions, cluster.clock.now()
+    readings = [cluster.scheduler.revalidate("n1")]
+    cluster.change("n1", readable=False)
+    readings += [cluster.scheduler.revalidate("n1"), None]
+    settled = [settled_by_reading(action, reading, now, "cut") for reading in readings]
+    assert [(item.kind, item.confirmed) for item in settled] == [("found", True), ("not_found", False), ("gone", False)]

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import glob
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -22,7 +23,6 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
@@ -30,8 +30,23 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 from foundation.errors import InputError
 from foundation.place import refuse_storage
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_DISK_PROBLEMS = (
+    (
+        (errno.ENOSPC, errno.EDQUOT),
+        "the disk is full",
+        "Free space or write to another file system, then run again; previous output is unchanged.",
+    ),
+    (
+        (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP),
+        "the file system does not support file locks",
+        "Use another file system, such as a local disk.",
+    ),
+    (
+        (errno.EROFS, errno.EACCES, errno.EPERM),
+        "cannot write here: {reason}",
+        "Choose a folder that this user may write to.",
+    ),
+)
 _STALE_S = 3600.0
 _SWAP_WAIT_S = 2.0
 # Two renames take microseconds; a builder that is between them for longer than this has died.
@@ -49,33 +64,16 @@ def previous_path(target: Path) -> Path:
 
 @contextlib.contextmanager
 def disk_errors(target: Path) -> Iterator[None]:
-    """Turn "no space left", "read-only" and "not permitted" into an InputError that names ``target``.
-
-    Raises ``InputError`` on ENOSPC, EDQUOT, EROFS, EACCES and EPERM; any other OSError passes through.
-    """
+    """Turn an OSError for which the user can do something into an ``InputError`` that names ``target``."""
     try:
         yield
     except OSError as error:
         # Some of Arrow's OSErrors have no errno attribute, only the number in the message.
-        text = str(error)
-        if error.errno in _FULL or any(f"errno {code}" in text or f"Errno {code}" in text for code in _FULL):
-            raise InputError(
-                "the disk is full",
-                f"while writing {target}",
-                "Free space or write to another file system, then run again; previous output is unchanged.",
-            ) from error
-        if error.errno in _NO_LOCKS:
-            raise InputError(
-                "the file system does not support file locks",
-                str(target),
-                "Use another file system, such as a local disk.",
-            ) from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise InputError(
-                f"cannot write here: {os.strerror(error.errno)}",
-                str(target),
-                "Choose a folder that this user may write to.",
-            ) from error
+        in_text = re.search(r"[Ee]rrno (\d+)", str(error))
+        code = error.errno or (int(in_text[1]) if in_text else 0)
+        for codes, what, do in _DISK_PROBLEMS:
+            if code in codes:
+                raise InputError(what.format(reason=os.strerror(code)), f"while writing {target}", do) from error
         raise
 
 
@@ -209,9 +207,7 @@ class FolderSwap:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.discard()
 
 
@@ -263,16 +259,12 @@ def _settle(target: Path) -> None:
 
 def _is_read(folder: Path) -> bool:
     """Whether a :class:`ReadLease` holds a folder."""
-    try:
+    with contextlib.suppress(OSError):  # gone, or on a file system that cannot lock folders, so nothing holds one
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # this file system cannot lock folders, so nothing holds one
-        return False
-    finally:
-        os.close(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
     return False

@@ -3,7 +3,7 @@
 Readers apply them before anything else sees the input, and count what they leave out by reason.
 """
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
@@ -16,14 +16,6 @@ BAD_TIME: Final = "timestamp before 2000 or after 2100"
 
 EARLIEST_MS: Final = to_ms(datetime(2000, 1, 1, tzinfo=UTC))
 LATEST_MS: Final = to_ms(datetime(2100, 1, 1, tzinfo=UTC))
-
-
-def later(when: datetime, delay: timedelta) -> datetime:
-    """Return an instant after a delay; the last instant there is where the sum lies beyond it."""
-    try:
-        return when + delay
-    except OverflowError:
-        return datetime.max.replace(tzinfo=UTC)
 
 
 def plausible_rows(table: pa.Table) -> tuple[pa.Table, dict[str, int], str | None]:

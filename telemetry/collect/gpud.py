@@ -19,7 +19,7 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ValidationError
 from foundation.instants import from_ms, to_ms
 from foundation.text import storable
 from telemetry.accounting import Accounting
-from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS, later
+from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS
 from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
 from telemetry.collect.outbox import DROPPED, Outbox
 from telemetry.collect.scraping.collector import Fetch, ScrapeError, Watch
@@ -230,7 +230,7 @@ class EventsWatch(Watch[NodeEvents]):
                 )
 
         def known_at(time: datetime) -> datetime:
-            return min(now, later(time, self._delay)) if known is None else now
+            return min(now, time + self._delay) if known is None else now
 
         entries = read_events(page.body, self.target.node or self.target.host, known_at, self._rules)
         seen = set() if known is None else set(known["seen"])

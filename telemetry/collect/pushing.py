@@ -246,9 +246,6 @@ class Pusher:
             stopping = self._stopped.is_set()  # one more round after the signal
             try:
                 later = self.push()
-            except (
-                OSError,
-                InputError,
-            ) as error:  # the spool itself, for example on a full disk
+            except (OSError, InputError) as error:  # the spool itself, for example on a full disk
                 later = self._wait(f"the spool cannot be used: {error}")
             self._stopped.wait(_IDLE_S if later is None or later.after_s is None else later.after_s)

@@ -38,10 +38,9 @@ _REASONS: Final[Mapping[ValueKind, str]] = {
     "container": "values are container ids",
     "service": "values are services or the local host",
 }
-NO_VALUE: Final = frozenset(
+_NO_VALUE: Final = frozenset(
     {"", "-", "0x", "n/a", "[n/a]", "na", "none", "null", "unknown", "<unknown>", "not supported"}
 )
-"""Label values that mean "no value"."""
 
 _POD_LABELS: Final = ("pod", "pod_name", "kubernetes_pod_name", "k8s_pod_name", "exported_pod", "exporter_pod")
 _SERVICE_LABELS: Final = ("service", "container", "endpoint", "namespace", "kubernetes_namespace", "app")
@@ -183,7 +182,7 @@ class NodeLabels:
         ``device``: identity of its GPU, or None. ``place``: its PCI address or slot.
         """
         given = (name for name in self.names if name in labels)
-        values = {name: value for name in given if (value := self._value(labels, name)) is not None}
+        values = {name: value for name in given if (value := label_value(labels, name)) is not None}
         key = (device, place, *values.items())
         if key in self._seen:
             return
@@ -282,7 +281,7 @@ class NodeLabels:
         return "values change while the GPUs stay" if better else None
 
     def _usable(self, labels: Mapping[str, str], name: str) -> str | None:
-        value = self._value(labels, name)
+        value = label_value(labels, name)
         if value is None:
             return None
         if not self.is_given and name in self._evidence:
@@ -291,17 +290,16 @@ class NodeLabels:
                 return None
         return self._name(value)
 
-    def _value(self, labels: Mapping[str, str], name: str) -> str | None:
-        value = labels.get(name)
-        if value is None:
-            return None
-        value = value.strip()
-        return None if value.casefold() in NO_VALUE else value
-
     def _name(self, value: str) -> str:
         if self._drop_port:
             value = _without_port(value)
         return value.split(".", 1)[0] if self._drop_domain and not is_address(value) else value
+
+
+def label_value(labels: Mapping[str, str], name: str) -> str | None:
+    """Return a label's value; None if it is missing or means "no value"."""
+    value = labels.get(name, "").strip()
+    return None if value.casefold() in _NO_VALUE else value
 
 
 def _without_port(value: str) -> str:

@@ -17,7 +17,7 @@ from foundation.text import nearest_hint
 from foundation.yaml import read_yaml
 from telemetry.dataset.channels import Channel, by_source_name, is_unused
 from telemetry.importing.mapping import TableMapping
-from telemetry.values.names import EXACT_NAMES, INVENTORY, repeats_inventory, spellings
+from telemetry.values.names import EXACT_NAMES, INVENTORY, spellings
 from telemetry.values.numbers import NO_VALUE_WORDS, split_header
 
 KEY_ALIASES: Final[Mapping[str, str]] = {
@@ -31,7 +31,7 @@ SAMPLE_KEYS: Final = ("timestamp", "node", "gpu", "mig_instance", "slot", "pci_b
 GPU_PLACE: Final = ("pci_bus_id", "slot")
 """Columns that identify a GPU within its node if samples have no GPU id, in order of preference."""
 
-_STATIC: Final = frozenset({"slot", "pci_bus_id", "serial", "model", "driver"})
+_STATIC: Final = frozenset({"slot", "pci_bus_id", "serial", "model", "driver", INVENTORY})
 
 
 COLUMN_NAMES: Final = read_yaml(Path(__file__).with_name("column_names.yaml").read_text(encoding="utf-8"))
@@ -107,8 +107,8 @@ def names_of_jobs(names: Sequence[str], mapping: TableMapping) -> tuple[dict[str
 def left_out_of_samples(name: str) -> bool:
     """Whether a sample column is known but unused: an inventory attribute, or a metric that is not a channel."""
     base = split_header(name)[0]
-    targets = {KEY_ALIASES.get(spelling) for spelling in spellings(base)}
-    return bool(name in _STATIC or targets & _STATIC or repeats_inventory(base) or is_unused(base))
+    targets = {EXACT_NAMES[spelling].target for spelling in spellings(base) if spelling in EXACT_NAMES}
+    return bool(name in _STATIC or targets & _STATIC or is_unused(base))
 
 
 def source_names(channels: Mapping[str, Channel]) -> dict[str, str]:
@@ -169,7 +169,14 @@ def resolve_columns(
             )
     unknown = unknown_columns(names, mapping, known, aliases, ignored, kept)
     if unknown and not extras:
-        raise unknown_error(unknown, where, [*known, *aliases], declare=declare)
+        more = f" and {len(unknown) - 1} more: {list(unknown[1:])}" if len(unknown) > 1 else ""
+        channel = f"declare it in params `channels: {{{unknown[0]}: {{kind: gauge}}}}`, or " if declare else ""
+        raise InputError(
+            f"unknown column {unknown[0]!r}{more}",
+            where,
+            f"{nearest_hint(unknown[0], [*known, *aliases])} Otherwise {channel}map it to null in the mapping to leave "
+            "it out, or set `ignore_others: true` there for all such columns.".strip(),
+        )
     source: dict[str, str] = {}
     for name in names:
         mapped = _mapped(name, names, mapping, known, aliases)
@@ -231,18 +238,6 @@ def targets_of(
         for target in () if mapped == _UNKNOWN else _targets(mapped):
             sources.setdefault(target, name)
     return sources
-
-
-def unknown_error(unknown: Sequence[str], where: str, known: Sequence[str], *, declare: bool) -> InputError:
-    """Return the error for unknown columns; ``declare``: whether to suggest declaring a channel."""
-    name, more = unknown[0], f" and {len(unknown) - 1} more: {list(unknown[1:])}" if len(unknown) > 1 else ""
-    channel = f"declare it in params `channels: {{{name}: {{kind: gauge}}}}`, or " if declare else ""
-    return InputError(
-        f"unknown column {name!r}{more}",
-        where,
-        f"{nearest_hint(name, known)} Otherwise {channel}map it to null in the mapping to leave "
-        "it out, or set `ignore_others: true` there for all such columns.".strip(),
-    )
 
 
 def _targets(mapped: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -6,21 +6,17 @@ dataset's inventory is corrected, and the contradiction is reported.
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from foundation.times import NEVER, instants
 from telemetry.dataset.meta import instant_text
 from telemetry.dataset.schema import INVENTORY, Unit, ms_of
-from telemetry.importing.instants import times_of
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.samples.block import Spill
-
-OPEN: Final = 1 << 62
-"""End of an open installation, in milliseconds; negated, the start of one without a known start."""
 
 ATTRIBUTES: Final = ("slot", "pci_bus_id", "serial", "model", "driver", "cluster", "group", "rack", "nvlink_domain")
 """Attributes of an installation."""
@@ -38,17 +34,6 @@ _MANY: Final = 4
 
 STRAY: Final = "on a second node for a moment"
 """Reason for such samples: a scrape was relabelled or answered late."""
-
-
-@dataclass(frozen=True, slots=True)
-class Corrected:
-    """Installations corrected by samples.
-
-    ``contradictions``: one line per GPU and period that contradicts the inventory.
-    """
-
-    installations: pd.DataFrame
-    contradictions: list[str]
 
 
 def rows_of(spill: Spill, units: Collection[int]) -> pd.DataFrame:
@@ -107,15 +92,16 @@ def runs_of(rows: pd.DataFrame, installations: InstallationIndex) -> pd.DataFram
     return runs.assign(gpu=names[runs.pop("unit")], node=nodes[runs["node"]]).reset_index(drop=True)
 
 
-def correct_installations(given: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit) -> Corrected:
+def correct_installations(given: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit) -> tuple[pd.DataFrame, list[str]]:
     """Correct installations by observations.
 
     ``given``: in the layout of :data:`INVENTORY`; empty without an inventory.
     ``runs``: all observations of the GPUs to correct, see :func:`runs_of`. Additional columns are attributes that fill
     gaps in the installations. ``is_from_start``: a GPU missing from the inventory and first seen in such a run has no
     known start.
+    Returns: the installations, and a line per GPU and period that contradicts the inventory.
     """
-    limits = {"start": ms_of(given["installed_at"], unknown=-OPEN), "end": ms_of(given["removed_at"], unknown=OPEN)}
+    limits = {"start": ms_of(given["installed_at"], unknown=-NEVER), "end": ms_of(given["removed_at"], unknown=NEVER)}
     of_unit = _by(unit, given.assign(**limits).sort_values("start", kind="stable"))
     observed = _by("gpu", runs.sort_values("first_ms", kind="stable"))
     made = [installation for gpu, seen in observed.items() for installation in _stays_of(of_unit.get(gpu, []), seen)]
@@ -124,13 +110,12 @@ def correct_installations(given: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit
     names = list(dict.fromkeys([*INVENTORY.names, *given.columns]))
     frame = pd.DataFrame(made, columns=[*names, "start", "end"])
     for name, limit in (("installed_at", "start"), ("removed_at", "end")):
-        ms = frame.pop(limit).to_numpy(np.int64)
-        frame[name] = pd.Series(times_of(np.where(np.abs(ms) == OPEN, 0, ms))).where(np.abs(ms) != OPEN)
+        frame[name] = pd.Series(instants(np.abs(frame.pop(limit).to_numpy(np.int64))))
     frames = [part for part in (given[~given[unit].isin(set(observed))], frame) if len(part)]
     whole = pd.concat(frames, ignore_index=True) if frames else given
     for name in ("installed_at", "removed_at"):
         whole[name] = whole[name].astype("datetime64[ms, UTC]")
-    return Corrected(whole.reindex(columns=names), _contradictions(of_unit, runs[~is_covered(given, runs)]))
+    return whole.reindex(columns=names), _contradictions(of_unit, runs[~is_covered(given, runs)])
 
 
 def split_installations(
@@ -151,7 +136,7 @@ def split_installations(
     if left.empty:
         return split
     start = left["installed_at"]
-    end = pd.Series(times_of(np.full(len(left), first_ms)), left.index)
+    end = pd.Series(instants(np.full(len(left), first_ms)), left.index)
     end = end.where(start.isna() | (end > start), start + pd.Timedelta(milliseconds=1))
     end = end.where(left["removed_at"].isna() | (left["removed_at"] > end), left["removed_at"])
     closed = left.assign(removed_at=end.astype("datetime64[ms, UTC]"))
@@ -190,7 +175,7 @@ def _stays_of(installations: list[dict[str, Any]], runs: list[dict[str, Any]]) -
     first, last = runs[0]["first_ms"], max(run["last_ms"] for run in runs)
     limits = sorted({limit for installation in installations for limit in (installation["start"], installation["end"])})
     made: list[dict[str, Any]] = []
-    boundary = -OPEN if not installations and runs[0]["is_from_start"] else first
+    boundary = -NEVER if not installations and runs[0]["is_from_start"] else first
     for number, run in enumerate(runs):
         same = [installation for installation in installations if installation["node"] == run["node"]]
         if number == 0:  # an installation that starts before the first observation keeps its start
@@ -206,7 +191,7 @@ def _stays_of(installations: list[dict[str, Any]], runs: list[dict[str, Any]]) -
         else:
             later = [installation["start"] for installation in installations if installation["start"] > last]
             end = min(
-                [installation["end"] for installation in same if installation["end"] >= last] + later, default=OPEN
+                [installation["end"] for installation in same if installation["end"] >= last] + later, default=NEVER
             )
         known: dict[str, Any] = dict((same or installations or [{}])[-1])
         for name in () if same else _PLACE_ATTRIBUTES:
@@ -225,7 +210,8 @@ def _stays_of(installations: list[dict[str, Any]], runs: list[dict[str, Any]]) -
 def is_covered(installations: pd.DataFrame, runs: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Return which runs lie within an installation of the GPU on that node."""
     limits = installations[["gpu", "node"]].assign(
-        start=ms_of(installations["installed_at"], unknown=-OPEN), end=ms_of(installations["removed_at"], unknown=OPEN)
+        start=ms_of(installations["installed_at"], unknown=-NEVER),
+        end=ms_of(installations["removed_at"], unknown=NEVER),
     )
     numbered = runs[["gpu", "node", "first_ms", "last_ms"]].assign(run=np.arange(len(runs)))
     pairs = numbered.merge(limits, on=["gpu", "node"])

@@ -283,15 +283,15 @@ class Ingest:
                 "Map the column that names the node, not a pod or an address, or import without --inventory.",
             )
         is_from_start = runs["first_ms"] - runs["first_ms"].min() <= _JOINED_AT_ONCE_MS
-        corrected = correct_installations(
+        corrected, contradictions = correct_installations(
             installations.given, runs.assign(is_from_start=is_from_start), unit=installations.unit
         )
         self.counts["installations_from_samples"] += len(intake.moved)
-        self.counts["contradictions_of_the_inventory"] += len(corrected.contradictions)
-        for line in corrected.contradictions[:_NAMED]:
+        self.counts["contradictions_of_the_inventory"] += len(contradictions)
+        for line in contradictions[:_NAMED]:
             _LOG.warning("samples contradict the inventory: %s", line)
-        self.contradictions += corrected.contradictions
-        return installations.changed(corrected.installations)
+        self.contradictions += contradictions
+        return installations.changed(corrected)
 
     def _leave_out(self, strays: pd.DataFrame, intake: SampleIntake, spill: Spill) -> None:
         spill.strays = pd.MultiIndex.from_frame(strays[["unit", "node", "ms"]])

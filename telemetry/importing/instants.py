@@ -71,13 +71,11 @@ class Instants(NamedTuple):
 
     ``ms``: Unix time in ms; 0 where unusable.
     ``status``: :data:`OK` or a key of :data:`PROBLEMS`.
-    ``unit``: inferred unit of numbers, see :func:`inferred_unit`.
     ``order``: day-month order found in text.
     """
 
     ms: npt.NDArray[np.int64]
     status: npt.NDArray[np.int8]
-    unit: str | None = None
     order: DateOrder | None = None
 
     @property
@@ -176,10 +174,10 @@ def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, where: str, day_end
     origin = int(pd.Timestamp(time.origin).timestamp() * 1000)
     if unit is None:
         status[numbers == 0] = MISSING  # end time of a job that is still running
+        if not (status == OK).any():
+            return Instants(np.zeros(len(column), np.int64), status)
         unit = inferred_unit(numbers[status == OK])
         if unit is None:
-            if not (status == OK).any():
-                return Instants(np.zeros(len(column), np.int64), status)
             raise InputError(
                 f"timestamps are numbers such as {column.drop_null()[0].as_py()}, without a unit",
                 where,
@@ -187,19 +185,18 @@ def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, where: str, day_end
                 "(ns, us, ms, s, m, h, d) and, unless it is 1970, `origin:`.",
             )
         origin = _EXCEL_ORIGIN_MS if unit == "excel" else 0
-    inferred = unit if time.unit is None else None
     if pa.types.is_integer(column.type) and unit in ("ns", "us"):  # float64 would lose precision
         per_ms = {"ns": 1_000_000, "us": 1000}[unit]
         counts = pc.fill_null(column, 0).to_numpy()
-        return Instants((counts // per_ms).astype(np.int64) + origin, status, inferred)
+        return Instants((counts // per_ms).astype(np.int64) + origin, status)
     with np.errstate(invalid="ignore", over="ignore"):
         scaled = np.floor(np.round(np.where(status == OK, numbers, 0.0) * _UNIT_MS[unit], 3))
     status[np.abs(scaled) > _FARTHEST_MS] = _OUTSIDE
     ms = np.where(status == OK, scaled, 0.0).astype(np.int64) + origin
     if unit != "excel":
-        return Instants(ms, status, inferred)
+        return Instants(ms, status)
     local = _localised(ms, time.timezone, numbers == np.floor(numbers), day_end)
-    return Instants(local.ms, np.where(status == OK, local.status, status).astype(np.int8), inferred)
+    return Instants(local.ms, np.where(status == OK, local.status, status).astype(np.int8))
 
 
 def inferred_unit(numbers: npt.NDArray[np.float64]) -> str | None:

@@ -103,8 +103,7 @@ class EntryReader:
     def read_all(self, lines: Iterable[str]) -> Iterator[Entry]:
         """Yield the entries of a whole log."""
         for line in lines:
-            self.number += 1
-            yield from self._read(line.rstrip("\r\n"))
+            yield from self.read(line)
         yield from self.close()
 
     def _read(self, line: str) -> Iterable[Entry]:
@@ -205,12 +204,7 @@ def json_entries(text: str, number: int) -> list[Entry]:
         document = json.loads(text, object_pairs_hook=lambda pairs: {name.lower(): value for name, value in pairs})
     except (ValueError, RecursionError):
         return []
-    entries: list[Entry] = []
-    for record in _records(document):
-        entry = _entry(record, number)
-        if entry is not None:
-            entries.append(entry)
-    return entries
+    return [entry for record in _records(document) if (entry := _entry(record, number)) is not None]
 
 
 def is_log(beginning: bytes) -> bool:

@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from foundation.times import NEVER, instants
 from telemetry.dataset.schema import EVENTS, INVENTORY, Unit, ms_of
 from telemetry.identity.devices import normalise_pci_bus_id, place_identity
 from telemetry.identity.nodes import node_key, one_spelling
-from telemetry.importing.evidence import ATTRIBUTES, OPEN, correct_installations, records, shared_units
+from telemetry.importing.evidence import ATTRIBUTES, correct_installations, records, shared_units
 
 _LOG = logging.getLogger(__name__)
 
@@ -175,7 +176,6 @@ So is a node first seen within this time after its fleet.
 _CLEARLY_MS: Final = int(FROM_THE_START.total_seconds() * 1000)
 # Sources lag: simultaneous changes may be observed this far apart.
 
-_NAT: Final = np.iinfo(np.int64).min
 _TEXTS: Final = [name for name in INVENTORY.names if name not in ("installed_at", "removed_at")]
 _STATICS: Final = ["cluster", "group", "rack", "nvlink_domain"]
 
@@ -194,12 +194,11 @@ def derive_inventory(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.
     """
     places = _places(runs)
     known = INVENTORY.empty_table().to_pandas() if given is None else given
-    corrected = correct_installations(known, places, unit="gpu")
+    frame, contradictions = correct_installations(known, places, unit="gpu")
     ended = set(known["gpu"][known["removed_at"].notna()])
-    for line in corrected.contradictions:
+    for line in contradictions:
         if line.split(" ", 1)[0] in ended:  # open installations may have moved since
             _LOG.warning("observations contradict the inventory: %s", line)
-    frame = corrected.installations
     if frame.empty:
         frame = frame.reindex(range(runs["node"].nunique())).assign(node=sorted(set(runs["node"])))
     in_place = known[known["removed_at"].isna()]
@@ -221,7 +220,8 @@ def late_nodes(runs: pd.DataFrame, events: pd.DataFrame, unit: Unit) -> dict[str
     ``unit``: unit of the fleet; a GPU node is first seen with its first GPU.
     """
     first_ms = (runs[runs["gpu"].notna()] if unit == "gpu" else runs).groupby("node")["first_ms"].min()
-    late = _instants(first_ms[first_ms - first_ms.min() > _CLEARLY_MS])
+    late_ms = first_ms[first_ms - first_ms.min() > _CLEARLY_MS]
+    late = pd.Series(instants(late_ms.to_numpy(np.int64)), late_ms.index)
     earliest = events[events["node"].isin(late.index)].groupby("node")["timestamp"].min()
     return dict(pd.concat([late, earliest]).groupby(level=0).min())
 
@@ -231,7 +231,7 @@ def driver_changes(runs: pd.DataFrame) -> pd.DataFrame:
     known = _by_gpu(runs[runs["driver"].notna()])
     before = known.groupby("gpu")["driver"].shift()
     changed = known[before.notna() & (before != known["driver"])]
-    when = _instants(changed["first_ms"])
+    when = pd.Series(instants(changed["first_ms"].to_numpy(np.int64)), changed.index)
     detail = "driver " + before[changed.index].astype(object) + " before"
     made = changed[["node", "gpu"]].assign(timestamp=when, known_at=when, type="driver", code=changed["driver"])
     return made.assign(detail=detail, source=SOURCE).reindex(columns=EVENTS.names).reset_index(drop=True)
@@ -271,9 +271,9 @@ def _ends(
         at_address[(place["node"], place["pci_bus_id"])].append(place)
     ended = before[before["removed_at"].notna()]
     ends_before = ended.assign(ms=ms_of(ended["removed_at"])).groupby(["gpu", "node"])["ms"].agg(list).to_dict()
-    start, end = ms_of(installations["installed_at"], unknown=-1), ms_of(installations["removed_at"], unknown=OPEN)
+    start, end = ms_of(installations["installed_at"], unknown=-1), ms_of(installations["removed_at"], unknown=NEVER)
     for number, installation in enumerate(records(installations.assign(start=start))):
-        if end[number] != OPEN or installation["gpu"] is None:
+        if end[number] != NEVER or installation["gpu"] is None:
             continue
         key = (installation["gpu"], installation["node"])
         observed = place_of.get(key)
@@ -288,8 +288,8 @@ def _ends(
         # An operator can revoke a removal; a derived removal of an observed installation is kept.
         if ends or key not in open_installations:
             ends += [ms for ms in ends_before.get(key, []) if ms >= after and ms > installation["start"]]
-        end[number] = min(ends, default=OPEN)
-    return _instants(pd.Series(end, installations.index), unknown=OPEN)
+        end[number] = min(ends, default=NEVER)
+    return pd.Series(instants(end), installations.index)
 
 
 def _outlasts(place: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -300,8 +300,3 @@ def _outlasts(place: dict[str, Any], other: dict[str, Any]) -> bool:
     """
     together = abs(place["first_ms"] - other["first_ms"]) <= _CLEARLY_MS
     return not together and place["last_ms"] - other["last_ms"] > _CLEARLY_MS
-
-
-def _instants(ms: pd.Series, *, unknown: int = _NAT) -> pd.Series:
-    values = ms.to_numpy(np.int64)
-    return pd.Series(np.where(values == unknown, _NAT, values).astype("datetime64[ms]"), ms.index).dt.tz_localize("UTC")

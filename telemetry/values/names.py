@@ -32,17 +32,11 @@ EXACT_NAMES: Final[Mapping[str, SourceName]] = {row.name: row for row in _ROWS i
 
 _UNUSED: Final = re.compile("|".join(translate(row.name) for row in _ROWS if not row.target))
 _DCGM: Final = frozenset(row["name"] for row in read_table("dcgm_fields.csv"))
-_REPEATS: Final = frozenset(row.name for row in _ROWS if row.target == INVENTORY)
 
 
 def matches_unused(name: str) -> bool:
     """Whether the catalogue lists a name as unused; names of channels may match its patterns too."""
     return bool(name in _DCGM or _UNUSED.match(name) or _UNUSED.match(name.lower()))
-
-
-def repeats_inventory(name: str) -> bool:
-    """Whether a column of samples only duplicates the inventory, or names the workload."""
-    return name in _REPEATS
 
 
 def spellings(name: str) -> tuple[str, ...]:

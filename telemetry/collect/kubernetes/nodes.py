@@ -15,7 +15,7 @@ from telemetry.collect.kubernetes.rules import KubernetesRules, Rule
 from telemetry.dataset.event import Event
 from telemetry.dataset.schema import MAINTENANCE_BEGIN as BEGIN
 from telemetry.dataset.schema import MAINTENANCE_END as END
-from telemetry.kernel_log.catalogue import DETAIL_LENGTH, KernelFinding
+from telemetry.kernel_log.catalogue import DETAIL_LENGTH
 from telemetry.kernel_log.quotations import lost_gpus, xid_faults
 
 SOURCE: Final = "kubernetes"
@@ -190,7 +190,9 @@ def _add_condition(
     if rule is None and status != "True":
         markers[key] = NodeMarker("other", "node_not_ready", "other", "node_ready", SOURCE, since_ms, detail)
     elif rule is not None and status == rule.status:
-        faults = _faults(rule, kind, reason, message)
+        faults = lost_gpus(message) if rule.type == "failure" else []
+        if rule.type == "xid":
+            faults = xid_faults(kind, reason, message)
         whole = _marker(
             "other" if rule.type == "xid" and not faults else rule.type,
             rule.code or kind,
@@ -212,13 +214,6 @@ def _add_condition(
         if not faults:
             markers[key] = whole
     return USED
-
-
-def _faults(rule: Rule, name: str, reason: str, message: str) -> list[KernelFinding]:
-    """Return the faults that a condition names."""
-    if rule.type == "failure":
-        return lost_gpus(message)
-    return xid_faults(name, reason, message) if rule.type == "xid" else []
 
 
 def _marker(kind: str, code: str, rule: Rule | None, source: str, since_ms: int | None, detail: str) -> NodeMarker:

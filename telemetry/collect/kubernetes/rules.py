@@ -1,7 +1,6 @@
 """Rules that classify taints, conditions and Kubernetes events."""
 
 import re
-from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -61,7 +60,8 @@ class KubernetesRules(Section):
 
     def for_taint(self, key: str) -> Rule | None:
         """Return the rule for a taint; None if it is ignored."""
-        return self._first(lambda rule: rule.taint is not None and fnmatchcase(key, rule.taint))
+        rule = next((rule for rule in self.rules if rule.taint is not None and fnmatchcase(key, rule.taint)), None)
+        return None if rule is None or rule.type == "ignore" else rule
 
     def for_condition(self, kind: str) -> Rule | None:
         """Return the rule for a node condition, which may have the type ``ignore``; None if there is none."""
@@ -96,10 +96,6 @@ class KubernetesRules(Section):
     def is_slice(self, resource: str) -> bool:
         """Return whether a resource counts GPU slices."""
         return any(fnmatchcase(resource, pattern) for pattern in self.slice_resources)
-
-    def _first(self, fits: Callable[[Rule], bool]) -> Rule | None:
-        rule = next((rule for rule in self.rules if fits(rule)), None)
-        return None if rule is None or rule.type == "ignore" else rule
 
 
 _GOOD_NAME: Final = re.compile(r"(?i:(?<!un)(?<!not)(?:ready|healthy|available|ok|passed|operational))$|^No(?=[A-Z])")

@@ -19,7 +19,7 @@ from foundation.text import nearest_hint
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import Channel, Kind, by_source_name, channel_as_dict, is_unused, with_rollups
 from telemetry.identity.devices import is_placeholder, normalise_pci_bus_id, place_identity
-from telemetry.identity.node_labels import NO_VALUE, NodeLabelChoice, NodeLabels
+from telemetry.identity.node_labels import NodeLabelChoice, NodeLabels, label_value
 from telemetry.values.names import EXACT_NAMES
 from telemetry.values.numbers import conversion
 
@@ -270,13 +270,8 @@ class SeriesCatalogue:
         return gpu, node, instance, tuple(inventory.items())
 
     def _first(self, what: str, labels: Mapping[str, str]) -> str | None:
-        for name in self._labels[what]:
-            value = labels.get(name)
-            if value is not None:
-                value = value.strip()
-                if value.casefold() not in NO_VALUE:
-                    return value
-        return None
+        values = (label_value(labels, name) for name in self._labels[what])
+        return next((value for value in values if value is not None), None)
 
 
 def _metrics(channels: Mapping[str, Channel], mapping: SourceMapping) -> dict[str, _Metric]:

@@ -52,7 +52,6 @@ def inquire(
     importing: Callable[..., ImportResult],
     *,
     known: pd.DataFrame | None = None,
-    now: datetime | None = None,
 ) -> Inquiry:
     """Collect all questions that an import of the tables would raise.
 
@@ -66,7 +65,7 @@ def inquire(
         provisional = mapping_content([], tables, mapping, every_guess=False)
     incomplete = frozenset(question.where for question in questions if question.missing)
     with tempfile.TemporaryDirectory(prefix="predrain-check-") as name:
-        trial = _Trial(Path(name), importing, provisional, now or datetime.now(UTC), known, incomplete)
+        trial = _Trial(Path(name), importing, provisional, datetime.now(UTC), known, incomplete)
         questions += trial.questions(tables)
     return Inquiry(tables, mapping, guesses, questions)
 

@@ -82,9 +82,6 @@ def collect_kubernetes(
         str | None,
         typer.Option(help="Label selector of nodes; it includes nodes without GPUs. Default: all GPU nodes."),
     ] = None,
-    namespace_selector: Annotated[
-        str | None, typer.Option(help="Label selector of namespaces whose GPU pods are jobs. Default: all.")
-    ] = None,
     jobs: Annotated[bool, typer.Option(help="Collect jobs from pods.")] = True,
     rules: RulesOption = None,
     interval: IntervalOption = "60s",
@@ -111,7 +108,6 @@ def collect_kubernetes(
         loaded,
         cluster=cluster,
         node_selector=node_selector,
-        namespace_selector=namespace_selector,
         jobs=jobs,
     )
     with closing(collector), collecting(collector.accounting, listen) as stop:

@@ -140,14 +140,11 @@ class NodeLabels:
         trusted: Sequence[str] = (),
         fallback: Sequence[str] = (),
         default: str | None = None,
-        drop_port: bool = True,
-        drop_domain: bool = False,
     ) -> None:
         names = NODE_LABELS if given is None else given
         self.names = tuple(label for name in names for label in (f"exported_{name}", name))
         self.is_given = given is not None
         self._trusted, self._fallback, self._default = tuple(trusted), tuple(fallback), default
-        self._drop_port, self._drop_domain = drop_port, drop_domain
         self._preferred: str | None = None
         self._evidence: dict[str, _Evidence] = {}
         self._seen: set[tuple[object, ...]] = set()
@@ -206,7 +203,7 @@ class NodeLabels:
             chosen = self._evidence[order[0]]
             values = [value for value in chosen.of_device.get(device, ()) if chosen.kinds[value] not in _REASONS]
             if len(values) == 1:
-                return self._name(values[0])
+                return _without_port(values[0])
         for name in (*order[1:], *self._fallback):
             if (node := self._usable(labels, name)) is not None:
                 return node
@@ -224,7 +221,7 @@ class NodeLabels:
             doubt = "values look like names of pods"
         elif label is not None and evidence.collisions >= max(_COLLIDING * len(evidence.of_device), 1):
             doubt = "several GPUs at one PCI address share a value"
-        examples = tuple(self._name(value) for value in nsmallest(_EXAMPLES, evidence.kinds))
+        examples = tuple(_without_port(value) for value in nsmallest(_EXAMPLES, evidence.kinds))
         return NodeLabelChoice(label, len(evidence.kinds), examples, dict(self._rejected), doubt)
 
     def _decide(self) -> tuple[str, ...]:
@@ -288,12 +285,7 @@ class NodeLabels:
             kind = self._evidence[name].kinds.get(value) or _kind_of(name, value, {}, labels)
             if kind in _REASONS and name not in self._trusted:
                 return None
-        return self._name(value)
-
-    def _name(self, value: str) -> str:
-        if self._drop_port:
-            value = _without_port(value)
-        return value.split(".", 1)[0] if self._drop_domain and not is_address(value) else value
+        return _without_port(value)
 
 
 def label_value(labels: Mapping[str, str], name: str) -> str | None:

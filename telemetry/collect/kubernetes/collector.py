@@ -138,23 +138,11 @@ _CODECS: Final[dict[str, TypeAdapter[Any]]] = {
 """Codecs of the saved state of tracked objects; all other kinds are counts by UID or name."""
 
 
-class NamespaceTracker(Tracker[str, int]):
-    """Tracks the namespaces that a selector matches."""
-
-    key = str
-
-    def update(self, view: str, at: datetime) -> list[Event]:
-        """Add a namespace."""
-        self.known[view] = 1
-        return []
-
-
 class KubernetesCollector:
     """Collects one cluster into one staging folder, with a watch thread per kind of object.
 
     ``cluster``: name in the inventory and in the state file's name (default there: the server's address).
     ``node_selector``: selects the nodes, with or without GPUs; without it, only nodes with GPUs.
-    ``namespace_selector``: selects the namespaces whose pods are jobs.
     Raises ``InputError`` if another process collects the same cluster into this folder, or the state is corrupt.
     """
 
@@ -166,7 +154,6 @@ class KubernetesCollector:
         *,
         cluster: str | None = None,
         node_selector: str | None = None,
-        namespace_selector: str | None = None,
         jobs: bool = True,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -181,7 +168,6 @@ class KubernetesCollector:
         self._saved: dict[str, Any] = self.outbox.position.get("resources", {})
         self.nodes = NodeTracker(self._known("nodes"), cluster=cluster, all_nodes=node_selector is not None)
         self._jobs = JobTracker(api, rules, self._known("pods"))
-        self._namespaces = NamespaceTracker(self._known("namespaces")) if namespace_selector else None
         self._rules, self._notices = rules, NoticeReader(rules, self.outbox.accounting)
         self._events: list[Event] = []
         self._job_rows: list[dict[str, Any]] = []
@@ -193,10 +179,6 @@ class KubernetesCollector:
             name, about = f"events of {kind}", f"involvedObject.kind={kind}"
             notices = NoticeTracker(self._known(name), is_known=lambda node: node in self.nodes.known)
             self._add(name, notices, self._notices, fieldSelector=about)
-        if jobs and self._namespaces is not None:
-            self._add(
-                "namespaces", self._namespaces, lambda item: item["metadata"]["name"], labelSelector=namespace_selector
-            )
         if jobs:
             no_diagnostics = f"!{rules.prefix}/diagnostic"  # predrain's own diagnostic pods
             self._add("pods", self._jobs, self._pod, fieldSelector="spec.nodeName!=", labelSelector=no_diagnostics)
@@ -289,8 +271,7 @@ class KubernetesCollector:
 
         Raises ``InputError`` if the disk is full; pending rows are kept.
         """
-        namespaces = self._namespaces
-        self._job_rows += self._jobs.changed_rows(lambda name: namespaces is None or name in namespaces.known)
+        self._job_rows += self._jobs.changed_rows()
         self._places += self.nodes.observations(self._clock())
         self._saved = {
             resource.name: {

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
@@ -164,15 +164,21 @@ class JobTracker(Tracker[PodRun, PodRun]):
                 self._unwritten[key] = replace(run, ended_ms=max(to_ms(at), run.started_ms), outcome=outcome)
         return []
 
-    def changed_rows(self, wanted: Callable[[str], bool] = lambda _namespace: True) -> list[dict[str, Any]]:
-        """Return the rows that changed since the last call; rows of unwanted namespaces are kept for later.
-
-        Returns: columns of :data:`telemetry.dataset.schema.JOBS`, times in Unix milliseconds.
-        """
-        changed = self._unwritten.values()
-        rows = [_row(run) for run in changed if wanted(run.namespace)]
-        self._unwritten = {run.uid: run for run in changed if not wanted(run.namespace) and run.uid in self.known}
-        return rows
+    def changed_rows(self) -> list[dict[str, Any]]:
+        """Return the rows of ``JOBS`` that changed since the last call, with times in Unix milliseconds."""
+        changed, self._unwritten = self._unwritten.values(), {}
+        return [
+            {
+                "job": run.job,
+                "node": run.node,
+                "started_at": run.started_ms,
+                "ended_at": run.ended_ms,
+                "gpus": run.gpus,
+                "checkpointed_at": run.checkpointed_ms,
+                "outcome": run.outcome,
+            }
+            for run in changed
+        ]
 
     def _claimed_gpus(self, namespace: str, claim: str) -> int:
         """Return the GPUs of a ResourceClaim; 0 if it does not exist or may not be read."""
@@ -186,18 +192,6 @@ class JobTracker(Tracker[PodRun, PodRun]):
                     self._may_read_claims = False
                     break
         return 0
-
-
-def _row(run: PodRun) -> dict[str, Any]:
-    return {
-        "job": run.job,
-        "node": run.node,
-        "started_at": run.started_ms,
-        "ended_at": run.ended_ms,
-        "gpus": run.gpus,
-        "checkpointed_at": run.checkpointed_ms,
-        "outcome": run.outcome,
-    }
 
 
 def _requested(spec: Object, annotations: Mapping[str, Any], rules: KubernetesRules) -> int:

@@ -103,7 +103,6 @@ class SeriesCatalogue:
             trusted=first_node,
             fallback=last_node,
             default=default_node,
-            **mapping.node.model_dump(),
         )
         self._labels = {
             what: tuple(label for name in mapping.label_names(what) for label in (f"exported_{name}", name))

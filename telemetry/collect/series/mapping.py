@@ -9,7 +9,6 @@ YAML; every key is optional::
     labels:                           # field -> label names, tried in order; a list replaces the default
       node: [kubernetes_node, Hostname]
       gpu: [device_uuid]
-    node: {drop_port: true, drop_domain: false}   # how to normalize the node label's value
 
 The defaults cover the labels of dcgm-exporter (old and new) and of AMD's device-metrics-exporter. ``labels.node``
 overrides the automatic choice of :mod:`telemetry.identity.node_labels`: the first of its labels that a series has
@@ -45,16 +44,6 @@ DEFAULT_LABELS: Final[Mapping[str, tuple[str, ...]]] = {
 """Default label names of each field, in order of precedence."""
 
 
-class NodeRules(Section):
-    """``node``: normalization of node label values."""
-
-    drop_port: bool = True
-    """Strip ``:port``, as in ``instance``."""
-
-    drop_domain: bool = False
-    """Strip the domain from the first dot on; IP addresses are kept."""
-
-
 class SourceMapping(Section):
     """Mapping file of a Prometheus-like source."""
 
@@ -66,9 +55,6 @@ class SourceMapping(Section):
 
     labels: dict[str, list[str]] = Field(default_factory=dict)
     """Field to label names, in order of precedence; an empty list disables the field."""
-
-    node: NodeRules = NodeRules()
-    """Normalization of node label values."""
 
     @field_validator("labels", mode="before")
     @classmethod

@@ -131,13 +131,6 @@ def test_events_of_nodes_outside_the_fleet_are_left_out(world: World) -> None:
     assert [row["node"] for row in staged(world.staging)] == ["n1"]
 
 
-def test_only_jobs_of_the_selected_namespaces(world: World) -> None:
-    world.api.put("/api/v1/namespaces", {"metadata": {"name": "train"}})
-    world.api.put(PODS, pod("other", namespace="dev"))
-    world.collect_once(namespace_selector="team=llm")
-    assert [row["job"] for row in world.jobs()] == ["train/p1/uid-p1"]
-
-
 @pytest.mark.parametrize(
     ("failure", "message"),
     [

@@ -128,13 +128,6 @@ def test_what_vanished_while_no_collector_ran_ended_some_time_before() -> None:
     assert (row["job"], row["outcome"], row["ended_at"]) == ("train/a/uid-a", "Unknown", to_ms(NOW))
 
 
-def test_namespaces_that_are_not_wanted_wait() -> None:
-    tracker = Tracked()
-    tracker.update(run_of(pod("a", namespace="x")), NOW)
-    assert tracker.changed_rows(lambda namespace: namespace == "y") == []
-    assert len(tracker.changed_rows()) == 1
-
-
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["run", "end", "lose", "save"])), max_size=20))
 def test_the_last_staged_rows_are_the_truth(steps: list[tuple[int, str]]) -> None:
     tracker = Tracked()

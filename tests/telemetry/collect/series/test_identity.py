@@ -61,12 +61,6 @@ def test_the_node_is_the_exporters_own_label_before_the_scrapes(labels: dict[str
     assert series("DCGM_FI_DEV_GPU_TEMP", {"UUID": "GPU-a", **labels}).node == node
 
 
-def test_a_domain_is_cut_only_when_asked_for_and_never_off_an_address() -> None:
-    rules = {"node": {"drop_domain": True}}
-    assert series("DCGM_FI_DEV_GPU_TEMP", {"UUID": "a", "instance": "n1.example.org:9"}, rules).node == "n1"
-    assert series("DCGM_FI_DEV_GPU_TEMP", {"UUID": "a", "instance": "10.0.0.7:9"}, rules).node == "10.0.0.7"
-
-
 def test_links_and_mig_instances_are_parts_and_rows_of_their_own() -> None:
     link = {"nvlink": "2", "gpu_uuid": "GPU-a", "model_name": "H100", "hostname": "n1", "gpu": "0"}
     identified = series("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", link)
@@ -165,19 +159,15 @@ def refusal(tmp_path: Path, text: str) -> str:
 
 
 def test_given_labels_replace_and_others_keep_their_defaults(tmp_path: Path) -> None:
-    (tmp_path / "m.yaml").write_text("labels: {gpu: [card, board], rack: location}\nnode: {drop_domain: true}\n")
+    (tmp_path / "m.yaml").write_text("labels: {gpu: [card, board], rack: location}\n")
     mapping = load_source_mapping(tmp_path / "m.yaml")
     assert mapping.label_names("gpu") == ("card", "board")
     assert mapping.label_names("rack") == ("location",)
     assert mapping.label_names("node") == DEFAULT_LABELS["node"]
-    assert mapping.node.drop_domain
 
 
 def test_refusals_say_what_where_and_what_to_do(tmp_path: Path) -> None:
     assert refusal(tmp_path, "metric: {}").endswith("(/m.yaml, metric). Did you mean 'metrics'?")
-    assert refusal(tmp_path, "node: {drop_ports: true}").endswith(
-        "(/m.yaml, node.drop_ports). Did you mean 'drop_port'?"
-    )
     assert "labels cannot hold 'gpus'. Did you mean 'gpu'?" in refusal(tmp_path, "labels: {gpus: [a]}")
     assert "the factor of 'power_w' is 0.0: write a number other than 0" in refusal(tmp_path, "scale: {power_w: 0}")
     assert "is not valid YAML" in refusal(tmp_path, "metrics: {")

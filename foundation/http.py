@@ -25,8 +25,6 @@ if TYPE_CHECKING:  # slow to import: keeps `--help` fast
 
 CONNECT_TIMEOUT_S: Final = 10.0
 MAX_RETRY_AFTER_S: Final = 300.0
-"""Upper limit on the pause that a Retry-After header can request."""
-
 RETRIED_STATUS: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed."""
 

@@ -35,7 +35,6 @@ class S3Place:
 
 
 Place = Path | S3Place
-"""Location of a dataset."""
 
 
 def place_of(written: str, option: str = "--dataset") -> Place:

@@ -1,4 +1,3 @@
 """The version of predrain, read by the packaging, the command, the service and the controller."""
 
 VERSION = "0.1.0"
-"""Semantic version."""

@@ -15,8 +15,6 @@ import pyarrow as pa
 from foundation.errors import InputError
 
 DAMAGED: Final = (OSError, EOFError, lzma.LZMAError, zlib.error, pa.ArrowException)
-"""Exceptions that reading a damaged file raises."""
-
 UNPACKERS: Final[Mapping[str, Callable[[BinaryIO], Any]]] = {
     ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
     ".xz": lzma.LZMAFile,

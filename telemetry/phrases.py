@@ -16,9 +16,7 @@ from foundation.settings import Section
 from foundation.yaml import read_yaml
 
 CATALOGUE: Final = Path(__file__).with_name("phrases.yaml")
-MAX_LENGTH: Final = 2_000
-"""Characters of a phrase that are read."""
-
+MAX_LENGTH: Final = 2_000  # characters
 WORK: Final = frozenset({"repair", "replacement"})
 """Types that end an incident; words about the future do not make one."""
 
@@ -43,17 +41,16 @@ class PhraseRule(Section):
 
 
 class PhraseRules(Section):
-    """Rules of a user, which go before the catalogue; ``defaults``: whether the catalogue follows."""
+    """Rules of a user, which go before the catalogue."""
 
     reasons: tuple[PhraseRule, ...] = ()
-    defaults: bool = True
 
     def classify(self, text: str, source: Source) -> "Classification":
         """Return the type of a phrase; ``other`` where no rule is sure."""
         for rule in self.reasons:
             if rule.match.search(text):
                 return Classification(rule.type, rule.code or rule.type, sure=True)
-        return classify(text, source) if self.defaults else UNSURE
+        return classify(text, source)
 
 
 class Classification(NamedTuple):

@@ -10,8 +10,6 @@ from typing import Any, Final
 from foundation.instants import to_ms
 
 Object = Mapping[str, Any]
-"""A Kubernetes object as parsed JSON."""
-
 PAGE_SIZE: Final = 500
 """Objects per page of a list request; kubectl's default."""
 

@@ -68,16 +68,12 @@ class ForeignMarks:
         matching: set[int] = set()
         for kind, values in present.items():
             for key in values.keys() - self._unclaimed[kind]:
-                of_key = [index for index, mark in enumerate(self._marks) if _matches(mark, kind, key)]
+                patterns = (mark.pattern for mark in self._marks)
+                of_key = [i for i, (of, pattern) in enumerate(patterns) if of == kind and fnmatchcase(key, pattern)]
                 if not of_key and len(self._unclaimed[kind]) < _MAX_KEYS:
                     self._unclaimed[kind].add(key)
                 matching |= {index for index in of_key if self._marks[index].counts(values[key])}
         return [self._marks[index] for index in sorted(matching)]
-
-
-def _matches(mark: ForeignMark, kind: Kind, key: str) -> bool:
-    of_kind, pattern = mark.pattern
-    return of_kind == kind and fnmatchcase(key, pattern)
 
 
 @cache

@@ -25,8 +25,6 @@ _GRACE_S: Final = 20
 _KEEP_ALIVE_S: Final = 75
 _MAX_CONNECTIONS: Final = 4096
 BACKLOG: Final = 1024
-"""Backlog of the listening socket."""
-
 _CONNECTION_SHARE: Final = 2
 _BACKLOG_SHARE: Final = 16
 # asyncio accepts up to a whole backlog before the first `connection_made`: the other half of the file descriptors is

@@ -91,8 +91,8 @@ def exporters(
             settings=settings,
             accounting=accounting,
         )
-        result = run_collector(collector, "exporters", listen=listen, once=once)
-    show({"dataset": str(dataset), **result}, as_json=as_json, accounting=accounting)
+        run_collector(collector, "exporters", listen=listen, once=once)
+    show({"dataset": str(dataset), "targets": len(collector.watches)}, as_json=as_json, accounting=accounting)
 
 
 @grouped
@@ -143,8 +143,8 @@ def gpud(
             settings=settings,
             accounting=accounting,
         )
-        result = run_collector(collector, "gpud", listen=listen, once=once)
-    show({"dataset": str(dataset), **result}, as_json=as_json, accounting=accounting)
+        run_collector(collector, "gpud", listen=listen, once=once)
+    show({"dataset": str(dataset), "targets": len(collector.watches)}, as_json=as_json, accounting=accounting)
 
 
 def _settings(interval: str, timeout: str | None, concurrency: int) -> "ScrapeSettings":

@@ -53,8 +53,6 @@ def read_gpu_names(path: Path) -> GpuNames:
 
 
 Verdict = Literal["pass", "fail", "inconclusive"]
-"""Codes of ``diagnostic`` events."""
-
 _REPORTS: Final = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # DCGM 4 and 3
 _STATUSES: Final = {
     **{status: status for status in ("pass", "fail", "skipped", "warning", "not run")},

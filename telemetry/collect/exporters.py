@@ -163,7 +163,6 @@ class PageWatch(Watch[Rows]):
     def _with_scrape_channels(
         self, samples: pa.Table, page: HttpResponse, at: datetime, age_s: float | None
     ) -> pa.Table:
-        """Add the channels of scrape metadata."""
         values = samples.drop_columns(_KEYS).to_pandas().groupby("gpu")  # per GPU, MIG instances included
         reported = values.count().gt(0).sum(axis=1).loc[samples.column("gpu").to_pylist()]
         for name, value, kind in (

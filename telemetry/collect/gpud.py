@@ -46,8 +46,6 @@ MAX_EVENTS: Final = 100_000
 """Maximum events kept while writes fail."""
 
 NO_EVIDENCE: Final = "no evidence about a GPU"
-"""Reason to leave out an entry."""
-
 _SERIOUS: Final = ("Warning", "Critical", "Fatal")
 _SXID: Final = re.compile(r"\bSXid:? (\d{1,9})\b", re.IGNORECASE)
 _PLAIN_DIGITS: Final = 18

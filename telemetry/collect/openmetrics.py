@@ -187,7 +187,6 @@ class _DumpReader:
             ) from error
 
     def _number(self, name: str, labels: dict[str, str]) -> int | str:
-        """Return a series' number, or the reason to leave it out."""
         if name not in self._known:
             return self._catalogue.left_out_reason(name)
         return self.book.number((("__name__", name), *self._catalogue.deciding(labels)))

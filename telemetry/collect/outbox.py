@@ -114,10 +114,7 @@ class Outbox(contextlib.AbstractContextManager["Outbox"]):
 
 
 DROPPED: Final = "the buffer is full, because the disk is not writable"
-"""Reason to leave out rows."""
-
 UNWRITTEN: Final = "being written"
-"""Reason why rows are pending in memory."""
 
 
 class RowBuffer:

@@ -178,7 +178,6 @@ class HttpTarget:
 
 
 def _value_of(content: bytes, key: str) -> Any:
-    """Return the value of a key in a JSON object; None if there is none."""
     try:
         return json.loads(content)[key]
     except (ValueError, TypeError, LookupError, RecursionError):

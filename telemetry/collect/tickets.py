@@ -31,7 +31,6 @@ ENTRY_ALIASES: Final[Mapping[str, str]] = {
     "reported_at": "known_at",
     "opened_at": "known_at",
 }
-"""Aliases of the column with a ticket's entry time."""
 
 
 def collect_tickets(
@@ -81,7 +80,7 @@ def collect_tickets(
         quarantine.read("events", resolved.num_rows)
     table = pa.concat_tables(tables)
     quarantine.used("events", table.num_rows)
-    if counts["events_read"] and not table.num_rows and quarantine.counts:
+    if not table.num_rows and quarantine.counts:
         reason = quarantine.counts.most_common(1)[0][0]
         raise InputError(f"no usable rows: {reason}", quarantine.example(reason), "Correct or map it.")
     quarantine.check_loss("events")
@@ -89,7 +88,6 @@ def collect_tickets(
     digest = hashlib.sha256(path.read_bytes() + rules.encode()).hexdigest()[:24]
     again = staging.is_staged("events", f"tickets-{digest}")
     made = staging.stage("events", table, name=f"tickets-{digest}")
-    noted = {name: number for name, number in counts.items() if number and name != "events_read"}
     return {
         "events_written": table.num_rows if made is not None else 0,
         "already_written": again,
@@ -99,7 +97,7 @@ def collect_tickets(
             kind in WORK and gpu is None
             for kind, gpu in zip(table["type"].to_pylist(), table["gpu"].to_pylist(), strict=True)
         ),
-        "counts": noted,
+        "counts": {name: number for name, number in counts.items() if number},
         "phrases": review.rows(),
     }, quarantine
 

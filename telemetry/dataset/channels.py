@@ -151,8 +151,6 @@ def _read_catalogue() -> dict[str, Channel]:
 
 
 CATALOGUE: Mapping[str, Channel] = MappingProxyType(_read_catalogue())
-"""All built-in channels, by name."""
-
 _SOURCE_NAMES = frozenset(by_source_name())
 
 

@@ -8,7 +8,6 @@ from foundation.instants import to_ms
 EVENT_TYPES: Final = (
     "xid", "failure", "repair", "replacement", "driver", "diagnostic", "drain", "maintenance", "other"
 )  # fmt: skip
-"""Values of the ``type`` column of events."""
 
 
 class Event(NamedTuple):

@@ -21,8 +21,6 @@ from foundation.place import S3Place
 from telemetry.dataset.meta import META_NAME, DatasetMeta, decode_meta
 
 CONNECT_TIMEOUT_S: Final = 10.0
-"""Timeout for connecting to the storage."""
-
 STALL_TIMEOUT_S: Final = 30.0
 """Timeout for a stalled response; slow responses that make progress are not aborted."""
 

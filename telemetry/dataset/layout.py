@@ -120,9 +120,7 @@ def since_in_ms(instant: datetime | None) -> int | None:
     return -((_EPOCH - instant) // timedelta(milliseconds=1))
 
 
-DEFAULT_BUCKETS = 16
-"""Default number of buckets; keeps a bucket of a year of 1,000 GPUs below a few GB."""
-
+DEFAULT_BUCKETS = 16  # keeps a bucket of a year of 1,000 GPUs below a few GB
 MAX_ROWS_PER_BUCKET = 8_000_000
 """An import adds buckets rather than exceed this, because one bucket at a time is held in memory."""
 

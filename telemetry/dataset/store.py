@@ -243,7 +243,6 @@ class Dataset:
 
     @cached_property
     def _names(self) -> dict[int, dict[int, list[str]]]:
-        """Names of the sample files, by bucket and run."""
         if self.meta.run_days is None:  # older versions may have several files per bucket
             parts = {bucket: self._files.parts_in(bucket_name(bucket)) for bucket in self.buckets()}
             return {bucket: {0: names} if names else {} for bucket, names in parts.items()}

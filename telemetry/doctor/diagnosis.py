@@ -111,9 +111,7 @@ BAD: Final[Mapping[Status, str]] = {
 }
 """Statuses that can be fixed, and their texts."""
 
-PARTLY_FROM: Final = 0.02
-"""Share of GPUs or rows without a channel from which its status is ``partial``."""
-
+PARTLY_FROM: Final = 0.02  # share of GPUs or rows without the channel
 
 _ADD: Final = "Add to the exporter's counter file (deploy/dcgm-exporter/predrain-counters.csv is the full list):"
 _ADD_LATER: Final = "With an exporter built on DCGM 4.6 or later, also add:"
@@ -257,7 +255,6 @@ def group_importance(group: Group, names: Iterable[str], importance: Importance 
 
 
 def _steps(group: Group, bad: Sequence[ChannelState], kind: SourceKind) -> Iterator[str]:
-    """Yield the steps to enable channels of a group, one line each."""
     if group.name == "scraping":
         yield "Scrape the exporters with `predrain collect exporters`, which measures it."
         return

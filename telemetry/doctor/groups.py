@@ -65,7 +65,6 @@ GROUPS: Final[tuple[Group, ...]] = TypeAdapter(tuple[Group, ...]).validate_pytho
 """All channels of the catalogue, in default order of importance."""
 
 OTHER: Final = Group("your own", "channels declared in params", ())
-"""Group of channels that are not in the catalogue."""
 
 
 def grouped(channels: Mapping[str, Channel]) -> list[tuple[Group, list[Channel]]]:

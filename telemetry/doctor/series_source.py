@@ -25,9 +25,7 @@ from telemetry.dataset.channels import Channel, is_unused
 from telemetry.doctor.diagnosis import ChannelSeen, Observation, SourceKind, TelemetryFinding, findings_of
 from telemetry.values.numbers import is_sentinel
 
-MAX_BYTES: Final = 64 << 20
-"""Limit on the size of a page or a Prometheus response: four metrics of 50,000 GPUs."""
-
+MAX_BYTES: Final = 64 << 20  # four metrics of 50,000 GPUs
 LOOK_BACK: Final = timedelta(days=1)
 """A metric with a sample within this time but none now has stopped."""
 
@@ -186,11 +184,6 @@ def observe_prometheus(
     )
 
 
-def _node(catalogue: SeriesCatalogue) -> str:
-    decision = catalogue.nodes.decision()
-    return "the host of the page" if decision.label is None and catalogue.nodes.has_other else str(decision)
-
-
 def _identity_findings(catalogue: SeriesCatalogue) -> list[TelemetryFinding]:
     decision = catalogue.nodes.decision()
     nameless = decision.label is None and bool(decision.rejected) and not catalogue.nodes.has_other
@@ -266,7 +259,9 @@ def _observation(
             False,
         ),
     )
+    node, is_from_elsewhere = catalogue.nodes.decision(), catalogue.nodes.has_other
     exporter = {
+        "node": "the host of the page" if node.label is None and is_from_elsewhere else str(node),
         "exporter": "AMD" if is_amd else "NVIDIA",
         "drivers": ", ".join(sorted(series["driver"].dropna().unique())) or "unknown",
         "MIG instances": "yes" if series["mig"].notna().any() else "no",
@@ -287,7 +282,7 @@ def _observation(
         models={str(model): int(count) for model, count in models.items()},
         channels=seen,
         xid_events=has_xids,
-        facts={"node": _node(catalogue)} | exporter | dict(facts),
+        facts=exporter | dict(facts),
         findings=(*findings, *_identity_findings(catalogue), *more),
         unknown=tuple(sorted(name for name in names - {*known, XID_COUNT_METRIC} if not is_unused(name))),
         accounting=accounting,

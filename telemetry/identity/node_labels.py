@@ -225,7 +225,6 @@ class NodeLabels:
         return NodeLabelChoice(label, len(evidence.kinds), examples, dict(self._rejected), doubt)
 
     def _decide(self) -> tuple[str, ...]:
-        """Return the usable labels, best first."""
         if not self._is_decided:
             order = self._usable_labels()
             self._revision += order != self._order

@@ -218,8 +218,6 @@ def time_of_column(time: TimeFormat, column: str) -> TimeFormat:
 
 
 UNSTORABLE: Final = "text that is not UTF-8, or too long"
-"""Reason for rows with such text in any column."""
-
 _MAX_TEXT: Final = 1 << 20
 
 

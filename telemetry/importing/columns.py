@@ -35,8 +35,6 @@ _STATIC: Final = frozenset({"slot", "pci_bus_id", "serial", "model", "driver", I
 
 
 COLUMN_NAMES: Final = read_yaml(Path(__file__).with_name("column_names.yaml").read_text(encoding="utf-8"))
-"""Content of column_names.yaml."""
-
 _AROUND: Final = [re.compile(pattern, re.IGNORECASE) for pattern in COLUMN_NAMES["around"]]
 _UNIT_NAME: Final = re.compile(r"[KMG]i?B|[kMG]Hz|k?Wh|[mk]J|[mk]W")
 _PCI_ADDRESS: Final = re.compile(r"(PCI:)?(0x)?[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f](\.[0-7])?")

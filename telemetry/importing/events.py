@@ -151,7 +151,6 @@ def parse_events(
         raise missing_column("gpu", batch.table.column_names, str(batch.file))
     kinds = batch.texts("type")
     wanted = batch.good
-    counts["events_read"] += len(kinds)
     batch.keep(wanted)  # In a table of states (a daily row per drive with `failure` 0 or 1), few rows are events.
     rows: dict[str, npt.NDArray[Any]] = {name: batch.texts(name) for name in texts}
     if installations is not None:
@@ -244,8 +243,6 @@ def _read_kernel_log(
     quarantine.read_rows("events", file, len(log.events) + len(log.unparsed))
     for number, line, problem in log.unparsed:
         quarantine.set_aside(problem, "events", file, number, line)
-    counts["kernel_log_lines"] += log.n_lines
-    counts["events_read"] += len(log.events) + len(log.unparsed)
     for code, times in log.unknown_codes.items():
         counts[f"xid_{code}_without_description"] += times
     # The sum has microsecond resolution, unlike all other sources.
@@ -353,7 +350,6 @@ def _spread(rows: dict[str, npt.NDArray[Any]], installations: InstallationIndex)
 
 
 def _codes(codes: npt.NDArray[np.object_], kinds: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
-    """Normalize XID codes to plain numbers."""
     chosen = np.flatnonzero((kinds == "xid") & ~pd.isna(codes))
     place, distinct = pd.factorize(codes[chosen])
     matches = [(_XID.match(text), text) for text in distinct]

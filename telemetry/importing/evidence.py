@@ -19,8 +19,6 @@ from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.samples.block import Spill
 
 ATTRIBUTES: Final = ("slot", "pci_bus_id", "serial", "model", "driver", "cluster", "group", "rack", "nvlink_domain")
-"""Attributes of an installation."""
-
 _PLACE_ATTRIBUTES: Final = ("slot", "pci_bus_id", "cluster", "group", "rack", "nvlink_domain")
 # Attributes of the location, which do not move with the GPU.
 MOST_MOVES: Final = 12

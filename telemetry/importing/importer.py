@@ -256,7 +256,6 @@ class _Files:
             ahead = ingest.wrong_clock(ms_of(events["timestamp"]))
             ahead |= (events["known_at"] > self.now + AHEAD + ingest.delay).to_numpy()
             to_come = ahead & (events["type"] == "maintenance").to_numpy()  # from a calendar, not a fact yet
-            ingest.counts["maintenance_to_come"] += int(to_come.sum())
             quarantine.set_aside_frame(WRONG_CLOCK, "events", file, events[ahead & ~to_come])
             quarantine.leave_out("events", file, "a future maintenance", int(to_come.sum()))
             quarantine.used("events", int((~ahead).sum()))
@@ -269,7 +268,6 @@ class _Files:
         for file in self.files["jobs"]:
             batches = read_batches(file, "jobs", ingest.quarantine)
             frames.append(read_jobs(batches, self.mapping.jobs, installations, self.now + AHEAD))
-            ingest.counts["jobs_read"] += len(frames[-1])
             ingest.quarantine.used("jobs", len(frames[-1]))
         return frames
 

@@ -54,7 +54,7 @@ from telemetry.importing.files.sources import expected_rows
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.jobs import merge_jobs
 from telemetry.importing.mapping import TableMapping
-from telemetry.importing.quarantine import BY_MAPPING, Quarantine
+from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.samples.block import Spill
 from telemetry.importing.samples.instruments import read_instruments, write_instruments
 from telemetry.importing.samples.intake import SampleIntake, no_usable_rows
@@ -178,8 +178,6 @@ class Ingest:
                     jobs = merge_jobs(jobs, new)
                 self.quarantine.check_loss("jobs")
             span = self._span(events, source)
-            accounts = self.quarantine.tables.values()
-            self.counts["rows_left_out_by_mapping"] += sum(account.left_out[BY_MAPPING] for account in accounts)
             shutil.rmtree(writer.folder / ".spill", ignore_errors=True)
             frame = installations.given
             self.counts["installed_before_anything_observed"] += int(frame["installed_at"].isna().sum())
@@ -287,7 +285,6 @@ class Ingest:
             installations.given, runs.assign(is_from_start=is_from_start), unit=installations.unit
         )
         self.counts["installations_from_samples"] += len(intake.moved)
-        self.counts["contradictions_of_the_inventory"] += len(contradictions)
         for line in contradictions[:_NAMED]:
             _LOG.warning("samples contradict the inventory: %s", line)
         self.contradictions += contradictions
@@ -333,8 +330,6 @@ class Ingest:
 
     def _report_names(self, installations: InstallationIndex) -> None:
         unused = [alias for alias in installations.aliases if node_key(alias) not in installations.names.used_aliases]
-        self.counts["node_aliases_used"] += len(installations.aliases) - len(unused)
-        self.counts["node_aliases_unused"] += len(unused)
         self.contradictions += [
             f"alias {alias} of node {installations.aliases[alias]}: no row has it" for alias in unused
         ]
@@ -348,8 +343,6 @@ class Ingest:
             _LOG.warning("%s", self.contradictions[-1])
 
     def _report_nodes(self, added: list[str], silent: list[str]) -> None:
-        self.counts["nodes_missing_in_the_inventory"] += len(added)
-        self.counts["nodes_of_the_inventory_without_samples"] += len(silent)
         for what, names in (("not in the inventory", added), ("without a sample", silent)):
             self.contradictions += [f"node {name}: {what}" for name in names]
 

@@ -18,8 +18,6 @@ from telemetry.values.dates import DateOrder, read_dates
 from telemetry.values.numbers import NO_VALUE_WORDS
 
 OK: Final = 0
-"""Status of a usable timestamp."""
-
 PROBLEMS: Final = {
     1: "missing timestamp",
     2: "unreadable timestamp",
@@ -27,8 +25,6 @@ PROBLEMS: Final = {
     4: "ambiguous local time",
     5: "timestamp out of range",
 }
-"""Quarantine reason by status."""
-
 WRONG_CLOCK: Final = "an impossible clock"
 """Quarantine reason for rows in the future, or at a time that a live source cannot report."""
 

@@ -30,8 +30,6 @@ _JITTER: Final = 0.95
 """Tolerance for scrape jitter: a step need only be this share of the interval."""
 
 _ROWS: Final = 200_000
-"""Number of staged rows from which to estimate the interval."""
-
 _FILES: Final = 5
 """Number of files read, evenly spaced among those given."""
 

@@ -27,8 +27,6 @@ REPLACED: Final = "replaced_at"
 RESOLUTION: Final = "resolution"
 GPU_COLUMNS: Final = ("slot", "pci_bus_id", "serial")
 TICKET_COLUMNS: Final = (RESOLVED, REPLACED, RESOLUTION, *GPU_COLUMNS)
-"""Additional columns of event tables, on top of the dataset's."""
-
 EARLY: Final = "resolved before it was opened"
 """Reason a ticket has no second event; its first event is kept."""
 

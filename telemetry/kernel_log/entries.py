@@ -132,7 +132,6 @@ class EntryReader:
             yield from self._read(line)
 
     def _belongs(self, line: str) -> bool:
-        """Whether a line continues the current journal entry."""
         if self._kind == "verbose":
             return line[:1].isspace()
         # A bare field name is followed by a binary value on the next line.
@@ -266,7 +265,6 @@ def _pairs(value: Any) -> dict[str, Any]:
 
 
 def _at(record: Mapping[str, Any], name: str) -> Any:
-    """Return a field by its name or dotted path."""
     if name in record:
         return record[name]
     first, _, rest = name.partition(".")

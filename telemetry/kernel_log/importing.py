@@ -47,7 +47,6 @@ class KernelLog:
     events: pd.DataFrame
     unknown_codes: dict[str, int]
     unparsed: list[tuple[int, str, str]]
-    n_lines: int
     accounting: Accounting
 
 
@@ -83,7 +82,7 @@ def parse_kernel_log(
         frame = pd.DataFrame(events, columns=list(Event._fields))
     frame["timestamp"] = pd.to_datetime(frame["timestamp"], utc=True).astype("datetime64[ms, UTC]")
     unknown = {code: number for code, number in sorted(codes.items()) if int(code) not in DESCRIBED_XIDS}
-    return KernelLog(frame, unknown, reader.unused, splitter.number, reader.accounting)
+    return KernelLog(frame, unknown, reader.unused, reader.accounting)
 
 
 def read_lines(path: Path) -> Iterator[str]:

@@ -15,8 +15,6 @@ from telemetry.kernel_log.entries import Entry
 from telemetry.kernel_log.stamps import ADVICE, LogContext, Stamp, date_lines, parse_header
 
 TABLE: Final = "kernel log lines"
-"""Table name in :class:`telemetry.accounting.Accounting`."""
-
 NOT_ABOUT_A_GPU: Final = "not about a GPU"
 WITHOUT_EVENT: Final = "GPU driver message without an event"
 WITHOUT_RULE: Final = "GPU driver message without a rule"

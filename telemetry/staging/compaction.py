@@ -166,7 +166,6 @@ def _retire(staging: StagingFolder, paths: list[Path], settings: CompactSettings
 
 
 def _expire(staging: StagingFolder, settings: CompactSettings, now: datetime) -> None:
-    """Delete compacted files beyond the retention of raw samples."""
     oldest = now.timestamp() - settings.telemetry.retention.raw.total_seconds()
     for path in (staging.root / "compacted").glob("*/*.parquet"):
         with contextlib.suppress(FileNotFoundError):

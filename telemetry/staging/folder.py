@@ -22,8 +22,6 @@ from telemetry.dataset.channels import CATALOGUE, Channel, with_rollups
 from telemetry.dataset.schema import CHANNEL_TYPES, EVENTS, INSTANT, INVENTORY, JOBS, column_as
 
 Kind = Literal["samples", "events", "inventory", "jobs"]
-"""Kind of a staged file."""
-
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 SAMPLE_KEYS: Final = pa.schema(

@@ -165,8 +165,6 @@ def collapse(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 SOURCE: Final = "inventory"
-"""``source`` of derived driver events."""
-
 FROM_THE_START: Final = timedelta(hours=1)
 """A GPU first seen within this time after its node is assumed to have been there before the first observation.
 

@@ -214,8 +214,6 @@ class Waiting:
 
 
 STAGED_ROLE: Final = "staged"
-"""Role of the staged files of the last compaction in a dataset's sources."""
-
 PENDING_COLUMNS: Final = (*STAGED_EVENTS.names, "since_ms")
 """Columns of pending events: the staged columns, and since when they wait."""
 
@@ -256,7 +254,6 @@ class Staged:
         if not self.batches:
             return []
         jobs = read_jobs(self.batches, TableMapping(), installations, self.now + AHEAD)
-        ingest.counts["jobs_read"] += len(jobs)
         ingest.quarantine.used("jobs", len(jobs))
         return [jobs]
 

@@ -222,7 +222,6 @@ def _factors(unit: str, header_unit: str | None, convert: bool) -> Callable[[str
 def _number(
     text: str, unit: str, factors: Callable[[str | None], tuple[float, float] | None], decimal: Decimal
 ) -> _Read:
-    """Parse one text."""
     match = _NUMBER.match(text.replace("\u2212", "-"))
     if match is not None:
         number, word = _plain(match["number"], decimal), (match["unit"] or "").strip() or None
@@ -260,7 +259,6 @@ def _word(text: str) -> _Read:
 
 
 def _plain(digits: str, decimal: Decimal) -> float | None:
-    """Parse digits with separators."""
     digits = _BLANKS.sub("", digits)
     if "," in digits:
         digits = digits.replace(".", "").replace(",", ".", 1) if decimal == "," else digits

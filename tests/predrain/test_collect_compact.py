@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from telemetry.dataset.store import Dataset
 from telemetry.staging.folder import StagingFolder, staging_of
 from tests.processes import PREDRAIN, ROOT, invoke, running
 from tests.telemetry.helpers import DAY
@@ -40,7 +39,7 @@ def test_it_goes_on_compacting_until_it_is_stopped(tmp_path: Path):
         wait(lambda: not staging.waiting())
         process.terminate()
         assert process.wait(timeout=60) == 0
-    assert Dataset.open(tmp_path / "dataset").meta.counts["imported"]["samples_read"] == 480
+    assert samples_of(tmp_path)["sample_count"].sum() == 480
 
 
 WRITER = """

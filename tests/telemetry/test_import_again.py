@@ -68,7 +68,6 @@ def test_more_files_add_to_a_dataset(tmp_path: Path):
     assert grown.dataset.digest == whole.dataset.digest
     assert grown.dataset.meta.quarantine == whole.dataset.meta.quarantine == {"unknown gpu": 1}
     assert len(quarantine_of(grown)) == 1
-    assert grown.dataset.meta.counts["imported"]["samples_read"] == 48
     names = [(source["role"], source["name"]) for source in grown.dataset.meta.sources]
     assert names == [
         ("events", "events.csv"),
@@ -142,7 +141,7 @@ def test_the_order_of_rows_and_files_does_not_matter(keys, seed, parts, tmp_path
     straight = run_import(folder, samples=frame, out="straight")
     shuffled = run_import(folder, samples=files[::-1], out="shuffled")
     assert shuffled.dataset.digest == straight.dataset.digest
-    assert shuffled.counts.get("samples_repeated", 0) == shuffled.counts["samples_read"] - len(frame)
+    assert shuffled.counts.get("samples_repeated", 0) == len(again)
 
 
 def test_a_full_disk_at_any_write_leaves_the_old_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

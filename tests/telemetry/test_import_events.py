@@ -10,7 +10,8 @@ import pytest
 
 from foundation.errors import InputError
 from telemetry.dataset.schema import EVENTS
-from telemetry.importing.quarantine import NUMBER_AS_TYPE
+from telemetry.importing.quarantine import BY_MAPPING, NUMBER_AS_TYPE
+from telemetry.kernel_log.reader import TABLE as KERNEL_LOG_LINES
 from tests.telemetry.helpers import (
     DAY,
     events_frame,
@@ -137,7 +138,7 @@ def test_a_fault_trace_with_its_own_words(tmp_path: Path):
     inventory = pd.DataFrame({"node": ["n1", "n2"], "installed_at": "2024-03-30T00:00:00Z"})
     result = run_import(tmp_path, events=[tmp_path / "trace.json"], inventory=inventory, mapping=rules)
     events = result.dataset.events()
-    assert (result.dataset.meta.unit, result.counts["rows_left_out_by_mapping"]) == ("node", 1)
+    assert (result.dataset.meta.unit, result.accounting.tables["events"].left_out[BY_MAPPING]) == ("node", 1)
     assert events["type"].tolist() == ["failure", "repair"]
     assert events["timestamp"].tolist() == [pd.Timestamp("2024-03-31T12:00Z"), pd.Timestamp("2024-04-01T00:00Z")]
     assert events["detail"].tolist() == ["GPU", "GPU"]
@@ -204,7 +205,7 @@ def test_a_kernel_log_without_line_ends_is_not_held_in_memory(tmp_path: Path, mo
     log.write_text(line + "NVRM: Xid " * 10_000 + "\n" + line.replace("00:20", "00:21"))
     result = run_import(tmp_path, events=[log])
     assert result.dataset.events()["timestamp"].dt.minute.tolist() == [20, 21]
-    assert result.counts["kernel_log_lines"] == 3
+    assert result.accounting.tables[KERNEL_LOG_LINES].read == 3
     assert [len(content) for content in quarantine_of(result)["content"]] == [1000]
 
 
@@ -284,7 +285,7 @@ def test_a_calendar_of_maintenance_names_nodes_patterns_and_racks(tmp_path: Path
         ("node-1", 3, "2026-03-03T22:59:59.999000+00:00"),
     ]
     assert events["type"].unique().tolist() == ["maintenance"]
-    assert (result.quarantined, result.counts["maintenance_to_come"]) == ({}, 2)
+    assert (result.quarantined, result.accounting.tables["events"].left_out) == ({}, {"a future maintenance": 2})
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ def test_every_file_and_column_that_loses_too_much_is_named_with_an_example(tmp_
         run_import(tmp_path, samples=frame)
     for text in (*texts, "samples.csv, rows: 26 of 80", "'unreadable timestamp'"):
         assert text in str(caught.value)
-    assert run_import(tmp_path, samples=frame, max_loss=1.0).counts["values_nulled"] == 54
+    values = run_import(tmp_path, samples=frame, max_loss=1.0).accounting.tables["sample values"]
+    assert values.left_out == {"not a number": 54}
 
 
 def test_tickets_from_before_the_fleet_are_set_aside_and_are_no_loss(

@@ -341,7 +341,7 @@ def test_a_glob_that_no_shell_expanded_stands_for_the_files_that_it_matches(tmp_
         write_csv(file, part)
     assert expand_sources((tmp_path / "part-*.csv.gz",), "samples") == files
     result = run_import(tmp_path, samples=[tmp_path / "part-*.csv.gz"])
-    assert result.counts["samples_read"] == len(frame)
+    assert result.accounting.tables["samples"].read == len(frame)
     with pytest.raises(InputError, match="does not exist"):
         expand_sources((tmp_path / "none-*.csv",), "samples")
 

@@ -28,7 +28,6 @@ from telemetry.kernel_log.quotations import xid_faults
 from telemetry.staging.folder import StagingFolder
 
 TABLE: Final = "Kubernetes events"
-"""Accounting table."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,6 @@ def slice_exporters(slices: Iterable[Object], port: int | str | None, where: str
 
 
 def _port(ports: Iterable[Any], wanted: int | str | None, where: str) -> tuple[str, int]:
-    """Return name and number of the port to scrape."""
     known = [(str(port.get("name") or ""), int(port["port"])) for port in ports if port.get("port")]
     if wanted is not None:
         fitting = [(name, number) for name, number in known if str(wanted) in (name, str(number))]

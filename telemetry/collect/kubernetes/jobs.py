@@ -255,7 +255,6 @@ def _ended_ms(metadata: Object, status: Object) -> int | None:
 
 
 def _failure(status: Object) -> str:
-    """Return the API's reason why a pod failed."""
     if status.get("reason"):
         return str(status["reason"])
     for condition in status.get("conditions") or ():

@@ -13,8 +13,6 @@ from foundation.settings import Section, read_settings
 from telemetry.phrases import EventType, names_hardware
 
 DEFAULTS: Final = Path(__file__).with_name("rules.yaml")
-"""Default rules, in the format of a user's file."""
-
 Place = Literal["cluster", "group", "rack", "nvlink_domain"]
 
 
@@ -45,12 +43,10 @@ class KubernetesRules(Section):
     """A rules file, see rules.yaml.
 
     ``prefix``: DNS prefix of predrain's taints, labels and annotations.
-    ``defaults``: whether the default rules are appended; the first match applies.
     ``labels``: node labels for each part of the location; omitted keys keep their default.
     """
 
     prefix: str = "predrain.io"
-    defaults: bool = True
     rules: tuple[Rule, ...] = ()
     labels: dict[Place, list[str]] = Field(default_factory=dict)
     gpu_resources: tuple[str, ...] = ()
@@ -68,7 +64,7 @@ class KubernetesRules(Section):
         rules = ((rule, rule.condition) for rule in self.rules if rule.condition is not None)
         fits = (rule for rule, named in rules if fnmatchcase(kind, named) or kind.lower() == named.lower())
         rule = next(fits, None)
-        if rule is None and self.defaults and names_hardware(kind):
+        if rule is None and names_hardware(kind):
             return _HEALTHY_WHEN_TRUE if _GOOD_NAME.search(kind) else _BAD_WHEN_TRUE
         return rule
 
@@ -82,8 +78,7 @@ class KubernetesRules(Section):
             groups = by_reason.groupdict() | (by_message.groupdict() if by_message else {})
             named = {name: text for name, text in groups.items() if text}
             return rule, named
-        hardware = self.defaults and kind == "Node" and names_hardware(reason)
-        return (_HARDWARE_EVENT, {}) if hardware else None
+        return (_HARDWARE_EVENT, {}) if kind == "Node" and names_hardware(reason) else None
 
     def event_kinds(self) -> list[str]:
         """Return the kinds of objects whose Kubernetes events are watched."""
@@ -126,8 +121,6 @@ def load_rules(path: Path | None) -> KubernetesRules:
     if path is None:
         return base
     user_rules = read_settings(path, KubernetesRules, "rules")
-    if not user_rules.defaults:
-        return user_rules
     given = {name: getattr(user_rules, name) for name in user_rules.model_fields_set}
     return base.model_copy(
         update=given | {"rules": user_rules.rules + base.rules, "labels": base.labels | user_rules.labels}

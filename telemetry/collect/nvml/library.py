@@ -137,8 +137,6 @@ CALLS: Final = (
     NvmlQuery("remapped_rows", _REMAPPED, lambda n, h: tuple(n.nvmlDeviceGetRemappedRows(h))),
     NvmlQuery("pcie_replay", ("pcie_replay_total",), lambda n, h: n.nvmlDeviceGetPcieReplayCounter(h)),
 )
-"""Calls, in the order of precedence."""
-
 
 LOST: Final = frozenset({15, 28})
 """The GPU has fallen off the bus, or the driver has dropped it."""
@@ -154,8 +152,6 @@ ABSENT: Final = {
     9: "the NVIDIA driver is not loaded",
     LIBRARY_NOT_FOUND: "there is no NVIDIA driver: its library libnvidia-ml.so.1 was not found",
 }
-"""The node has no driver."""
-
 _NOT_SUPPORTED: Final = 3
 _NO_PERMISSION: Final = 4
 _TIMEOUT: Final = 10

@@ -39,8 +39,6 @@ MAX_STUCK: Final = 4
 
 READINGS: Final = "GPU readings"
 VALUES: Final = "sample values"
-"""Accounting tables."""
-
 DRIVER: Final = "driver"
 """Key in ``troubles`` of the driver as a whole."""
 
@@ -225,7 +223,6 @@ class NodeReader:
         return None if self._child is None else self._count
 
     def _is_due(self, index: int) -> bool:
-        """Return whether a GPU that hung is due for a retry."""
         stuck = sum(not child.is_gone() for child in self._killed)
         return stuck < MAX_STUCK and self._monotonic() >= self._hangs[index][1]
 
@@ -286,7 +283,6 @@ class NodeReader:
             self._take_news(message)
 
     def _take_news(self, message: Message) -> None:
-        """Handle a message of the child's XID thread."""
         self._heard_at_s = self._monotonic()
         match message:
             case "xid", (at, xid, gpu, instance):

@@ -8,7 +8,6 @@ at most one span, and stages no row twice.
 import asyncio
 import hashlib
 import logging
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -208,7 +207,6 @@ class _Run:
     samples: list[_Samples] = field(default_factory=list)
 
     async def fetch_all(self, whole: Span, progress: Callable[[int, int], None]) -> dict[str, Any]:
-        began_s = time.monotonic()
         cut = chunks(whole, self.plan.chunk // _MS)
 
         def count_done() -> int:
@@ -239,7 +237,7 @@ class _Run:
                 self.book.identify()
                 await asyncio.to_thread(self._stage, span)
         progress(len(cut), len(cut))
-        seconds, until = time.monotonic() - began_s, _EPOCH + whole.until_ms * _MS
+        until = _EPOCH + whole.until_ms * _MS
         newest = {"left out": "the newest two minutes, whose samples may still arrive"}
         return {
             "until": until.isoformat(),
@@ -249,8 +247,6 @@ class _Run:
             "samples": self.counts["samples"],
             "rows": self.counts["rows"],
             "XID count rises": self.counts["events"],
-            "samples a second": round(self.counts["samples"] / seconds) if seconds else 0,
-            "requests": client.requests,
             "asked again": client.retries,
             "node": str(self.catalogue.report_nodes()),
             "GPUs by place": self.catalogue.placed(),

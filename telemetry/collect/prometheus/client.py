@@ -216,7 +216,6 @@ class PrometheusClient:
         self._allow_partial = allow_partial
         self._has_answered = False
         self._failing = Failing(_log)
-        self.requests = 0
         self.retries = 0
 
     async def __aenter__(self) -> "PrometheusClient":
@@ -244,7 +243,6 @@ class PrometheusClient:
     async def _ask(
         self, path: str, parameters: Mapping[str, str], read: Callable[[Any, Sequence[bytes]], _Data]
     ) -> _Data:
-        """Query with retries and backoff, within the limits."""
         began_s = time.monotonic()
         first, url = not self._has_answered, self._connection.url
         retry_for_s = self._bounds.first_retry_for_s if first else self._bounds.retry_for_s
@@ -311,7 +309,6 @@ class PrometheusClient:
         return InputError(f"no usable response for {waited_s:.0f} s: {error}", self._connection.url, do)
 
     async def _once(self, path: str, parameters: Mapping[str, str]) -> bytes:
-        self.requests += 1
         url = self._connection.url
         partial = {"partial_response": "true" if self._allow_partial else "false"}
         try:

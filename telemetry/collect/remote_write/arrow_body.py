@@ -40,10 +40,9 @@ def read_stream(body: bytes, *, row_limit: int, byte_limit: int) -> pa.Table:
         raise RequestRefused.unreadable(f"the body is not an Arrow IPC stream: {error}") from error
     if table.num_rows > row_limit:
         raise RequestRefused.too_large(f"the body has more than {row_limit} rows: send smaller requests")
-    types = table.schema.types
-    is_plain = {column_type: _is_plain(column_type) for column_type in set(types)}  # hundreds of columns, few types
-    for name, column_type in zip(names, types, strict=True):
-        if not is_plain[column_type]:
+    for name, column_type in zip(names, table.schema.types, strict=True):
+        value_type = column_type.value_type if pa.types.is_dictionary(column_type) else column_type
+        if not any(is_of_kind(value_type) for is_of_kind in _PLAIN):
             what = f"column {name!r} has the type {column_type}: send numbers, strings and timestamps"
             raise RequestRefused.unreadable(what)
     _check_dictionaries(table, byte_limit)
@@ -75,11 +74,6 @@ def _field(content: bytes, table: int, number: int) -> int:
 def _follow(content: bytes, position: int) -> int:
     (offset,) = struct.unpack_from("<I", content, position)
     return position + int(offset)
-
-
-def _is_plain(column_type: pa.DataType) -> bool:
-    value = column_type.value_type if pa.types.is_dictionary(column_type) else column_type
-    return any(is_of_kind(value) for is_of_kind in _PLAIN)
 
 
 def _check_dictionaries(table: pa.Table, byte_limit: int) -> None:

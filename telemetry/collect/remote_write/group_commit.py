@@ -63,7 +63,11 @@ class SampleWriter:
             columns = ([getattr(batch, name) for batch in given] for name in ("index", "ms", "values"))
             index, ms, values = map(np.concatenate, columns)
             tables = read_batch(given[0].series, index, ms, values, xids=self._xids, problems=problems)
-            self._hold_events(tables.events)
+            if tables.events.num_rows:  # XidCounts returns each only once: kept until staged, and known as of now
+                now, at = pa.scalar(self._clock(), INSTANT), tables.events.column("timestamp")
+                known = pc.if_else(pc.greater(at, now), at, now)
+                place = STAGED_EVENTS.get_field_index("known_at")
+                self._events.append(tables.events.set_column(place, "known_at", known))
             # The inventory first: samples of GPUs missing from it would be quarantined.
             self._staging.stage("inventory", self._news.select(tables.inventory))
             self._stage_events()
@@ -78,13 +82,6 @@ class SampleWriter:
             self._save()
         except (InputError, OSError) as error:
             _LOG.warning("cannot save the XID counts for the next start: %s", error)
-
-    def _hold_events(self, events: pa.Table) -> None:
-        """Buffer events until they are staged, known as of now: :class:`XidCounts` returns each only once."""
-        if events.num_rows:
-            now, at = pa.scalar(self._clock(), INSTANT), events.column("timestamp")
-            known = pc.if_else(pc.greater(at, now), at, now)
-            self._events.append(events.set_column(STAGED_EVENTS.get_field_index("known_at"), "known_at", known))
 
     def _stage_events(self) -> None:
         if self._events:

@@ -57,8 +57,6 @@ class Metrics:
 
         self.requests = counter("requests", "Requests answered.", "route", "status")
         self.samples = counter("samples", "Samples that were written.")
-        self.writes = counter("writes", "Groups of requests and pushes that were written.")
-        self.received = counter("received_bytes", "Bytes of bodies received.")
         self.buffered = Gauge("predrain_receiver_buffered_samples", "Samples in memory.", registry=self.registry)
         self.last_write = Gauge(
             "predrain_receiver_last_write_timestamp_seconds",
@@ -74,7 +72,6 @@ class Metrics:
     def write(self, samples: int, rows: int, problems: Mapping[str, int]) -> None:
         """Count a written group."""
         self.samples.inc(samples)
-        self.writes.inc()
         self.last_write.set_to_current_time()
         self._accounting.take("sample values", samples, problems)
         self._accounting.take("samples", rows, {})
@@ -252,7 +249,6 @@ class Receiver:
             except TimeoutError:
                 detail = f"the body did not arrive within {self.settings.body_timeout_s:g} s"
                 raise RequestRefused(408, detail, "slow") from None
-            self.metrics.received.inc(size)
             yield b"".join(chunks)
         finally:
             self._held_bytes -= size

@@ -43,8 +43,6 @@ source's format. ``empty``: no series of any device.
 """
 
 PAGE_BYTES: Final = 8 << 20
-"""Maximum size of one response."""
-
 PAGES_BYTES: Final = 256 << 20
 """Maximum total size of the responses being read, which bounds memory."""
 
@@ -111,8 +109,6 @@ class Scraper:
 _Batch = TypeVar("_Batch")
 _Batch_contra = TypeVar("_Batch_contra", contravariant=True)
 
-LATE_S: Final = 1.0
-"""A scrape is late if it starts more than this after it was due."""
 
 SCRAPES: Final = "scrapes"
 """Accounting table of scrapes; its reasons are the failure kinds."""
@@ -201,7 +197,6 @@ class ScrapeCollector(Generic[_Batch]):
         self.settings, self.accounting, self._clock = settings, accounting, clock
         self._run_blocking = run_blocking
         self.watches: dict[str, Watch[_Batch]] = {}
-        self.late = 0
         self.problem: str | None = None
         self._failing = Failing(_log)
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -243,8 +238,7 @@ class ScrapeCollector(Generic[_Batch]):
         """Scrape every target once; raises InputError if all scrapes fail or the rows cannot be written."""
         await self.refresh_targets()
         try:
-            now_s = asyncio.get_running_loop().time()
-            await asyncio.gather(*(self._scrape(watch, now_s) for watch in self.watches.values()))
+            await asyncio.gather(*map(self._scrape, self.watches.values()))
         finally:
             await self._write()
         self._check_written()
@@ -279,13 +273,12 @@ class ScrapeCollector(Generic[_Batch]):
             now_s = asyncio.get_running_loop().time()
             due_s = phase_s + (math.floor((now_s - phase_s) / interval_s) + 1) * interval_s
             await asyncio.sleep(due_s - now_s)
-            await self._scrape(watch, due_s)
+            await self._scrape(watch)
 
-    async def _scrape(self, watch: Watch[_Batch], due_s: float) -> None:
+    async def _scrape(self, watch: Watch[_Batch]) -> None:
         address = watch.target.address
         async with self._slots_of_failing if watch.is_failing else self._slots:
             started_s = asyncio.get_running_loop().time()
-            self.late += not watch.is_failing and started_s - due_s > LATE_S
             try:
                 # Buffer the batch before other tasks run: a source's position must never be ahead of its rows.
                 self._sink.add(await watch.scrape(self._fetch, self._clock(), started_s))
@@ -323,10 +316,8 @@ class ScrapeCollector(Generic[_Batch]):
             )
 
 
-def run_collector(
-    collector: ScrapeCollector[Any], name: str, *, listen: str | None = None, once: bool = False
-) -> dict[str, Any]:
-    """Collect until SIGTERM or SIGINT, or for one round; return a summary in JSON types.
+def run_collector(collector: ScrapeCollector[Any], name: str, *, listen: str | None, once: bool) -> None:
+    """Collect until SIGTERM or SIGINT, or for one round.
 
     ``name``: the source's name in metric names.
     Raises InputError as :meth:`ScrapeCollector.run` and :meth:`ScrapeCollector.once` do, or if ``listen`` is unusable.
@@ -340,16 +331,6 @@ def run_collector(
         listen, lambda: collector.accounting, problem=lambda: collector.problem, more=lambda: _metrics(collector, name)
     ):
         asyncio.run(run())
-    scrapes, samples, events = (collector.accounting.tables[name] for name in (SCRAPES, "samples", "events"))
-    return {
-        "targets": len(collector.watches),
-        "scrapes": scrapes.read,
-        "scrapes_succeeded": scrapes.used,
-        "scrapes_failed": scrapes.left_out.total(),
-        "scrapes_late": collector.late,
-        "rows_written": samples.used,
-        "events_written": events.used,
-    }
 
 
 def _metrics(collector: ScrapeCollector[Any], name: str) -> "Iterator[Metric]":

@@ -27,8 +27,6 @@ EXPORTER: Final = Page("http", 9400, "/metrics")
 """dcgm-exporter's page (its ``--address`` defaults to ``:9400``)."""
 
 PLACE_LABELS: Final = ("cluster", "group", "rack", "nvlink_domain")
-"""Target labels that describe a node's location."""
-
 _KUBERNETES: Final = "kubernetes:"
 _YAML_SUFFIXES: Final = (".json", ".yaml", ".yml")
 _NODE_LABELS: Final = ("node", "nodename", "hostname", "Hostname", "__meta_kubernetes_pod_node_name")

@@ -26,8 +26,7 @@ OUTSIDE: Final = "outside the range of its type"
 NO_NUMBER: Final = "not a number"
 OTHER_SERIES: Final = "another series has the value"
 SENTINEL: Final = "a value that means 'not supported'"
-"""Reasons why :func:`assemble` discards a value; keys of ``problems``."""
-
+# Reasons why :func:`assemble` discards a value.
 _EXACT: Final = 2.0**53
 _INT32: Final = 2.0**31
 _WHOLE: Final = -1
@@ -137,7 +136,6 @@ def _is_wide(channel: str) -> bool:
 
 
 def _at(where: npt.NDArray[Any], *columns: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-    """Index every column with ``where``."""
     return [column[where] for column in columns]
 
 

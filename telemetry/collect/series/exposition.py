@@ -12,12 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS
 
 END_OF_PAGE: Final = "# EOF"
-"""Last line of an OpenMetrics page."""
-
 BAD_LINE: Final = "line that cannot be read"
 TOO_LONG: Final = "line over the length limit"
-"""Reasons why lines are left out."""
-
 _EXEMPLAR: Final = re.compile(r' # \{[^"]*(?:"(?:[^"\\]|\\.)*"[^"]*)*\}[^"]*\Z')
 _LINE_CHARACTERS: Final = 16_384
 
@@ -70,7 +66,6 @@ def parse_line(line: str, *, openmetrics: bool = False) -> Sample | None:
 
 
 def _whole_ms(seconds: float) -> int:
-    """Round down to whole milliseconds."""
     return math.floor(round(seconds * 1000.0, 3))
 
 

@@ -19,8 +19,6 @@ from telemetry.collect.series.identity import XidCount
 from telemetry.staging.folder import rows_table
 
 SOURCE: Final = "exporter:DCGM_EXP_XID_ERRORS_COUNT"
-"""``source`` of the events."""
-
 FORGOTTEN_AFTER_MS: Final = 600_000
 """Staleness limit: a count absent for longer starts again; twice the exporter's default window."""
 
@@ -89,7 +87,6 @@ class XidCounts:
         return rows_table("events", sorted(rows, key=itemgetter("timestamp", "gpu", "code")))
 
     def _before(self, key: Key, when_ms: int, watched: Mapping[str, tuple[int, int]]) -> float | None:
-        """Return the count before ``when_ms``; None if unknown."""
         last = self._last.get(key)
         if last is not None and when_ms - last[0] <= FORGOTTEN_AFTER_MS:
             return last[1]

@@ -28,14 +28,10 @@ ENVIRONMENT: Final = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 """Environment of every command: times are printed as Unix seconds and parsed as UTC."""
 
 WINDOW: Final = timedelta(days=1)
-"""Length of accounting per ``sacct`` query."""
-
 OVERLAP: Final = timedelta(hours=1)
 """Each query starts this long before the end of the last one, because slurmdbd records jobs late."""
 
 FIRST_SINCE: Final = timedelta(days=1)
-"""Default lookback of the first accounting query."""
-
 _NODES: Final = TypeAdapter(dict[str, ObservedSlurmNode])
 
 
@@ -170,7 +166,6 @@ class SlurmCollector:
         _log.warning("%s: jobs are read from the controller's memory, starting now", reason)
 
     def _accounts_gpus(self) -> bool:
-        """Return whether accounting tracks ``gres/gpu``; true if sacctmgr does not list TRES."""
         if self._gpus_accounted is None:
             try:
                 known = self._run(("sacctmgr", "--noheader", "--parsable2", "show", "tres", "format=type,name"))

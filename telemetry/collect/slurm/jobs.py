@@ -27,8 +27,6 @@ from telemetry.accounting import Accounting
 from telemetry.staging.folder import rows_table
 
 SACCT_COLUMNS: Final = ("JobID", "State", "Start", "End", "NodeList", "AllocTRES")
-"""``sacct --format``."""
-
 _NUMBERS: Final = (
     "job_id", "start_time", "end_time", "array_job_id", "array_task_id", "het_job_id", "het_job_offset"
 )  # fmt: skip

@@ -42,8 +42,6 @@ from telemetry.values.numbers import ANY_UNIT, read_numbers, words_for
 _SURE: Final = 0.8
 _LIKELY: Final = 0.5
 _FITS: Final = 0.95
-"""Minimum fraction of values within a channel's range."""
-
 INSTANTS: Final = (
     "timestamp",
     "known_at",
@@ -57,8 +55,6 @@ INSTANTS: Final = (
 )
 _UUID: Final = re.compile(r"(?:GPU-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _FEW: Final = 8
-"""Maximum number of distinct values of an enum or flags."""
-
 _METRIC_COLUMNS: Final = ("metric", "metric_name", "__name__", "_field", "metric_id", "series")
 _VALUE_COLUMNS: Final = ("value", "_value", "metric_value", "val")
 _LEAST_INSTANT: Final = 10_000
@@ -178,7 +174,6 @@ def known_columns(
 def _columns_of(
     file: Path, role: str, mapping: TableMapping, channels: Mapping[str, Channel]
 ) -> tuple[list[str], set[str]]:
-    """Return the unknown columns of a file, and the dataset columns it provides."""
     names = column_names(file, role)
     known, aliases, ignored = known_columns(role, channels, names, mapping)
     unknown = unknown_columns(names, mapping, known, aliases, ignored)
@@ -379,7 +374,6 @@ def _range(values: npt.NDArray[np.float64]) -> str:
 
 
 def _are_dates(texts: Sequence[str]) -> bool:
-    """Whether most of the texts are timestamps."""
     try:
         parsed = parse_instants(pa.chunked_array([pa.array(texts, pa.string())]), TimeFormat(), "")
     except InputError:  # ambiguous day-month order: still dates

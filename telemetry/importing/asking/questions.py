@@ -244,7 +244,6 @@ def look(tables: Tables, mapping: ImportMapping, channels: Mapping[str, Channel]
 
 
 def _tables_among(paths: Sequence[Path], role: str) -> list[Path]:
-    """Return the files that are not kernel logs."""
     return [file for file in expand_sources(tuple(paths), role) if role != "events" or not is_kernel_log(file)]
 
 

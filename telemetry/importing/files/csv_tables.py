@@ -29,7 +29,6 @@ BATCH_ROWS: Final = 1 << 17
 MAX_COLUMNS: Final = 20_000
 
 NULL_TEXTS: Final = ("", "NA", "N/A", "n/a", "[N/A]", "NaN", "nan", "null", "NULL", "None", "[Not Supported]")
-"""Strings read as null in any column."""
 
 
 class FileRows(NamedTuple):

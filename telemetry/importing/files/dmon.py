@@ -54,7 +54,6 @@ def dmon_columns(path: Path) -> list[str]:
 
 
 def _column(name: str) -> str | None:
-    """Map a header name to a column; None if it has none."""
     if name in ("Date", "Time", "gpu", "Entity"):
         return None
     row = _CHANNELS.get(name)

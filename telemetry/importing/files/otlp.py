@@ -33,8 +33,6 @@ _NAMES: Final = [
     for row in read_table("otlp.csv", __file__)
 ]
 BAD_EXPORT: Final = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
-"""Exceptions raised by malformed exports."""
-
 _DELTA: Final = (1, "AGGREGATION_TEMPORALITY_DELTA")
 _NO_VALUE: Final = 1
 

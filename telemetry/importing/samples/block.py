@@ -21,8 +21,6 @@ DTYPES: Final[Mapping[Kind, np.dtype[Any]]] = {
     "flags": np.dtype(np.uint64),
     "enum": np.dtype(np.int32),
 }
-"""numpy type of a channel's values by kind."""
-
 ORDER_SHIFT: Final = 40
 """A row's order is ``file number << 40 | row number``."""
 

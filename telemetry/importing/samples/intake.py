@@ -43,8 +43,7 @@ from telemetry.values.names import EXACT_NAMES, spellings
 from telemetry.values.numbers import Numbers, is_sentinel_outside, read_numbers, split_header
 
 STAY_PROBLEMS = {-1: "unknown {unit}", -2: "before installation", -3: "after removal"}
-"""Quarantine reason by return value of :meth:`telemetry.importing.inventory.InstallationIndex.find`."""
-
+# By result of InstallationIndex.find.
 _FRACTION_LEAST = 20
 # Minimum number of nonzero values to conclude that a column has another unit.
 _TOO_SMALL: Final = {"%": (1.0, "fractions", "percent", 100), "MHz": (10.0, "GHz", "MHz", 1000)}
@@ -129,7 +128,6 @@ class SampleIntake:
         self.sample_count = "sample_count" in present
 
     def _is_channel(self, metric: str) -> bool:
-        """Whether a metric of a long table is a channel."""
         return metric in self.mapping.columns or not self._names.keys().isdisjoint(spellings(metric))
 
     def run(self, folder: Path, buckets: int, expected: int, progress: Callable[[int, int], None]) -> Spill:
@@ -145,7 +143,6 @@ class SampleIntake:
             for batch in read_batches(file, "samples", self.quarantine, self.mapping.long, self._is_channel):
                 if len(batch.rows) == 0:
                     continue
-                self.counts["samples_read"] += len(batch.rows)
                 self.rows_read = finished_rows + int(batch.rows[-1])  # in a long table each value is a row
                 progress(self.rows_read, max(self.rows_read, expected))
                 batch.columns, batch.mapping = columns, self.mapping
@@ -171,7 +168,7 @@ class SampleIntake:
                     f"channel {name!r}",
                     f"Give `scale: {{{name}: {factor}}}` in the mapping.",
                 )
-        if not self.counts["samples_read"] and not self.quarantine.counts:
+        if not self.rows_read and not self.quarantine.counts:
             raise InputError(
                 "the sample files have no rows",
                 ", ".join(str(file) for file in self.files[:3]),
@@ -356,7 +353,6 @@ class SampleIntake:
             details = [f"{channel.name} = {value}" for value in values_of]
             batch.set_aside(reason, np.flatnonzero(good)[chosen], details, rows=0)
             wrong[reason] = len(values_of), f"{batch.file.name}: {values_of[0]!r}"
-        self.counts["values_nulled"] += sum(number for number, _ in wrong.values())
         self.quarantine.values("samples", channel.name, int(valid.sum()), wrong)
         return pa.array(values, kind, mask=~valid)
 

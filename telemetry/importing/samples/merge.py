@@ -178,7 +178,6 @@ class SampleMerger:
         findings = self.instruments.check(block, (block.order < 0) & ~self.plan.is_finer(block))
         self._set_aside(FROZEN, block, findings.frozen, lost=False)
         frozen = int((findings.frozen & (block.order >= 0)).sum())
-        self.counts["samples_frozen"] += frozen
         for name, rows in findings.dead.items():
             if rows.any():
                 example = f"{name} of {self.plan.installations.units[block.unit[np.argmax(rows)]]}"
@@ -239,7 +238,6 @@ class SampleMerger:
                 example = f"{name} = {values[refused][0]:.15g}"
                 self._set_aside(IMPOSSIBLE_RISE, block, refused, rows=0)
                 self.quarantine.values("samples", name, -number, {IMPOSSIBLE_RISE: (number, example)})
-                self.counts["values_nulled"] += number
                 block.series[name] = ChannelValues(np.where(refused, 0, series.values), series.valid & ~refused)
 
     def _set_aside(

@@ -19,7 +19,6 @@ FINER_THAN = 0.9
 
 IMPOSSIBLE_RISE: Final = "an impossible rise of a counter"
 STALE: Final = "stale: the energy counter went back"
-"""Reasons for rejecting a value and a sample."""
 
 _SHORTEST_MS: Final = 60_000
 """Minimum interval for the rate check: exporters cache values, so a counter may jump by a minute's increase."""

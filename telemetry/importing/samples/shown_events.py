@@ -19,10 +19,7 @@ from telemetry.importing.inventory import InstallationIndex
 from telemetry.kernel_log.catalogue import FALLEN_OFF
 
 CHANNEL = "xid_last"
-"""Channel with the latched XID."""
-
 SOURCE = "xid_gauge"
-"""``source`` of the XID events."""
 
 
 def xid_edges(

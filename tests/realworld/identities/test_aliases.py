@@ -49,8 +49,7 @@ def test_every_table_may_use_an_alias(tmp_path: Path, has_inventory: bool):
         ("node-1", gpu(2), "failure"),
     }
     assert made.dataset.jobs()["node"].tolist() == ["node-0"]
-    assert (made.counts["node_aliases_used"], made.counts["node_aliases_unused"]) == (2, 1)
-    assert "alias spare of node node-0: no row has it" in made.contradictions
+    assert [line for line in made.contradictions if "alias" in line] == ["alias spare of node node-0: no row has it"]
 
 
 @pytest.mark.parametrize("aliases", ["{a: n0, A: n1}", "{a: b, b: c}", "{'': n0}", "{a: ''}", "[a]"])

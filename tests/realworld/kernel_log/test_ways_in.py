@@ -94,7 +94,7 @@ def test_ten_thousand_broken_lines_are_counted() -> None:
     log = parse_kernel_log(lines, node="h", timezone=UTC, reference_time=NOW, boot_time=NOW)
     account = log.accounting.tables[TABLE]
     assert account.unaccounted == 0
-    assert account.read == log.n_lines == 10_000
+    assert account.read == 10_000
     assert account.used > 2000
     assert len(log.events) > 100
     log.events["detail"].dropna().str.encode("utf-8")

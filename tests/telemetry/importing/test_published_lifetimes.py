@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from foundation.errors import InputError
+from telemetry.importing.quarantine import BY_MAPPING
 from tests.telemetry.helpers import events_frame, gpu, inventory_frame, quarantine_of, run_import
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,7 +24,8 @@ def test_a_row_is_a_stay_a_failure_or_both_and_its_texts_hold_numbers(tmp_path: 
     path = tmp_path / "gc_full.csv"
     path.write_text(ROWS)
     result = run_import(tmp_path, inventory=path, events=[path], mapping=MAPPING)
-    assert (result.quarantined, result.counts["rows_left_out_by_mapping"]) == ({}, 2)
+    left_out = {table: rows.left_out for table, rows in result.accounting.tables.items()}
+    assert (result.quarantined, left_out) == ({}, {"inventory": {BY_MAPPING: 1}, "events": {BY_MAPPING: 1}})
     events, installations = result.dataset.events(), result.dataset.inventory().sort_values("gpu")
     assert events[["gpu", "type", "code"]].to_numpy().tolist() == [
         ["0323612016020", "failure", c] for c in ("OTB", "DBE")

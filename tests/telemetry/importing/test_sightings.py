@@ -10,6 +10,7 @@ from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.store import Dataset
 from telemetry.importing.importer import import_dataset
 from telemetry.importing.ingest import ImportResult
+from telemetry.importing.quarantine import BY_MAPPING
 
 DAYS = pd.date_range("2026-03-01", periods=20, freq="D").strftime("%Y-%m-%d")
 MAPPING = """
@@ -78,7 +79,7 @@ def test_daily_rows_become_stays_events_and_samples(tmp_path: Path) -> None:
     events = result.dataset.events()
     assert events[["node", "type"]].to_numpy().tolist() == [["fails", "failure"]]
     assert str(events["timestamp"].iloc[0]) == "2026-03-11 23:59:59.999000+00:00"
-    assert result.counts["rows_left_out_by_mapping"] == len(daily_rows()) - 1
+    assert result.accounting.tables["events"].left_out[BY_MAPPING] == len(daily_rows()) - 1
     assert result.dataset.meta.counts["samples"] == len(daily_rows())
 
 

@@ -165,7 +165,8 @@ def test_files_with_different_columns_are_imported_by_one_mapping(tmp_path: Path
     guesses = {guess.column: guess for guess in suggest({"samples": [one, other]}, ImportMapping(), CATALOGUE)}
     assert guesses["temp_gpu"].target == "gpu_temp_c", "what another file has takes nothing from it"
     mapping = "samples: {columns: {temp_gpu: gpu_temp_c, watts: power_w}}"
-    assert run_import(tmp_path, samples=[one, other], mapping=mapping).counts["samples_read"] == 2 * len(frame)
+    result = run_import(tmp_path, samples=[one, other], mapping=mapping)
+    assert result.accounting.tables["samples"].read == 2 * len(frame)
     with pytest.raises(InputError, match="a source column 'wats' that is not there"):
         run_import(tmp_path, samples=[one, other], mapping=mapping.replace("watts", "wats"), out="none")
 

@@ -138,8 +138,6 @@ def test_rules_of_a_file_go_before_the_catalogue(tmp_path: Path):
     assert rules.classify("Ticket closed", "reason")[:2] == ("repair", "ticket")
     assert rules.classify("spare GPU", "reason").type == "other"
     assert rules.classify("RMA", "reason").type == "replacement"
-    path.write_text("defaults: false")
-    assert read_settings(path, PhraseRules, "rules").classify("RMA", "reason").type == "other"
     path.write_text("reasons: [{match: '(', type: repair}]")
     with pytest.raises(InputError, match="should be a valid regular expression"):
         read_settings(path, PhraseRules, "rules")

@@ -19,7 +19,7 @@ from telemetry.identity.devices import GpuNames, is_placeholder, normalise_pci_b
 from telemetry.importing.batch import Batch
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.slots import is_index, slot_key
-from telemetry.kernel_log.quotations import xid_codes
+from telemetry.kernel_log.quotations import gpu_names, xid_codes
 from telemetry.phrases import OTHER, UNSURE, WORK, PhraseReview, classify
 
 RESOLVED: Final = "resolved_at"
@@ -45,10 +45,6 @@ Texts = npt.NDArray[np.object_]
 _PLAIN_NUMBER: Final = re.compile(r"\s*-?\d+(?:\.\d*)?\s*\Z")
 _RELEASE: Final = "resume"
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-_GPU_IN_TEXT: Final = re.compile(
-    r"\b(?:GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f](?:\.[0-7])?)\b",
-    re.IGNORECASE,
-)
 _INDEX_IN_TEXT: Final = re.compile(
     r"\bgpus?[\s#:._-]*(?:(?:no|number|index|idx|id|slot)\b[\s#:._-]*)?(?P<index>\d{1,2})\b"
     r"(?P<more>\s*(?:[-–/,&+]|and|or|to|bis|und|et)\s*#?\d)?"
@@ -231,7 +227,7 @@ def _gpus_in_text(text: str) -> set[str]:
     """Return the GPUs named in a text by UUID, PCI address or index; of a range of indices, both ends."""
     indices = list(_INDEX_IN_TEXT.finditer(text))
     lists = {re.sub(r"\D+", "", match["more"]) for match in indices if match["more"]}
-    return {*_GPU_IN_TEXT.findall(text), *(match["index"] for match in indices), *lists}
+    return {*gpu_names(text), *(match["index"] for match in indices), *lists}
 
 
 def _keep_address(rows: Mapping[str, Texts], row: int, names: list[str]) -> None:

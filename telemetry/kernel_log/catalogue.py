@@ -24,7 +24,7 @@ _DESCRIBED: Final = """
 DESCRIBED_XIDS: Final = frozenset(map(int, _DESCRIBED.split()))
 """Codes described in NVIDIA's XID catalog (Ampere and later); events with other codes are kept and reported."""
 
-GPU_UUID: Final = re.compile(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+GPU_UUID: Final = re.compile(r"(?i:GPU)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 DETAIL_LENGTH: Final = 400  # characters
 _NVLINK5 = range(144, 151)
 _MESSAGE = re.compile(r"NVRM:\s*Xid\s*\((?P<place>[^)]*)\)\s*:\s*(?P<code>\d{1,9})\b(?P<rest>.*)", re.DOTALL)

@@ -59,6 +59,11 @@ def lost_gpus(message: str) -> list[KernelFinding]:
     return [KernelFinding("failure", pci_bus_id=address) for address in _addresses(message[:_MAX_TEXT])]
 
 
+def gpu_names(text: str) -> list[str]:
+    """Return the UUIDs and PCI addresses in a text."""
+    return [*dict.fromkeys(GPU_UUID.findall(text)), *_addresses(text)]
+
+
 def named_gpu(text: str) -> tuple[str | None, str | None]:
     """Return UUID and PCI address in a text; None for each that occurs not at all or with several values."""
     uuids, addresses = list(dict.fromkeys(GPU_UUID.findall(text))), _addresses(text)

@@ -43,6 +43,9 @@ _RETRY_MS: Final = duration_ms(timedelta(days=1))
 """Defaults of the controller's diagnostics: after a passed one, jobs are not evicted again for ``_AGAIN_MS`` unless a
 rule requires it; a failed one is repeated after ``_RETRY_MS``."""
 
+_COUNTED: Final = (UnitView(""),)
+"""Stands for each unit of a node at rest: only their number matters."""
+
 
 def rule_events(events: pd.DataFrame, more: Iterable[dict[Any, Any]] = ()) -> list[dict[Any, Any]]:
     """Return the events that hard rules use, maintenance, and ``more``, sorted by ``known_at``."""
@@ -150,7 +153,11 @@ class Controlled:
         plan = self._plan
         if plan is None or plan.over_budget or plan.open_causes:
             return True
-        return any(name in plan.nodes for name in self._better[at])
+        names = [name for name in self._better[at] if name in plan.nodes]
+        if self.least.hard:
+            return bool(names)
+        # no round follows a release, so the plan still lists the released node
+        return any(plan.nodes[name].tier != "clear" or self._node_marks[self._place[name]].level for name in names)
 
     def _wake(self, at: int) -> None:
         self._certain.add(at)
@@ -199,7 +206,8 @@ class Controlled:
             if place in self._open:
                 self._open.pop(place)[2] = self._now
                 self._left[slice(*np.searchsorted(self.jobs.node, (place, place + 1)))] = NEVER  # jobs are back
-                self._wake(self._now + _MINUTE_MS)  # there is room for another now
+                if self.least.hard:  # a soft taint uses no budget
+                    self._wake(self._now + _MINUTE_MS)  # there is room for another now
             return
         if place not in self._open:
             self._open[place] = [place, self._now, NEVER, NEVER, NEVER]
@@ -283,7 +291,7 @@ class Controlled:
         for place, (calm, here, gone) in enumerate(zip(quiet.tolist(), known.tolist(), unknown.tolist(), strict=True)):
             node, marks, is_down = self._views[place], self._node_marks[place], place in down
             jobs_here, planned_here = tuple(running.get(place, ())), () if calm else planned_at.get(node.name, ())
-            units = newest.alike(here, gone) if calm else self._units(place, at, newest, reports, passed)
+            units = _COUNTED * (here + gone) if calm else self._units(place, at, newest, reports, passed)
             shown = (units, jobs_here, marks, is_down, planned_here)
             if shown != (node.units, node.jobs, node.marks, node.down, node.planned):
                 node = self._views[place] = NodeView(

@@ -170,11 +170,14 @@ class LadderReplay:
         replayed together under the first load, and its marks are used for every load.
         """
         if (top, probed) not in self._replayed:
-            replays = [self.probe_replay(jobs, self.probes, self.findable) for jobs in self.loads] if probed else []
-            marks = NO_ACTION if top is None else self.marks(top, replays[0] if replays else None)
-            closed = NO_ACTION if top == "avoid" else marks
-            probes = [replay_probes(replay, closed) for replay in replays] if probed else self._unprobed
-            self._replayed[top, probed] = marks, probes
+            replays = (self.probe_replay(jobs, self.probes, self.findable) for jobs in self.loads if probed)
+            first = next(replays, None)
+            marks = NO_ACTION if top is None else self.marks(top, first)
+            if top == "avoid":  # its nodes stay in service, so they are probed as without marks
+                probes = self.replayed(None, probed=probed)[1]
+            else:
+                probes = [replay_probes(replay, marks) for replay in (first, *replays) if replay is not None]
+            self._replayed[top, probed] = marks, probes or self._unprobed
         return self._replayed[top, probed]
 
     def extras(self, ladder: Collection[Rung], probes: list[Probes]) -> list[Extras]:

@@ -191,36 +191,40 @@ def first_fit(gpus: Ints, size: Ints, arrival: Ints, duration: Ints, end: int, e
     Returns: the jobs that start before ``end``; a gang starts on all its nodes together.
     """
     free, now = gpus.copy(), 0
-    rows: list[tuple[int, int, int, int, int]] = []
-    running: list[tuple[int, int, list[int], list[int]]] = []
+    began: list[int] = []
+    taken: list[tuple[Ints, Ints]] = []
+    running: list[tuple[int, int]] = []
     for job, (wanted, came, long) in enumerate(zip(size.tolist(), arrival.tolist(), duration.tolist(), strict=True)):
         now = max(now, came)
         while True:
             while running and running[0][0] <= now:
-                _, _, nodes, gpus_by_node = heapq.heappop(running)
+                nodes, gpus_by_node = taken[heapq.heappop(running)[1]]
                 free[nodes] += gpus_by_node
             nodes, gpus_by_node = _room(free, gpus, wanted)
-            if nodes:
+            if len(nodes):
                 break
             now = running[0][0]
         if now >= end:
             break
         free[nodes] -= gpus_by_node
-        rows += [(job, node, gpus_there, now, now + long) for node, gpus_there in zip(nodes, gpus_by_node, strict=True)]
-        heapq.heappush(running, (now + long, job, nodes, gpus_by_node))
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 5).T
-    return Placements.ordered(columns[0], columns[1], columns[2], columns[3], columns[4], every)
+        began.append(now)
+        taken.append((nodes, gpus_by_node))
+        heapq.heappush(running, (now + long, job))
+    node, on_node = (np.concatenate([ints[:0], *(part[k] for part in taken)]) for k, ints in enumerate((size, gpus)))
+    number = np.repeat(np.arange(len(began)), [len(nodes) for nodes, _ in taken])
+    start = np.array(began, dtype=np.int64)[number]
+    return Placements.ordered(number, node, on_node, start, start + duration[number], every)
 
 
-def _room(free: Ints, gpus: Ints, wanted: int) -> tuple[list[int], list[int]]:
+def _room(free: Ints, gpus: Ints, wanted: int) -> tuple[Ints, Ints]:
     """Return the first nodes that a job fits on now, and its GPUs on each; empty if it does not fit."""
     first = int((free >= wanted).argmax())
     if free[first] >= wanted:
-        return [first], [wanted]
-    taken = np.flatnonzero(free == gpus) if wanted > gpus.max() else np.array([], dtype=np.int64)
-    needed = int(np.searchsorted(np.cumsum(gpus[taken]), wanted)) + 1
-    whole = taken[:needed] if needed <= len(taken) else taken[:0]
-    return whole.tolist(), gpus[whole].tolist()
+        return np.array([first]), np.array([wanted])
+    whole = np.flatnonzero(free == gpus) if wanted > gpus.max() else np.empty(0, dtype=np.int64)
+    needed = int(np.searchsorted(np.cumsum(gpus[whole]), wanted)) + 1
+    whole = whole[:needed] if needed <= len(whole) else whole[:0]
+    return whole, gpus[whole]
 
 
 LEAVE: Final = timedelta(minutes=1)

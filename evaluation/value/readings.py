@@ -32,7 +32,6 @@ class ScoredDecision:
     expires_at: datetime
     fitted_at: datetime
     _views: dict[int, UnitView] = field(default_factory=dict, repr=False)
-    _alike: dict[tuple[int, int], tuple[UnitView, ...]] = field(default_factory=dict, repr=False)
 
     def view(self, name: str, code: int) -> UnitView:
         """Return the view of a unit; code -1: never scored."""
@@ -43,13 +42,6 @@ class ScoredDecision:
             score = Score(risk if isfinite(risk) else None, self.decided_at, self.expires_at)
             self._views[code] = UnitView(name, score)
         return self._views[code]
-
-    def alike(self, known: int, unknown: int) -> tuple[UnitView, ...]:
-        """Return placeholder units of a quiet node: ``known`` with risk 0, ``unknown`` without a score."""
-        if (known, unknown) not in self._alike:
-            scores = [Score(0.0, self.decided_at, self.expires_at)] * known + [None] * unknown
-            self._alike[known, unknown] = tuple(UnitView(f"{number}", score) for number, score in enumerate(scores))
-        return self._alike[known, unknown]
 
 
 class Readings(Sequence[ScoredDecision]):

@@ -22,6 +22,7 @@ import numpy as np
 if __name__ == "__main__":  # not on sys.path when run as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.shared.processes import free_port, get_once
+from foundation.files import FolderSwap
 from policy.risk_record import ModelName, RiskRecord
 from policy.tiers import Tier
 from serving.scores.writing import ScoresFolder, write_decision
@@ -118,7 +119,7 @@ def write_scores(folder: Path) -> None:
         )
         for node in range(NODES) for slot in range(GPUS)
     ]  # fmt: skip
-    with scores.building(now) as swap:
+    with FolderSwap(scores.folder_of(now)) as swap:
         write_decision(swap.path, records, {"format": 2, "units": len(records)})
         swap.commit()
     scores.point_to_newest()

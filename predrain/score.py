@@ -113,7 +113,7 @@ def _round(
         try:
             served = source.current()
         except TooEarlyError as early:
-            if scores.newest() is None:
+            if scores.newest()[1] is None:
                 raise
             # a champion has scored before: the registry lost it, or is a different one
             what = f"the registry no longer has a champion ({early.what})"

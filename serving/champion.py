@@ -288,14 +288,9 @@ class LoadedModel:
     version: str | None
     horizon_seconds: float | None
 
-    @property
-    def digest(self) -> str:
-        """The bundle's digest."""
-        return self.bundle.digest
-
     def about(self) -> dict[str, Any]:
         """Return the model's fields in responses."""
-        return {"digest": self.digest, "profile": self.bundle.profile, "version": self.version}
+        return {"digest": self.bundle.digest, "profile": self.bundle.profile, "version": self.version}
 
     def score(self, rows: FeatureRows) -> list[dict[str, Any]]:
         """Return ``unit``, ``risk``, ``score``, ``rank`` and ``alert`` of each row.
@@ -362,7 +357,7 @@ class ModelHolder:
             named = self._source.named()
             current = self.model
             same_version = current is not None and (named.version is None or current.version == str(named.version))
-            if current is not None and same_version and current.digest == manifest_digest(named.path):
+            if current is not None and same_version and current.bundle.digest == manifest_digest(named.path):
                 self.refused = named.note
                 return False
             model = load_model(named.path, version=named.version)
@@ -381,7 +376,7 @@ class ModelHolder:
             return False
         self.model, self.trouble, self.refused = model, None, named.note
         self.loads += 1
-        _LOG.info("loaded model %s (%s)", model.digest[:12], model.bundle.profile)
+        _LOG.info("loaded model %s (%s)", model.bundle.digest[:12], model.bundle.profile)
         return True
 
     def _refuse(self, why: str) -> None:
@@ -390,7 +385,7 @@ class ModelHolder:
         if self.model is None:
             self.trouble = self.refused = f"the model cannot be served: {why}"
         else:
-            self.refused = f"the model {self.model.digest[:12]} is kept, a newer one cannot be served: {why}"
+            self.refused = f"the model {self.model.bundle.digest[:12]} is kept, a newer one cannot be served: {why}"
         if self.refused != reported:
             _LOG.error("%s", self.refused)
 

@@ -5,7 +5,6 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
@@ -44,10 +43,9 @@ class AccessLog:
     ``dropped``: number of lines dropped because the stream did not keep up.
     """
 
-    def __init__(self, stream: TextIO | None = sys.stderr, clock: Callable[[], datetime] | None = None) -> None:
+    def __init__(self, stream: TextIO | None = sys.stderr) -> None:
         self.dropped = 0
         self._stream = stream
-        self._clock = clock or (lambda: datetime.now(UTC))
         self._lines: deque[dict[str, Any]] = deque()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
@@ -61,7 +59,8 @@ class AccessLog:
         if len(self._lines) >= _WAITING:
             self.dropped += 1
             return
-        self._lines.append({"time": self._clock(), "path": path[:_LONGEST], "ms": round(seconds * 1000, 3), **facts})
+        now, ms = datetime.now(UTC), round(seconds * 1000, 3)
+        self._lines.append({"time": now, "path": path[:_LONGEST], "ms": ms, **facts})
 
     def close(self) -> None:
         """Flush the queue, for at most 2 s."""

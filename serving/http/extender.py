@@ -38,12 +38,12 @@ class ControllerDecisions:
     removes no node.
     """
 
-    def __init__(self, open_ledger: Callable[[], Any] | None, poll_s: float = _POLL_S) -> None:
+    def __init__(self, open_ledger: Callable[[], Any] | None) -> None:
         self.out: Mapping[str, datetime] = {}
         self._open = open_ledger
         self._reader: Any = None
         self._problem: str | None = None
-        self._poller = Poller("ledger", self.look, poll_s)
+        self._poller = Poller("ledger", self.look, _POLL_S)
 
     def start(self) -> None:
         """Start polling the ledger in a thread."""
@@ -103,16 +103,13 @@ def job_of(args: Any) -> _Job:
         if isinstance(priority := spec.get("priority"), int) and priority < 0:
             return math.inf, True
         marks = {**(meta.get("labels") or {}), **(meta.get("annotations") or {})}
-        of_pod = sum(int(one["resources"]["limits"][_GPU]) for one in spec["containers"] if _GPU in _limits(one))
+        limits = [(container.get("resources") or {}).get("limits") or {} for container in spec["containers"]]
+        of_pod = sum(int(limit.get(_GPU, 0)) for limit in limits)
         pods = next((int(marks[name]) for name in _COUNTS if name in marks), 1)
         unsized = pods == 1 and any(name in marks for name in _GANGS)
         return (math.inf if unsized or of_pod * pods <= 0 else of_pod * pods), False
     except (AttributeError, KeyError, TypeError, ValueError):
         return math.inf, False
-
-
-def _limits(container: Any) -> Any:
-    return (container.get("resources") or {}).get("limits") or {}
 
 
 def candidates(args: Any) -> list[str]:
@@ -146,8 +143,10 @@ def kept_nodes(
     the riskiest first.
     """
     names = list(dict.fromkeys(names))  # deduplicated, so that the last node is always kept
-    high = {name: state for name in names if (state := _state(name, fleet, now)) is not None and state.tier == "high"}
-    if not high or fleet is None:
+    if fleet is None:
+        return names, {}
+    high = {name: state for name in names if (state := fleet.state(name, now)) is not None and state.tier == "high"}
+    if not high:
         return names, {}
     riskiest = [state for state in fleet.states(now) if state.tier == "high"]
     if out is not None:
@@ -187,7 +186,7 @@ def priorities(
     names: Sequence[str], fleet: ScoredFleet | None, now: datetime, gpus: float = math.inf, preemptible: bool = False
 ) -> list[dict[str, Any]]:
     """Return the ``HostPriorityList`` for a pod; ``gpus`` and ``preemptible`` describe its job."""
-    states = {name: _state(name, fleet, now) for name in names}
+    states = {name: None if fleet is None else fleet.state(name, now) for name in names}
     free = {high: may_use_risk(gpus, high=high, preemptible=preemptible) for high in (False, True)}
     return [
         {"Host": name, "Score": MOST_PRIORITY if free[state is not None and state.tier == "high"] else priority(state)}
@@ -243,7 +242,3 @@ def add_extender(
     )
     app.add_api_route("/scheduler/filter", filter_nodes, methods=["POST"])
     app.add_api_route("/scheduler/prioritize", prioritize, methods=["POST"])
-
-
-def _state(name: str, fleet: ScoredFleet | None, now: datetime) -> ScoredNode | None:
-    return None if fleet is None else fleet.state(name, now)

@@ -88,11 +88,7 @@ class QueryRoutes:
 
     def fleet(self) -> ScoredFleet:
         """Return the current scores; raises ``RequestRefused`` (503) if there are none."""
-        served = self.cache.served
-        if served.fleet is None:
-            detail = f"no scores can be served: {served.trouble}"
-            raise RequestRefused(503, detail, "scores", retry_after_s=self.settings.retry_after_s)
-        return served.fleet
+        return self.cache.fleet(self.settings.retry_after_s)
 
     def model(self) -> LoadedModel:
         """Return the model for feature rows.

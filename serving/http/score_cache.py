@@ -9,6 +9,7 @@ from typing import Any
 from foundation.errors import InputError
 from foundation.files import stamp_of
 from foundation.running import Poller
+from foundation.server.problems import RequestRefused
 from serving.scores.reading import (
     FACTS,
     LATEST,
@@ -55,6 +56,14 @@ class ScoreCache:
         self._seen: object = None
         self._seen_facts: object = None
         self._wait = 0
+
+    def fleet(self, retry_after_s: int) -> ScoredFleet:
+        """Return the current scores; raises ``RequestRefused`` (503) if there are none."""
+        served = self.served
+        if served.fleet is None:
+            detail = f"no scores can be served: {served.trouble}"
+            raise RequestRefused(503, detail, "scores", retry_after_s=retry_after_s)
+        return served.fleet
 
     def look(self) -> bool:
         """Read the scores if they have changed since the last poll.

@@ -33,6 +33,7 @@ from serving.scores.reading import NOWHERE, PastScore, ScoredFleet, natural, pas
 LEDGER_MOST: Final = 50
 """Maximum number of decisions, and of calls, on the ledger page."""
 
+_RETRY_S: Final = 10
 _PAGES: Final = frozenset({"/", "/outcomes", "/ledger"})
 _PAGE_PREFIXES: Final = ("/nodes/", "/gpus/", "/page/")
 _REFUSALS: Final = refusals("text/html", {"type": "string"})
@@ -150,14 +151,8 @@ class FleetPages:
             "now": self.clock(),
         }
 
-    def _served(self) -> ScoredFleet:
-        served = self.newest.served
-        if served.fleet is None:
-            raise RequestRefused(503, f"no scores can be served: {served.trouble}", "scores", retry_after_s=10)
-        return served.fleet
-
     def _fleet(self, request: Request, query: Annotated[FleetQuery, Query()]) -> Response:
-        fleet, now, places = self._served(), self.clock(), self.newest.served.facts.places
+        fleet, now, places = self.newest.fleet(_RETRY_S), self.clock(), self.newest.served.facts.places
         nodes, gpus = table_rows(fleet, places, now)
         rows = nodes if query.show == "nodes" else gpus
         node_tiers, gpu_tiers = (Counter(row.tier for row in table) for table in (nodes, gpus))
@@ -209,7 +204,7 @@ class FleetPages:
         for scores in past.values():
             for score in scores:
                 decided.setdefault(score.decided, []).append(score)
-        thresholds = self._served().thresholds
+        thresholds = self.newest.fleet(_RETRY_S).thresholds
         course = [
             PastScore(time, node_risk(score.risk for score in scores), tier_of(scores, thresholds))
             for time, scores in sorted(decided.items())
@@ -252,7 +247,7 @@ class FleetPages:
         }
 
     def _node(self, request: Request, node: str) -> Response:
-        fleet, now, places = self._served(), self.clock(), self.newest.served.facts.places
+        fleet, now, places = self.newest.fleet(_RETRY_S), self.clock(), self.newest.served.facts.places
         state = fleet.state(node, now)
         if state is None:
             raise RequestRefused(404, f"there is no score of node {shown(node)}", "node")
@@ -282,7 +277,7 @@ class FleetPages:
         )
 
     def _gpu(self, request: Request, gpu: str) -> Response:
-        fleet, now = self._served(), self.clock()
+        fleet, now = self.newest.fleet(_RETRY_S), self.clock()
         record = fleet.unit(gpu)
         if record is None:
             raise RequestRefused(404, f"there is no score of GPU {shown(gpu)}", "gpu")
@@ -369,7 +364,7 @@ class FleetPages:
         )
 
     async def _decision(self) -> Response:
-        return as_json({"decision": self._served().scores.decision})
+        return as_json({"decision": self.newest.fleet(_RETRY_S).scores.decision})
 
     async def _asset(self, request: Request, file: str, _: Annotated[AssetQuery, Query()]) -> Response:
         if file not in ASSETS:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from features.matrix.meta import MatrixConfig
 from foundation.errors import InputError
+from foundation.files import FolderSwap
 from foundation.instants import from_ms
 from foundation.times import instant_ms
 from models.bundle.store import Bundle
@@ -72,7 +73,7 @@ def score_decision(
     t = due_decision(config, now) if at is None else asked_decision(config, at, now)
     summary, written = scores.summary_of(t), False
     if summary is None:
-        with scores.building(t) as swap:
+        with FolderSwap(scores.folder_of(t)) as swap:
             summary = scores.summary_of(t)  # another run may just have finished
             if summary is None:
                 issued_at = now.astimezone(UTC).replace(microsecond=0)
@@ -91,7 +92,7 @@ def score_decision(
         written=written,
         folder=scores.folder_of(t),
         summary=summary,
-        lag_seconds=lag_seconds(config, t, now),
+        lag_seconds=max((_floor(now - config.features.delay, config) - t).total_seconds(), 0.0),
         notes=tuple(notes),
     )
 
@@ -166,7 +167,7 @@ def _score(
         "alerts": sum(record.alert for record in records),
         "alert_budget": fitted.k,
         "unknown_reasons": dict(why.most_common(_REASONS_COUNTED)),
-        "thresholds": chosen.thresholds.to_json(),
+        "thresholds": dict(chosen.thresholds.items()),
         "threshold_sources": dict(chosen.sources),
         "newest_sample": None if newest is None else format_utc(newest),
         "newest_sample_age_seconds": None if newest is None else (t - newest).total_seconds(),
@@ -249,11 +250,6 @@ def expiry(config: MatrixConfig, t: datetime, issued_at: datetime) -> datetime:
     when newer decisions should have replaced it, whichever comes first.
     """
     return min(t + config.labels.gap + config.labels.horizon, issued_at + 2 * config.decision.every)
-
-
-def lag_seconds(config: MatrixConfig, t: datetime, now: datetime) -> float:
-    """Return by how many seconds a decision lags behind the one due by the clock."""
-    return max((_floor(now - config.features.delay, config) - t).total_seconds(), 0.0)
 
 
 def _floor(t: datetime, config: MatrixConfig) -> datetime:

@@ -59,12 +59,8 @@ class Scores:
     summary: Mapping[str, Any]
 
     @classmethod
-    def of(cls, records: Iterable[RiskRecord], summary: Mapping[str, Any], decision: str | None = None) -> Self:
-        """Build from the records of one decision time.
-
-        ``records``: one per unit, at least one.
-        ``decision``: its name; default: derived from the decision time.
-        """
+    def of(cls, records: Iterable[RiskRecord], summary: Mapping[str, Any]) -> Self:
+        """Build from the records of one decision time: one per unit, at least one."""
         units = {record.unit: record for record in records}
         nodes: dict[str, list[RiskRecord]] = {}
         for record in units.values():
@@ -73,7 +69,7 @@ class Scores:
         decided = max(record.decision_time for record in units.values())
         known = [record.expires_at for record in units.values() if record.status == "ok"]
         return cls(
-            decided.strftime(STAMP) if decision is None else decision,
+            decided.strftime(STAMP),
             units,
             {node: tuple(sorted(records, key=_place)) for node, records in nodes.items()},
             decided,
@@ -129,9 +125,10 @@ def read_facts(scores: Path) -> FleetFacts:
 def decision_folders(scores: Path) -> list[tuple[datetime, Path]]:
     """List the stored decisions of a scores folder, oldest first: decision time and folder."""
     folders = []
-    for folder in (scores / "decisions").glob("[0-9]*Z"):
-        with contextlib.suppress(ValueError):
-            folders.append((datetime.strptime(folder.name, STAMP).replace(tzinfo=UTC), folder))
+    for folder in (scores / "decisions").glob("*Z"):
+        if NAME.fullmatch(folder.name):
+            with contextlib.suppress(ValueError):  # such as month 13
+                folders.append((datetime.strptime(folder.name, STAMP).replace(tzinfo=UTC), folder))
     return sorted(folders)
 
 
@@ -219,7 +216,7 @@ def read_scores(folder: Path) -> Scores:
         raise InputError(f"the scores cannot be read: {error.strerror}", str(path), _DO) from error
     if not units:
         raise InputError("the decision contains no records", str(path), _DO)
-    return Scores.of(units.values(), read_json(path.with_name("summary.json")) or {}, name)
+    return Scores.of(units.values(), read_json(path.with_name("summary.json")) or {})
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -289,11 +286,6 @@ class ScoredNode:
     known: int
     unknown: int
     expired: int
-
-    @property
-    def order(self) -> tuple[int, float, str]:
-        """Sort key: by descending risk, then by name; unknown risk last."""
-        return (0, -self.risk, self.node) if self.risk is not None else (1, 0.0, self.node)
 
 
 def state_of(
@@ -376,4 +368,5 @@ class ScoredFleet:
 
     def _compute(self, now: datetime) -> dict[str, ScoredNode]:
         states = [state_of(node, records, self.thresholds, now) for node, records in self.scores.nodes.items()]
-        return {state.node: state for state in sorted(states, key=lambda state: state.order)}
+        states.sort(key=lambda state: (state.risk is None, -(state.risk or 0.0), state.node))
+        return {state.node: state for state in states}

@@ -27,7 +27,7 @@ from foundation.errors import InputError
 from foundation.files import FolderSwap, disk_errors, fsync_path, recover_folder, write_bytes
 from policy.risk_record import FORMAT, RiskRecord, format_utc
 from policy.tiers import TIERS, UNKNOWN
-from serving.scores.reading import FACTS, LATEST, NAME, STAMP, TEXTFILE, read_json
+from serving.scores.reading import FACTS, LATEST, STAMP, TEXTFILE, decision_folders, read_json
 from telemetry.dataset.schema import INSTANT
 
 DECISIONS = "decisions"
@@ -101,31 +101,17 @@ class ScoresFolder:
         recover_folder(folder)
         return _summary(folder)
 
-    def stamps(self) -> list[str]:
-        """List the decision times that have a folder, ascending."""
-        return sorted(folder.name for folder in (self.path / DECISIONS).iterdir() if NAME.fullmatch(folder.name))
-
-    def newest(self) -> dict[str, Any] | None:
-        """Read the summary of the newest decision time, skipping damaged ones; None if there is none."""
-        return self._newest()[1]
-
-    def _newest(self) -> tuple[str, dict[str, Any] | None]:
-        for name in reversed(self.stamps()):
-            summary = _summary(self.path / DECISIONS / name)
+    def newest(self) -> tuple[str, dict[str, Any] | None]:
+        """Read name and summary of the newest decision, skipping damaged ones; ``("", None)`` if there is none."""
+        for _, folder in reversed(decision_folders(self.path)):
+            summary = _summary(folder)
             if summary is not None:
-                return name, summary
+                return folder.name, summary
         return "", None
-
-    def building(self, t: datetime) -> FolderSwap:
-        """Return a context manager that locks a decision time for writing.
-
-        Raises ``InputError`` if another run holds the lock.
-        """
-        return FolderSwap(self.folder_of(t))
 
     def point_to_newest(self) -> None:
         """Point ``latest.json`` to the newest decision time, unless it already does."""
-        name, _ = self._newest()
+        name, _ = self.newest()
         if not name:
             return
         pointer = {"format": FORMAT, "decision": name}
@@ -139,18 +125,18 @@ class ScoresFolder:
 
         Returns: number of decisions removed. The one in ``latest.json`` is kept.
         """
-        stamps = self.stamps()
-        if not stamps:
+        decisions = decision_folders(self.path)
+        if not decisions:
             return 0
         root = self.path / DECISIONS
-        oldest = stamp(_instant(stamps[-1]) - retention)
+        oldest = decisions[-1][0] - retention
         pointed = (read_json(self.path / LATEST) or {}).get("decision")
-        gone = [name for name in stamps[:-1] if name < oldest and name != pointed]
-        for name in gone:
-            shutil.rmtree(root / name, ignore_errors=True)  # readers skip incomplete decisions
+        gone = [folder for when, folder in decisions[:-1] if when < oldest and folder.name != pointed]
+        for folder in gone:
+            shutil.rmtree(folder, ignore_errors=True)  # readers skip incomplete decisions
         for folder in root.iterdir():
             match = _HIDDEN.fullmatch(folder.name)
-            if match is not None and match[1] < oldest:
+            if match is not None and match[1] < stamp(oldest):
                 with contextlib.suppress(InputError):  # it is being written, so it is no leftover
                     FolderSwap(root / match[1]).discard()
         return len(gone)
@@ -207,10 +193,6 @@ def _summary(folder: Path) -> dict[str, Any] | None:
     return summary if summary is not None and summary.get("format") == FORMAT else None
 
 
-def _instant(text: str) -> datetime:
-    return datetime.strptime(text, STAMP).replace(tzinfo=UTC)
-
-
 def record_attempt(
     scores: ScoresFolder, at: datetime, result: "ScoringResult | None", error: str | None = None
 ) -> dict[str, Any]:
@@ -223,7 +205,7 @@ def record_attempt(
     Raises ``InputError`` if the disk is full.
     """
     before = read_json(scores.path / STATUS) or {}
-    newest = scores.newest()
+    _, newest = scores.newest()
     failures = before.get("consecutive_failures")
     status = {
         "format": FORMAT,
@@ -313,7 +295,7 @@ def nothing_due(scores: ScoresFolder, now: datetime) -> ScoringResult | None:
     Returns None if a decision may be due, or the newest one is damaged.
     """
     try:
-        summary = scores.newest() or {}
+        summary = scores.newest()[1] or {}
         t = datetime.fromisoformat(summary["decision_time"]).astimezone(UTC)
         due = t + timedelta(seconds=summary["interval_seconds"] + summary["delay_seconds"])
     except (KeyError, TypeError, ValueError):

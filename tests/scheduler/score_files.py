@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from foundation.files import FolderSwap
 from policy.risk_record import ModelName, RiskReason, RiskRecord
 from scheduler.controller.scores_reader import ScoresReader
 from scheduler.ports.clock import ManualClock
@@ -21,7 +22,7 @@ def record(unit, node, risk, at=T0):
 def write(path, *records, at=T0, **summary):
     scores = ScoresFolder(path)
     content = {"format": 2, "units": len(records), "model": {"fitted_at": "2026-02-20T00:00:00Z"}, **summary}
-    with scores.building(at) as swap:
+    with FolderSwap(scores.folder_of(at)) as swap:
         write_decision(swap.path, records, content)
         swap.commit()
     scores.point_to_newest()

@@ -88,7 +88,7 @@ def test_a_model_is_swapped_under_load_and_every_answer_is_of_one_model(tmp_path
             thread.start()
         for number in range(1, 7):
             put(bundles[number % 3], place)
-            wait(lambda number=number: holder.model.digest == bundles[number % 3].digest)
+            wait(lambda number=number: holder.model.bundle.digest == bundles[number % 3].digest)
             time.sleep(0.03)
         done.set()
         for thread in threads:
@@ -124,7 +124,7 @@ def test_a_bundle_that_cannot_be_served_is_refused_and_the_old_one_goes_on(
         shutil.rmtree(place)
         wait(lambda: "no bundle" in str(holder.refused))
         put(bundles[1], place)
-        wait(lambda: holder.model is not None and holder.model.digest == bundles[1].digest)
+        wait(lambda: holder.model is not None and holder.model.bundle.digest == bundles[1].digest)
         assert holder.refused is None
         assert "predrain_model_current 1.0" in client.get("/metrics").decode()
 

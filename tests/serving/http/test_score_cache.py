@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from foundation.errors import InputError
+from foundation.files import FolderSwap
 from serving.http.score_cache import ScoreCache
 from serving.scores.reading import read_scores
 from serving.scores.writing import ScoresFolder, record_attempt, write_decision
@@ -36,7 +37,7 @@ def test_what_the_batch_scoring_writes_is_served(tmp_path: Path) -> None:
     written = ScoresFolder(tmp_path)
     fleet = small_fleet()
     summary = {"format": 2, "decision_time": "2026-01-01T06:00:00Z", "model": {"fitted_at": "2025-12-31T07:00:00Z"}}
-    with written.building(DECIDED) as swap:
+    with FolderSwap(written.folder_of(DECIDED)) as swap:
         write_decision(swap.path, fleet, summary)
         swap.commit()
     written.point_to_newest()

@@ -12,6 +12,7 @@ import pytest
 
 from features.config import FeatureSection
 from foundation.errors import InputError
+from foundation.files import FolderSwap
 from foundation.times import milliseconds
 from models.bundle.store import save_bundle
 from models.config import PrecisionTargetsSection, ServingSection
@@ -260,7 +261,7 @@ def test_a_lost_pointer_or_a_damaged_decision_is_made_good(world: World, tmp_pat
 
 def test_two_runs_at_once_do_not_write_the_same_decision(world: World, tmp_path: Path) -> None:
     with (
-        ScoresFolder(tmp_path).building(LAST),
+        FolderSwap(ScoresFolder(tmp_path).folder_of(LAST)),
         pytest.raises(InputError, match="another run is writing this folder"),
     ):
         run(world, tmp_path, at=LAST)

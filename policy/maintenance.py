@@ -11,6 +11,7 @@ from pydantic import AwareDatetime
 from pydantic.dataclasses import dataclass as checked
 
 from policy.fleet import NodeView
+from policy.risk_record import parse_utc
 
 _SETTLE = timedelta(minutes=10)
 # Resolution of the remembered end of a maintenance that only the scheduler reports.
@@ -111,15 +112,10 @@ def planned(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tuple
         if code == "begin":
             end = next((end for end in ends[row["node"], row["gpu"]] if start <= end < last), last)
         else:
-            end = _instant(code) or start
+            try:
+                end = parse_utc(code.upper())
+            except ValueError:
+                end = start
         if end > max(start, now - _KEPT):
             found[row["node"]].add((start, end))
     return {node: tuple(sorted(periods)) for node, periods in found.items()}
-
-
-def _instant(code: str) -> datetime | None:
-    try:
-        value = datetime.fromisoformat(code.upper())
-    except ValueError:
-        return None
-    return None if value.tzinfo is None else value

@@ -79,10 +79,6 @@ class TierThresholds:
                 tier = name
         return tier
 
-    def to_json(self) -> dict[str, float | None]:
-        """Convert to a JSON object."""
-        return dict(self.items())
-
 
 @dataclass(frozen=True, slots=True)
 class ChosenThresholds:

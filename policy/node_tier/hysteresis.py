@@ -80,10 +80,6 @@ class TierState:
         """Expiry of the first risk in ``support``; None while ``clear``."""
         return min([prediction.expires_at for prediction in self.support], default=None)
 
-    def at_rest(self, now: datetime) -> bool:
-        """Return whether the tier is ``clear`` without support, and was last counted in the past."""
-        return self.tier == "clear" and not self.support and (self.counted is None or self.counted <= now)
-
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
@@ -143,15 +139,6 @@ def advance(
     else:
         state = changed(state, elevated=NO_STREAK, high=NO_STREAK)
     return changed(state, support=_support(state, reading, alive, thresholds, risks))
-
-
-def rested(state: TierState, reading: "RiskReading") -> TierState:
-    """Shortcut of :func:`advance` for a state at rest if the node's risk stays below ``watch``."""
-    at = reading.decided_at
-    if at is None or (state.counted is not None and at <= state.counted):
-        return state
-    until = max([prediction.expires_at for prediction in reading.known.values()])
-    return TierState(counted=at, counted_until=until, moved=state.moved)
 
 
 def adopt(at_most: Tier, reading: "RiskReading", thresholds: Thresholds, risks: "NodeRiskConfig") -> TierState:

@@ -16,7 +16,6 @@ from policy.node_tier.hysteresis import (
     advance,
     changed,
     explain_tier,
-    rested,
 )
 from policy.plan import NodeState
 from policy.tiers import TIERS, Tier
@@ -108,10 +107,6 @@ def assess(
         at_most: Tier = "high" if node.marks.level.hard else "elevated"
         before = replace(before, tier=adopt(at_most, reading, thresholds, risks))
     by_risk: Tier = "clear" if fresh is None else thresholds.rise.tier(fresh)
-    if fresh is not None and by_risk == "clear" and before.tier.at_rest(now) and _unmarked(node):
-        # fast path for most nodes of a fleet; the code below gives the same result
-        state = _remember(node, before, (), "clear", rested(before.tier, reading), now)[0]
-        return Assessment("clear", "clear", "clear", reading, (), fresh, state, False, False, None, (), ())
     tiered = advance(before.tier, reading, thresholds, risks, now)
     hits = rule_hits(node, rules, now)
     by_rule: Tier = hits[0].rule.tier if hits else "clear"
@@ -142,10 +137,6 @@ def _is_repeated(node: NodeView, hits: tuple[RuleHit, ...], within: timedelta) -
         for hit in hits
         for at in [remedied.get((hit.unit, f"remedied {hit.rule.remedy}"))]
     )
-
-
-def _unmarked(node: NodeView) -> bool:
-    return node.marks.level is Level.NONE and not any(unit.facts for unit in node.units)
 
 
 def _remember(

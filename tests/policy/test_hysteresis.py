@@ -14,7 +14,6 @@ from policy.node_tier.hysteresis import (
     advance,
     explain_tier,
     read_node,
-    rested,
 )
 from policy.tiers import TIERS
 from tests.policy.decide_world import HOUR, STEP, T0, THRESHOLDS, node, score
@@ -133,15 +132,3 @@ def test_a_tier_is_only_reached_by_enough_risks_in_a_row_and_only_left_by_enough
         if TIERS.index(tier) < TIERS.index(before):
             assert all(risk < values[before] * share for risk in risks[k - fall + 1 : k + 1])
             assert k + 1 > fall
-
-
-@given(
-    st.lists(st.one_of(st.none(), st.floats(0, 0.02)), min_size=1, max_size=8), st.integers(-3, 3), st.integers(0, 3),
-    st.sampled_from(["", "from watch to clear: calm"]),
-)  # fmt: skip
-def test_a_state_at_rest_goes_on_as_any_other_while_all_risks_stay_below_watch(risks, counted, elapsed, moved):
-    thresholds, now = Thresholds(THRESHOLDS, HysteresisConfig()), T0 + timedelta(hours=elapsed)
-    before = TierState(counted=T0 + timedelta(hours=counted), counted_until=T0 + timedelta(hours=9), moved=moved)
-    reading = read_node(node("n", *risks), RISKS, now)
-    if before.at_rest(now) and reading.risk is not None and thresholds.rise.tier(reading.risk) == "clear":
-        assert rested(before, reading) == advance(before, reading, thresholds, RISKS, now)

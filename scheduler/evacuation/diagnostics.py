@@ -218,14 +218,7 @@ class HookVerification:
     hook: Hook
 
     def start(
-        self,
-        node: str,
-        units: Sequence[str],
-        key: str,
-        fence: Fence,
-        remedy: Remedy | None = None,
-        *,
-        probe: bool = False,
+        self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None, *, probe: bool
     ) -> WriteResult:
         """Start the diagnostic."""
         reply = self.hook.tell({**_payload("start", node, key, units), "remedy": remedy, "probe": probe}, key)

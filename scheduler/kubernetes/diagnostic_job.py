@@ -64,14 +64,7 @@ class KubernetesVerification:
         self._folder = f"/apis/batch/v1/namespaces/{self._namespace}/jobs"
 
     def start(
-        self,
-        node: str,
-        units: Sequence[str],
-        key: str,
-        fence: Fence,
-        remedy: Remedy | None = None,
-        *,
-        probe: bool = False,
+        self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None, *, probe: bool
     ) -> WriteResult:
         """Create the Job; ``already`` if one with this key exists."""
         leadership = self._scheduler.leadership

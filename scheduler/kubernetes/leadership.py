@@ -41,16 +41,13 @@ class Leadership:
         self._observed = ObservedLease()
         self._held: tuple[str, datetime, float] | None = None  # holder, end, and the end by the monotonic clock
 
-    def may_write(self, holder: str) -> str | None:
-        """Return why a process may not write now; None if it may."""
-        if self._held is None or self._held[0] != holder:
-            return f"{holder} does not hold the lease"
-        return f"the lease of {holder} has expired" if self.left() <= timedelta(0) else None
-
     def blocked(self, holder: str, until: datetime) -> str | None:
         """Return why a process may not write now, including after ``until``; None if it may."""
-        late = "the lease expired before it was sent" if self._clock.now() >= until else None
-        return self.may_write(holder) or late
+        if self._held is None or self._held[0] != holder:
+            return f"{holder} does not hold the lease"
+        if self.left() <= timedelta(0):
+            return f"the lease of {holder} has expired"
+        return "the lease expired before it was sent" if self._clock.now() >= until else None
 
     def fenced(self, holder: str, until: datetime, call: Callable[[], WriteResult]) -> WriteResult:
         """Make a write if the lease is held, and return its result; ``timeout`` if the server did not respond."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -166,13 +166,9 @@ def patch_of(snapshot: NodeSnapshot, then: NodeObject, condition: Object | None 
         spec["unschedulable"] = then.unschedulable or None
     if then.taints != before.taints:
         unchanged = dict(zip(before.taints, snapshot.taints, strict=True))
-        spec["taints"] = [unchanged.get(taint) or _new(taint) for taint in then.taints] or None
+        spec["taints"] = [unchanged.get(taint) or asdict(taint) for taint in then.taints] or None
     patch = {"metadata": metadata, **({"spec": spec} if spec else {})}
     return patch if condition is None else patch | status_patch(condition)
-
-
-def _new(taint: Taint) -> dict[str, str]:
-    return {"key": taint.key, "value": taint.value, "effect": taint.effect}
 
 
 def status_patch(condition: Object) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -102,7 +103,6 @@ class KubernetesScheduler(SchedulerExtras):
         self.load_state, self.save_state = self._state.load, self._state.save
         self.rules = settings.rules
         self.pod_keys = PodKeys(settings.prefix, settings.namespace)
-        self._newest: NodeSnapshot | None = None
         self._recent: dict[str, tuple[NodeSnapshot, float]] = {}
         self._due: list[_Companion] = []
         drivers = self.rules.claim_drivers
@@ -111,7 +111,8 @@ class KubernetesScheduler(SchedulerExtras):
         self._jobs: Mapping[str, JobView] = {}
         self._opted_out: dict[str, list[PodPart]] = {}
         self._cordoner_known = True
-        self._pods = RunningPods(self.api, self._part, settings.pod_page_size, follows=follows)
+        part = partial(pod_part, rules=self.rules, keys=self.pod_keys)
+        self._pods = RunningPods(self.api, part, settings.pod_page_size, follows=follows)
 
     def read_fleet(self) -> FleetReading:
         """Read all GPU nodes and nodes with markers, their jobs, and the switches; correct outdated conditions."""
@@ -144,11 +145,10 @@ class KubernetesScheduler(SchedulerExtras):
         return None if snapshot is None else snapshot.with_jobs(self._jobs_on(node))
 
     def as_known(self, node: str) -> NodeReading | None:
-        """Return a node as listed or written within the last 10 s; a patch is rejected if it has changed since."""
+        """Return a node as read or written within the last 10 s; a patch is rejected if it has changed since."""
         snapshot, known_s = self._recent.get(node, (None, 0.0))
         if snapshot is None or self.api.elapsed() - known_s > _KNOWN_FOR_S:
             return None
-        self._newest = snapshot
         return snapshot.with_jobs(self._jobs_on(node))
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
@@ -230,7 +230,6 @@ class KubernetesScheduler(SchedulerExtras):
         if isinstance(left, WriteResult):
             return left
         self._due += due
-        self._recent[action.node] = left, self.api.elapsed()
         return WriteResult("done", note, writes if joined is None else (*writes, joined.write), left.reading.version)
 
     def _answered(self, node: str, response: Response, then: NodeObject) -> NodeSnapshot | WriteResult:
@@ -364,23 +363,20 @@ class KubernetesScheduler(SchedulerExtras):
         except Exception:
             return None
 
-    def _part(self, raw: Mapping[str, Any]) -> PodPart | None:
-        return pod_part(raw, self.rules, self.pod_keys)
-
     def _read(self, node: str) -> NodeSnapshot | None:
         raw = self.api.read(_path(node), named=node)
         return None if raw is None else self._remember(raw)
 
     def _remember(self, raw: Mapping[str, Any]) -> NodeSnapshot | None:
         snapshot = snapshot_of(raw, self.settings, self.rules, self.keys, self.clock.now())
-        self._newest = snapshot or self._newest
+        if snapshot is not None:
+            self._recent[snapshot.node_object.name] = snapshot, self.api.elapsed()
         return snapshot
 
     def _known(self, node: str, version: str) -> NodeSnapshot | None:
-        """Return the node that was last read or written, if it is this node in this version."""
-        newest = self._newest
-        same = newest is not None and (newest.node_object.name, newest.reading.version) == (node, version)
-        return newest if same else None
+        """Return the node as last read or written, if that was this version."""
+        snapshot, _ = self._recent.get(node, (None, 0.0))
+        return snapshot if snapshot is not None and snapshot.reading.version == version else None
 
     def _patch(self, path: str, patch: Object) -> Response:
         params, timeout = {"fieldManager": FIELD_MANAGER}, self.leadership.left()

@@ -114,14 +114,7 @@ class Verification(Protocol):
     """Runner of the operator's procedure on a node: an optional remedy, and a diagnostic."""
 
     def start(
-        self,
-        node: str,
-        units: Sequence[str],
-        key: str,
-        fence: Fence,
-        remedy: Remedy | None = None,
-        *,
-        probe: bool = False,
+        self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None, *, probe: bool
     ) -> WriteResult:
         """Start the diagnostic despite predrain's taint; ``already`` if one with this key was started before.
 

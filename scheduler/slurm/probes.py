@@ -33,14 +33,7 @@ class SlurmProbes:
         self._port, self._folder, self._settings, self._clock = port, folder, settings, clock
 
     def start(
-        self,
-        node: str,
-        units: Sequence[str],
-        key: str,
-        fence: Fence,
-        remedy: Remedy | None = None,
-        *,
-        probe: bool = False,
+        self, node: str, units: Sequence[str], key: str, fence: Fence, remedy: Remedy | None, *, probe: bool
     ) -> WriteResult:
         """Submit the job; ``already`` if it was submitted with this key before."""
         if not probe or remedy is not None or not _NAME.match(node):

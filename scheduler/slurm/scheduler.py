@@ -50,7 +50,7 @@ class SlurmScheduler(SchedulerExtras):
         self.read_switches, self.set_switches = folder.read_switches, folder.set_switches
         self.hold_lease, self.drop_lease = folder.hold_lease, folder.drop_lease
         self.load_state, self.save_state = partial(folder.load, STATE), partial(folder.save, STATE)
-        self._boots = Boots()
+        self._booted: dict[str, datetime] = {}
         self._late = LateWrites()
         self._read: dict[str, SlurmNode] = {}
 
@@ -152,8 +152,18 @@ class SlurmScheduler(SchedulerExtras):
 
     def _as_read(self, node: SlurmNode, jobs: Sequence[JobView] | None) -> NodeReading:
         view = view_of(node, jobs or (), self._settings, self._clock.now())
-        boot = self._boots.of(node.name, node.booted_at)
-        return NodeReading(view, node.version, boot, jobs_known=jobs is not None)
+        return NodeReading(view, node.version, self._boot_id(node), jobs_known=jobs is not None)
+
+    def _boot_id(self, node: SlurmNode) -> str | None:
+        """Derive a boot id from the first boot time seen; other processes derive nearly the same ids.
+
+        Slurm does not know the boot time for a minute after each UNDRAIN: then the last one counts.
+        """
+        known = self._booted.get(node.name)
+        if node.booted_at is not None and (known is None or abs(node.booted_at - known) > SAME):
+            self._booted[node.name] = known = node.booted_at
+        # boots that are further apart than this never round to the same number
+        return None if known is None else str(round(known.timestamp() / SAME.total_seconds()))
 
     def _unfit(self, action: Action, node: SlurmNode, precondition: Precondition) -> WriteResult | None:
         refused = self.port.read_only()
@@ -235,24 +245,6 @@ def open_slurm(settings: SlurmSettings, clock: Clock) -> SlurmScheduler:
 
 SAME: Final = timedelta(seconds=120)
 """Tolerance for boot times: slurmd derives them from the uptime at each registration, so they vary by seconds."""
-
-
-class Boots:
-    """Boot ids, derived from the first boot time seen; other processes derive nearly the same ids."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, datetime] = {}
-
-    def of(self, node: str, booted_at: datetime | None) -> str | None:
-        """Return the boot id; None if no boot time was ever seen.
-
-        ``booted_at``: None if Slurm does not know it, as for a minute after each UNDRAIN; then the last one counts.
-        """
-        known = self._known.get(node)
-        if booted_at is not None and (known is None or abs(booted_at - known) > SAME):
-            self._known[node] = known = booted_at
-        # boots that are further apart than this never round to the same number
-        return None if known is None else str(round(known.timestamp() / SAME.total_seconds()))
 
 
 _MOST: int = 10_000

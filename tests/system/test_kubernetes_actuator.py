@@ -221,7 +221,7 @@ def test_another_replica_goes_on_where_the_leader_was_killed(cluster: Kubernetes
     cluster.drop_budget("train")
     until(two, lambda: not cluster.on(sick))
     assert not one.round().active
-    assert one.controller.scheduler.leadership.may_write("one") is not None
+    assert one.controller.scheduler.leadership.blocked("one", datetime.max.replace(tzinfo=UTC)) is not None
 
 
 def test_a_racing_writer_loses_nothing_and_neither_do_we(cluster: KubernetesCluster) -> None:
@@ -340,7 +340,7 @@ def test_a_job_preempts_a_probe_within_the_delay_that_probes_are_weighed_with(cl
     probes = KubernetesVerification(one.scheduler, manifest)
     end = one.scheduler.hold_lease("one", LEASE)
     assert end is not None
-    assert probes.start("n1", ("GPU-a",), "a" * 32, Fence("one", end), probe=True).kind == "done"
+    assert probes.start("n1", ("GPU-a",), "a" * 32, Fence("one", end), None, probe=True).kind == "done"
     wait(lambda: "its pod is Running" in probes.result("n1", "a" * 32).message)
     began = time.monotonic()
     here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}

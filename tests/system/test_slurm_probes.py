@@ -55,9 +55,9 @@ def begun(cluster: SlurmCluster, scheduler: SlurmScheduler, key: str, what: str,
     until = scheduler.hold_lease("me", timedelta(minutes=5))
     assert until is not None
     probes = SlurmProbes(port, scheduler.folder, probe, SystemClock())
-    answer = probes.start(node, ("GPU-a",), key, Fence("me", until), probe=True)
+    answer = probes.start(node, ("GPU-a",), key, Fence("me", until), None, probe=True)
     assert answer.kind == "done", answer.message
-    assert probes.start(node, ("GPU-a",), key, Fence("me", until), probe=True).kind == "already"
+    assert probes.start(node, ("GPU-a",), key, Fence("me", until), None, probe=True).kind == "already"
     return probes
 
 
@@ -101,7 +101,7 @@ def test_a_probe_whose_job_id_was_not_saved_is_neither_lost_nor_submitted_again(
     (scheduler.folder.path / "probes.json").unlink()
     until = scheduler.hold_lease("me", timedelta(minutes=5))
     assert until is not None
-    assert probes.start("n1", ("GPU-a",), key, Fence("me", until), probe=True).kind == "already"
+    assert probes.start("n1", ("GPU-a",), key, Fence("me", until), None, probe=True).kind == "already"
     assert ended(cluster, probes, key) == "passed"
 
 

@@ -257,7 +257,7 @@ def fence() -> Fence:
 )
 def test_a_diagnostic_counts_only_where_it_reports_of_which_node_and_run_it_is(tmp_path, answer, kind):
     verification = HookVerification(script(tmp_path, f"KEY = '{KEY}'\nprint(json.dumps({answer}))"))
-    assert verification.start("n1", ("g3",), KEY, fence()).kind in ("done", "refused")
+    assert verification.start("n1", ("g3",), KEY, fence(), None, probe=False).kind in ("done", "refused")
     result = verification.result("n1", KEY)
     assert result.kind == kind
     assert result.failed_units == (("g3",) if kind == "failed" else ())

@@ -46,8 +46,8 @@ def ended(world: World, condition: str, *messages: object, node: str = "n1") -> 
 
 
 def test_a_job_is_started_once_on_its_node_past_our_taint(world: World, verification: KubernetesVerification) -> None:
-    assert verification.start("n1", ["GPU-a", "GPU-b"], KEY, FENCE, "reset").kind == "done"
-    assert verification.start("n1", ["GPU-a", "GPU-b"], KEY, FENCE).kind == "already"
+    assert verification.start("n1", ["GPU-a", "GPU-b"], KEY, FENCE, "reset", probe=False).kind == "done"
+    assert verification.start("n1", ["GPU-a", "GPU-b"], KEY, FENCE, None, probe=False).kind == "already"
     job = world.objects[JOB]
     template = job["spec"]["template"]["spec"]
     (term,) = template["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
@@ -66,9 +66,9 @@ def test_a_job_is_started_once_on_its_node_past_our_taint(world: World, verifica
 
 
 def test_without_the_lease_none_is_started(world: World, verification: KubernetesVerification) -> None:
-    assert verification.start("n1", [], KEY, Fence("other", FENCE.until)).kind == "refused"
+    assert verification.start("n1", [], KEY, Fence("other", FENCE.until), None, probe=False).kind == "refused"
     world.fail("POST", "jobs", 403, content={"message": "quota"})
-    assert verification.start("n1", [], KEY, FENCE).message == "HTTP 403: quota"
+    assert verification.start("n1", [], KEY, FENCE, None, probe=False).message == "HTTP 403: quota"
     assert JOB not in world.objects
 
 
@@ -90,7 +90,7 @@ def test_without_the_lease_none_is_started(world: World, verification: Kubernete
 def test_only_what_reports_of_this_node_and_run_is_believed(
     world: World, verification: KubernetesVerification, condition: str, messages: list[object], kind: str
 ) -> None:
-    verification.start("n1", [], KEY, FENCE)
+    verification.start("n1", [], KEY, FENCE, None, probe=False)
     ended(world, condition, *messages)
     result = verification.result("n1", KEY)
     assert (result.kind, result.at) == (kind, datetime(2026, 11, 21, 12, 30, tzinfo=UTC))
@@ -154,7 +154,7 @@ def test_the_shipped_script_reports_what_the_diagnostic_says(
 def test_a_probe_preempts_nothing_and_keeps_off_cordoned_nodes(
     world: World, verification: KubernetesVerification
 ) -> None:
-    assert verification.start("n1", ["GPU-a"], KEY, FENCE, probe=True).kind == "done"
+    assert verification.start("n1", ["GPU-a"], KEY, FENCE, None, probe=True).kind == "done"
     spec = world.objects[JOB]["spec"]
     pod = spec["template"]["spec"]
     assert (pod["priorityClassName"], pod["preemptionPolicy"]) == ("predrain-probe", "Never")

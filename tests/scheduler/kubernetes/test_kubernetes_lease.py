@@ -13,6 +13,8 @@ from tests.clock import Clock
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.kubernetes.objects import LASTS, SETTINGS, T0
 
+LATER = T0 + timedelta(days=9)
+
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/predrain/leases/predrain-controller"
 STATE = "/api/v1/namespaces/predrain/configmaps/predrain-state"
 
@@ -72,11 +74,13 @@ def test_a_clock_that_is_set_back_prolongs_nothing(cluster: KubernetesClient) ->
     assert one.take()
     one.clock.move(-timedelta(hours=2))
     one.elapsed.move(seconds=31)
-    assert one.scheduler.leadership.may_write("one") == "the lease of one has expired"
+    assert one.scheduler.leadership.blocked("one", LATER) == "the lease of one has expired"
     one.clock.move(timedelta(hours=9))
     assert one.take()
     one.clock.move(timedelta(seconds=31))
-    assert one.scheduler.leadership.may_write("one") == "the lease of one has expired", "set forward, it ends sooner"
+    assert one.scheduler.leadership.blocked("one", LATER) == "the lease of one has expired", (
+        "set forward, it ends sooner"
+    )
 
 
 def test_a_lease_that_is_given_back_is_free_at_once(cluster: KubernetesClient) -> None:
@@ -130,13 +134,13 @@ def test_a_lease_of_which_nothing_is_known_is_not_held(cluster: KubernetesClient
     world.fail("POST", "leases", 503, times=99)
     with pytest.raises(SchedulerError, match="HTTP 503"):
         one.take()
-    assert one.scheduler.leadership.may_write("one") == "one does not hold the lease"
+    assert one.scheduler.leadership.blocked("one", LATER) == "one does not hold the lease"
     world.faults.clear()
     assert one.take()
     world.fail("PUT", "leases", 403, content={"message": "forbidden"})
     with pytest.raises(SchedulerError, match="HTTP 403: forbidden"):
         one.take()
-    assert one.scheduler.leadership.may_write("one") is not None
+    assert one.scheduler.leadership.blocked("one", LATER) is not None
 
 
 def test_a_renewal_whose_answer_was_lost_is_known_for_ours(cluster: KubernetesClient, world: World) -> None:
@@ -144,7 +148,7 @@ def test_a_renewal_whose_answer_was_lost_is_known_for_ours(cluster: KubernetesCl
     assert one.take()
     world.fail("PUT", "leases", after=True)
     assert one.take()
-    assert one.scheduler.leadership.may_write("one") is None
+    assert one.scheduler.leadership.blocked("one", LATER) is None
 
 
 def test_the_state_is_kept_under_its_version_whatever_people_write_beside_it(

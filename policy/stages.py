@@ -89,12 +89,6 @@ class TrackRecord:
     open: int
 
     @property
-    def inconclusive_share(self) -> float:
-        """Share of finished alerts that are inconclusive; 0 without finished alerts."""
-        finished = self.bound.alerts + self.inconclusive
-        return self.inconclusive / finished if finished else 0.0
-
-    @property
     def summary(self) -> str:
         """The record in one line."""
         if not self.bound.alerts:
@@ -195,7 +189,7 @@ def _promoted(
     if now - state.since < config.min_time:
         since = f"{state.since:%Y-%m-%d}"
         return state, (f"group {group} qualifies for {up}, but has been in {state.stage} only since {since}",)
-    share, limit = record.inconclusive_share, config.max_inconclusive
+    share, limit = record.inconclusive / (record.bound.alerts + record.inconclusive), config.max_inconclusive
     if share > limit:
         why = f"group {group} qualifies for {up}, but {share:.0%} of its alerts are inconclusive, above {limit:.0%}"
         return state, (why,)

@@ -39,11 +39,6 @@ class HardRule:
     event: bool = False
     remedy: Remedy = "replace"
 
-    @property
-    def ends_with_boot(self) -> bool:
-        """Whether a boot of the node clears the fact."""
-        return self.remedy in ("reset", "reboot")
-
 
 RULES: tuple[HardRule, ...] = (
     HardRule("row_remap_failure", "high", _DAY, "row remap failed: no spare memory rows left"),
@@ -90,7 +85,7 @@ LONGEST = max(rule.holds for rule in RULES)
 """Maximum age of a relevant report: the longest validity of any rule."""
 
 _NAMES = frozenset(rule.fact for rule in RULES)
-_CURED = frozenset(rule.fact for rule in RULES if rule.ends_with_boot)
+_CURED = frozenset(rule.fact for rule in RULES if rule.remedy in ("reset", "reboot"))
 _RECOVERY = re.compile(r"recovery action\b[^(]*\((0x[0-9a-f]+)\)", re.IGNORECASE)
 _ACTIONS = {1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset"}
 """Recovery actions by number (NVML's nvmlDeviceGpuRecoveryAction_t); 0 withdraws the request."""

@@ -34,7 +34,7 @@ from scheduler.evacuation.settings import EvacuationSettings, VerificationSettin
 from scheduler.file import MemoryNode, MemoryScheduler, MemoryWorkloads
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import ManualClock
-from scheduler.ports.node_object import NodeObject, marks_of
+from scheduler.ports.node_object import NodeObject
 from scheduler.ports.protocols import RiskSource
 from scheduler.ports.readings import WriteResult
 from scheduler.ports.risks import ReportedFacts
@@ -275,10 +275,7 @@ class SimulatedCluster:
         self.workloads.running = running
 
     def _levels(self) -> dict[str, Level]:
-        now, keys = self.clock.now(), self.scheduler.keys
-        return {
-            node.name: marks_of(self.scheduler.nodes[node.name].object, keys, now).level for node in self.fleet.nodes
-        }
+        return {reading.view.name: reading.view.marks.level for reading in self.scheduler.read_fleet().nodes}
 
 
 class _Reported:

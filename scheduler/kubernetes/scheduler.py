@@ -131,8 +131,6 @@ class KubernetesScheduler(SchedulerExtras):
         if self.leadership.left() > timedelta(0):
             with contextlib.suppress(Exception):  # no decision depends on a condition
                 self._repair_conditions(nodes)
-        if not self.settings.read_pods:
-            troubles.append("jobs are not read (kubernetes.read_pods is false): budgets per job cannot be checked")
         readings = tuple(
             node.with_jobs(None if jobs is None else tuple(jobs.get(node.node_object.name, {}).values()))
             for node in nodes
@@ -341,8 +339,6 @@ class KubernetesScheduler(SchedulerExtras):
         return self.api.listing(NODES, params, self.settings.node_page_size, view)
 
     def _all_jobs(self) -> dict[str, dict[str, JobView]]:
-        if not self.settings.read_pods:
-            return {}
         parts = self._pods.everywhere()
         self._claims.refresh(parts)
         jobs = jobs_of(self._claims.counted(parts))
@@ -354,8 +350,6 @@ class KubernetesScheduler(SchedulerExtras):
         return jobs
 
     def _jobs_on(self, node: str) -> tuple[JobView, ...] | None:
-        if not self.settings.read_pods:
-            return ()
         try:
             jobs = jobs_of(self._claims.counted(self._pods.on(node))).get(node, {})
             # a job's pods on this node may be only a part of it

@@ -39,7 +39,6 @@ class KubernetesSettings:
     rack_labels: tuple[str, ...] = ()
     domain_labels: tuple[str, ...] = ()
     gpu_annotations: tuple[str, ...] = ()
-    read_pods: bool = True
     condition: bool = True
     events: bool = True
     foreign_marks: tuple[ForeignMark, ...] = ()

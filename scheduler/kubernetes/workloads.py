@@ -109,7 +109,7 @@ class KubernetesWorkloads:
     def _workload(self, pod: Object) -> Workload:
         metadata, spec, annotations = pod["metadata"], pod["spec"], annotations_of(pod)
         namespace = metadata.get("namespace") or "default"
-        owner = _owner(metadata)
+        owner = next((owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None)
         job = self._job(pod)
         grace = spec.get("terminationGracePeriodSeconds")
         means: Any = _MEANS.get(annotations.get(self._keys.checkpoint, ""))
@@ -353,10 +353,6 @@ def _key_of(text: str | None) -> str | None:
         return None
     key = json_object(text).get("key")
     return key if isinstance(key, str) else text.strip()
-
-
-def _owner(metadata: Object) -> Object | None:
-    return next((owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None)
 
 
 def _origin(metadata: Object, namespace: str, owner: Object | None) -> str:

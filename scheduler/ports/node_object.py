@@ -232,15 +232,11 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
     )  # fmt: skip
 
 
-def marks_of(node: NodeObject, keys: Keys, now: datetime) -> Marks:
+def _marks(node: NodeObject, own: OwnMarks, keys: Keys, now: datetime) -> Marks:
     """Return predrain's markers on a node; only markers known to be its own count.
 
     Removing the taint cancels the drain. A cordon left in place for another tool does not count.
     """
-    return _marks(node, own_marks(node, keys), keys, now)
-
-
-def _marks(node: NodeObject, own: OwnMarks, keys: Keys, now: datetime) -> Marks:
     record = own.record
     if record is None:
         return Marks()

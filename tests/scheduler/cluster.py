@@ -16,7 +16,7 @@ from scheduler.controller.settings import ControllerSettings
 from scheduler.file import MemoryNode
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.clock import ManualClock
-from scheduler.ports.node_object import NodeObject, Taint, marks_of
+from scheduler.ports.node_object import NodeObject, Taint, view_of
 from scheduler.ports.readings import FleetReading, NodeReading, Precondition, WriteResult
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
@@ -121,7 +121,8 @@ class Cluster:
         self.scheduler.faults.clear()
 
     def level(self, name: str) -> Level:
-        return marks_of(self.scheduler.nodes[name].object, self.scheduler.keys, self.clock.now()).level
+        node = self.scheduler.nodes[name]
+        return view_of(node.object, node.base, self.scheduler.keys, self.clock.now()).marks.level
 
     def levels(self) -> dict[str, Level]:
         """What of ours stands, by node; nodes without anything are left out."""

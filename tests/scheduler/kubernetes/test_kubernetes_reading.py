@@ -172,14 +172,6 @@ def test_a_listing_that_expires_begins_again_and_is_given_up_in_the_end(
         hand.scheduler.read_fleet()
 
 
-def test_without_jobs_no_pod_is_read_and_the_breaker_stays_open(world: World, cluster: KubernetesClient) -> None:
-    hand = Hand(world, cluster, replace(SETTINGS, read_pods=False))
-    fleet = hand.scheduler.read_fleet()
-    assert "jobs are not read" in (fleet.trouble or "")
-    hand.scheduler.revalidate("n1")
-    assert not [path for _, path in world.asked if path.endswith("pods")]
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -14,7 +14,7 @@ from policy.episodes import Alert, AlertOutcome
 from policy.fleet import Level, NodeView, Signals
 from policy.plan import Action, PolicyState
 from scheduler.ports.codec import object_of, plain_of
-from scheduler.ports.node_object import Keys, NodeObject, Taint, after, marks_of, view_of, writes_between
+from scheduler.ports.node_object import Keys, NodeObject, Taint, after, view_of, writes_between
 from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord, foreign_marks, sealed, unsealed
 from scheduler.ports.stored_state import packed, unpacked
 from tests.policy.decide_world import HOUR, T0, config, node, once
@@ -60,8 +60,9 @@ def test_actions_change_only_what_is_ours_stand_afterwards_and_may_be_repeated(s
         assert after(step, then, KEYS, T0) == then
         assert writes_between(then, then) == ()
         assert (then.taints[0], then.annotations["note"]) == (theirs.taints[0], "y")
-        assert marks_of(then, KEYS, T0).level <= level
-        assert not view_of(then, NodeView("n", "c", "g"), KEYS, T0).marker_removed
+        view = view_of(then, NodeView("n", "c", "g"), KEYS, T0)
+        assert view.marks.level <= level
+        assert not view.marker_removed
         target = then
     assert after(RELEASES[0], target, KEYS, T0) == theirs
 
@@ -71,7 +72,7 @@ def test_a_mark_that_is_gone_before_its_time_was_taken_off_by_somebody_and_after
     for step in FORWARD:
         target = after(step, target, KEYS, T0)
     base = NodeView("n", "c", "g")
-    assert marks_of(target, KEYS, T0).hard_since == T0
+    assert view_of(target, base, KEYS, T0).marks.hard_since == T0
     assert not view_of(target, base, KEYS, T0 + HOUR).marker_removed
     gone = replace(target, taints=())
     assert view_of(gone, base, KEYS, T0 + HOUR).marker_removed
@@ -153,7 +154,7 @@ def test_a_mark_that_somebody_edited_is_theirs_and_all_else_of_ours_goes(change)
         node = after(RELEASES[0], node, OWN_KEYS, T0)
         assert ours(node) == edited
         assert view_of(node, base, OWN_KEYS, T0).notice is not None, "reported until somebody removes it"
-    assert marks_of(node, OWN_KEYS, T0).level is Level.NONE
+    assert view_of(node, base, OWN_KEYS, T0).marks.level is Level.NONE
 
 
 @pytest.mark.parametrize("change", UNPROVED.values(), ids=UNPROVED.keys())

@@ -179,7 +179,6 @@ class BreakerCause:
 
     group: str | None
     message: str
-    first_at: datetime
     last_at: datetime
     nodes: tuple[str, ...] = ()
 
@@ -317,10 +316,9 @@ def _settle(
     for key, (group, reason) in present.items():
         if key in acknowledged:
             continue
-        old = causes.get(key)
-        if old is None:
+        if key not in causes:
             reasons.append(f"breaker opened: {reason}")
-        causes[key] = BreakerCause(group, reason, old.first_at if old else now, now, frozen.get(key, ()))
+        causes[key] = BreakerCause(group, reason, now, frozen.get(key, ()))
     for key, cause in sorted(causes.items()):
         if key not in present and now - cause.last_at >= config.quiet:
             del causes[key]

@@ -263,7 +263,7 @@ def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
     return [
         Action(
             verb, node.name, tier, to, assessment.risk, None if verb == "release" else assessment.expires_at,
-            case.ordered_reasons, case.worth, () if verb == "release" else assessment.units,
+            case.ordered_reasons,
         )
         for verb, to in verbs
     ]  # fmt: skip

@@ -85,7 +85,7 @@ class NodeState:
     def at_rest(self) -> bool:
         """Whether the state has no effect on the next decision about an untainted node below ``watch``."""
         tier, marked = self.tier, self.seen or self.target or self.released_at
-        risen = tier.tier != "clear" or tier.support or tier.elevated.count or tier.high.count
+        risen = tier.tier != "clear" or tier.support or tier.elevated or tier.high
         return not (risen or marked or self.maintenance or self.probed or self.software)
 
 
@@ -133,8 +133,6 @@ class Action:
     ``tier``: ``unknown`` if it is released because no valid score is left.
     ``expires_at``: expiry of what is written; None for a release.
     ``reasons``: most important first.
-    ``worth``: cost-benefit of a drain, for a node at risk.
-    ``units``: GPUs that caused the tier, most important first; empty for a release.
     """
 
     verb: Verb
@@ -144,8 +142,6 @@ class Action:
     risk: float | None
     expires_at: datetime | None
     reasons: tuple[str, ...]
-    worth: Worth | None = None
-    units: tuple[str, ...] = ()
 
     def after(self, marks: Marks, now: datetime) -> Marks:
         """Return the node's taints after the action."""

@@ -42,23 +42,13 @@ class HysteresisConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Streak:
-    """Number of consecutive decisions at or above a tier's threshold, and the time of the first."""
-
-    count: int = 0
-    since: datetime | None = None
-
-
-NO_STREAK = Streak()
-
-
-@dataclass(frozen=True, slots=True)
 class TierState:
     """Tier state of a node between decisions.
 
     ``tier``: never ``unknown``: a node without valid scores is ``clear``.
     ``counted``: latest decision time counted; reading the same score again is no new evidence.
     ``counted_until``: expiry of that decision's scores; later evidence does not continue a streak.
+    ``elevated``, ``high``: consecutive decisions at or above the tier's threshold.
     ``calm``: consecutive decisions below the tier's lower threshold.
     ``calm_worst``: highest risk among them.
     ``support``: smallest set of unit risks that sustains the tier.
@@ -68,8 +58,8 @@ class TierState:
     tier: Tier = "clear"
     counted: datetime | None = None
     counted_until: datetime | None = None
-    elevated: Streak = NO_STREAK
-    high: Streak = NO_STREAK
+    elevated: int = 0
+    high: int = 0
     calm: int = 0
     calm_worst: float = 0.0
     support: "tuple[ValidRisk, ...]" = ()
@@ -115,7 +105,7 @@ def advance(
     if state.tier != "clear" and not state.support:
         state = replace(state, tier="clear")  # external state: no step leaves a tier without support
     if state.counted is not None and state.counted > now:  # the clock went backwards
-        state = replace(state, counted=None, counted_until=None, elevated=NO_STREAK, high=NO_STREAK)
+        state = replace(state, counted=None, counted_until=None, elevated=0, high=0)
     older = [prediction for prediction in state.support if prediction.unit not in reading.known]
     ended = {prediction.unit: why for prediction in older if (why := _why_ended(prediction, reading, now))}
     alive = [prediction for prediction in older if prediction.unit not in ended]
@@ -132,12 +122,12 @@ def advance(
             state = _moved(state, tier, "; ".join(ended.values()))
         state = changed(state, calm=0, calm_worst=0.0)
     if supported_risk is None:
-        return changed(state, tier="clear", elevated=NO_STREAK, high=NO_STREAK, calm=0, support=())
+        return changed(state, tier="clear", elevated=0, high=0, calm=0, support=())
     if fresh is not None and reading.decided_at is not None:
         if state.counted is None or reading.decided_at > state.counted:
             state = _count(state, reading, fresh, supported_risk, thresholds)
     else:
-        state = changed(state, elevated=NO_STREAK, high=NO_STREAK)
+        state = changed(state, elevated=0, high=0)
     return changed(state, support=_support(state, reading, alive, thresholds, risks))
 
 
@@ -161,7 +151,7 @@ def explain_tier(state: TierState, fresh: float | None, thresholds: Thresholds) 
     reasons = [state.moved] if state.moved else []
     instant: Tier = "clear" if fresh is None else thresholds.rise.tier(fresh)
     if TIERS.index(instant) > TIERS.index(state.tier):
-        count = (state.high if instant == "high" else state.elevated).count
+        count = state.high if instant == "high" else state.elevated
         consecutive = f"only {count} of {config.rise_after} consecutive decisions agree"
         reasons.append(f"a risk of {fresh:.1%} is {instant}, but {consecutive}")
     if state.calm:
@@ -176,7 +166,7 @@ def _count(state: TierState, reading: "RiskReading", fresh: float, valid: float,
     instant = thresholds.rise.tier(fresh)
     broken = state.counted_until is not None and decided_at > state.counted_until
     elevated, high = (
-        _longer(NO_STREAK if broken else streak, TIERS.index(instant) >= TIERS.index(tier), decided_at)
+        (0 if broken else streak) + 1 if TIERS.index(instant) >= TIERS.index(tier) else 0
         for tier, streak in zip(_SLOW, (state.elevated, state.high), strict=True)
     )
     until = max([prediction.expires_at for prediction in reading.known.values()])
@@ -185,7 +175,7 @@ def _count(state: TierState, reading: "RiskReading", fresh: float, valid: float,
     if TIERS.index(instant) > TIERS.index(tier):
         tier = "watch" if tier == "clear" else tier
         for name, streak in zip(_SLOW, (elevated, high), strict=True):
-            if TIERS.index(name) > TIERS.index(tier) and streak.count >= thresholds.config.rise_after:
+            if TIERS.index(name) > TIERS.index(tier) and streak >= thresholds.config.rise_after:
                 tier = name
         if tier != state.tier:
             state = _moved(state, tier, f"a risk of {fresh:.1%} at {decided_at:%Y-%m-%d %H:%M} UTC")
@@ -201,10 +191,6 @@ def _count(state: TierState, reading: "RiskReading", fresh: float, valid: float,
 
 def _moved(state: TierState, tier: Tier, why: str) -> TierState:
     return replace(state, tier=tier, moved=f"from {state.tier} to {tier}: {why}")
-
-
-def _longer(streak: Streak, reached: bool, at: datetime) -> Streak:
-    return Streak(streak.count + 1, streak.since or at) if reached else NO_STREAK
 
 
 def _why_ended(prediction: "ValidRisk", reading: "RiskReading", now: datetime) -> str | None:

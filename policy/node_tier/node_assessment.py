@@ -81,15 +81,6 @@ class Assessment:
             return self.rules[0].unit, True
         return support[0].unit, False
 
-    @property
-    def units(self) -> tuple[str, ...]:
-        """Units that caused the tier: by rule first, then by descending risk."""
-        by_rule = [hit.unit for hit in self.rules if hit.rule.tier == self.tier]
-        by_risk = [
-            prediction.unit for prediction in sorted(self.state.tier.support, key=lambda prediction: -prediction.risk)
-        ]
-        return tuple(dict.fromkeys((*by_rule, *by_risk)))
-
 
 def assess(
     node: NodeView,

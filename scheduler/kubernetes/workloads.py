@@ -235,16 +235,15 @@ class KubernetesWorkloads:
         return answer
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
-        """Read the acknowledgement annotation: the key, or JSON with ``key``, ``failed`` and ``at``."""
+        """Read the acknowledgement annotation: the key, or JSON with ``key`` and ``failed``."""
         pod = self._api.read(_path(workload), named=workload.name.partition("/")[2])
         if pod is None or _uid(pod) != workload.uid:
             return CheckpointState("gone", "the pod was removed")
         text = annotations_of(pod).get(self._keys.acknowledged)
         if text is None or _key_of(text) != key:
             return CheckpointState("waiting", "" if text is None else "it acknowledged another request")
-        content = json_object(text)
-        failed, at = content.get("failed"), instant(content.get("at"))
-        return CheckpointState("failed", str(failed)[:500], at) if failed else CheckpointState("acknowledged", "", at)
+        failed = json_object(text).get("failed")
+        return CheckpointState("failed", str(failed)[:500]) if failed else CheckpointState("acknowledged")
 
     def evict(self, workload: Workload, fence: Fence) -> WriteResult:
         """Evict exactly this pod; the server rejects it if a disruption budget is exhausted."""

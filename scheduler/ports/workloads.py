@@ -50,12 +50,10 @@ class CheckpointState:
 
     ``kind``: ``acknowledged``: written; ``waiting``: not yet, or unknown; ``failed``: the workload cannot write one;
     ``gone``: the workload no longer exists, or has another uid.
-    ``at``: time of the acknowledgement, if known; aware.
     """
 
     kind: CheckpointKind
     message: str = ""
-    at: datetime | None = None
 
 
 class Workloads(Protocol):

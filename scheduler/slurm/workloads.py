@@ -132,7 +132,7 @@ class SlurmWorkloads:
             name for name, value in job.answers.items() if not isinstance(recorded, dict) or recorded.get(name) != value
         }
         if CHECKPOINTED in changed:
-            return CheckpointState("acknowledged", "reported in its comment", job.checkpointed_at)
+            return CheckpointState("acknowledged", "reported in its comment")
         if CHECKPOINT_FAILED in changed:
             return CheckpointState("failed", "failure reported in its comment")
         return CheckpointState("waiting")

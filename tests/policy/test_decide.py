@@ -54,7 +54,8 @@ def test_actions_say_why_until_when_and_what_a_drain_is_worth():
     assert (drain.verb, drain.tier, drain.to) == ("drain", "high", Level.DRAIN)
     assert drain.expires_at == T0 + 2 * STEP
     assert drain.risk == pytest.approx(0.901)
-    assert drain.worth.saved > drain.worth.lost
+    worth = plan.nodes["n"].worth
+    assert worth.saved > worth.lost
     reasons = "; ".join(drain.reasons)
     assert "from clear to high: a risk of 90.1% at 2026-03-01 00:00 UTC" in reasons
     assert "a node risk of 90.1%, mostly of n-0 90.0%" in reasons

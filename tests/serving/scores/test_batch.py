@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
 from features.config import FeatureSection
 from foundation.errors import InputError
 from foundation.files import FolderSwap
-from foundation.times import milliseconds
+from foundation.times import instant_ms, milliseconds
 from models.bundle.store import save_bundle
 from models.config import PrecisionTargetsSection, ServingSection
+from models.rows.ranking import name_hashes
 from policy.risk_record import RiskRecord
 from policy.tiers import TierThresholds
 from predrain.score import summarize
@@ -100,15 +102,16 @@ def test_a_risk_is_that_of_the_training_matrix_at_the_same_decision_time(
     )
     assert len(mine) == len(known) >= 7
     fitted = world.bundle.fitted
-    frame = fitted.score(
-        world.matrix.values(mine), rows["decision_time"].iloc[mine], rows["unit"].iloc[mine], rows["node"].iloc[mine]
-    )
-    frame = frame[frame["model"] == "mean_log_odds"].set_index("unit")
-    for unit, record in known.items():
-        row = frame.loc[unit]
-        assert record.risk == pytest.approx(float(row["risk"]), rel=1e-6)
-        assert record.score == pytest.approx(float(row["score"]), rel=1e-6)
-        assert (record.rank, record.alert) == (int(row["rank"]), bool(row["alert"]))
+    units, times = rows["unit"].iloc[mine], np.full(len(mine), instant_ms(t))
+    scores = fitted.score_arrays(
+        world.matrix.values(mine), times, name_hashes(units), pd.factorize(rows["node"].iloc[mine])[0]
+    )["mean_log_odds"]
+    risks = fitted.risk("mean_log_odds", scores.score)
+    for place, unit in enumerate(units):
+        record = known[unit]
+        assert record.risk == pytest.approx(float(risks[place]), rel=1e-6)
+        assert record.score == pytest.approx(float(scores.score[place]), rel=1e-6)
+        assert (record.rank, record.alert) == (int(scores.rank[place]), bool(scores.alert[place]))
         assert record.risks["6h"] == record.risk
         assert record.risks["1h"] <= record.risks["6h"] <= record.risks["24h"]
 

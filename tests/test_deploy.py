@@ -180,7 +180,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Labels:
         by_metric |= scrape(ports["receive"], "predrain_receiver_last_write_timestamp_seconds", token)
     worse = Criterion("precision", "the champion", 0.2, 0.1, "no less", "failed", "0.1 is less")
     at = datetime(2026, 1, 1, tzinfo=UTC)
-    verdict = GateVerdict("the recipe", "the champion", (worse,), 9, 3, 3, 3, 3, 1, at, at)
+    verdict = GateVerdict("the recipe", "the champion", (worse,), 9, 3, 3, 3, 1, at, at)
     refused = PromotionResult("refused", "predrain", 2, 1, 1, dry_run=False, verdict=verdict)
     return by_metric | labels_of(page_of(at, refused))  # of `predrain retrain`, by the textfile collector
 

@@ -63,7 +63,7 @@ def test_rows_get_the_scores_that_the_bundle_gives(client: Client, service: Runn
     answer = client.post("/v1/predict", {"rows": records(*given_rows)})
     assert answer["predictions"] == expected(*given_rows)
     model = service.service.holder.model
-    assert answer["model"] == {"digest": model.digest, "profile": "cascade", "version": None}
+    assert answer["model"] == {"digest": model.bundle.digest, "profile": "cascade", "version": None}
     assert answer["horizon_seconds"] == 86400
     assert answer["issued_at"] == "2026-01-01T07:00:00Z"
     assert answer["expires_at"] is None

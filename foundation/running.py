@@ -176,10 +176,10 @@ def bounded(name: str, error: type[Exception]) -> Callable[[_Method[P, T]], _Met
 
 
 class Poller:
-    """Thread that calls ``look`` immediately and after each pause until stopped; exceptions are logged."""
+    """Thread that calls ``poll`` immediately and after each pause until stopped; exceptions are logged."""
 
-    def __init__(self, name: str, look: Callable[[], object], pause_s: float) -> None:
-        self._look, self._pause_s = look, pause_s
+    def __init__(self, name: str, poll: Callable[[], object], pause_s: float) -> None:
+        self._poll, self._pause_s = poll, pause_s
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -196,7 +196,7 @@ class Poller:
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
-                self._look()
+                self._poll()
             except Exception:
                 _LOG.exception("%s: polling failed", self._thread.name)
             self._stopped.wait(self._pause_s)

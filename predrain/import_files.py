@@ -93,11 +93,11 @@ def write_suggestion(
     from foundation.errors import InputError
     from foundation.files import write_bytes
     from telemetry.dataset.channels import resolve_channels
-    from telemetry.importing.asking.questions import Inquiry, look
+    from telemetry.importing.asking.questions import Inquiry, find_questions
     from telemetry.importing.mapping import load_mapping
 
     inquiry = Inquiry(
-        given, mapping, *look(given, load_mapping(mapping), resolve_channels(read_params(params).channels))
+        given, mapping, *find_questions(given, load_mapping(mapping), resolve_channels(read_params(params).channels))
     )
     if to.exists():
         raise InputError("the file already exists", str(to), "Give another name, or remove it.")

@@ -325,7 +325,7 @@ class ModelHolder:
         self.loads = 0
         self.refusals = 0
         self._source = FolderBundle(source) if isinstance(source, Path) else source
-        self._poller = Poller("model", self.look, poll_s)
+        self._poller = Poller("model", self.refresh, poll_s)
         self._seen: object = _NEVER
         self._polls_to_retry = 0
 
@@ -341,7 +341,7 @@ class ModelHolder:
             self._source.stop()
         self._poller.stop()
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Load the bundle if it has changed since the last poll.
 
         Returns: whether another model is served now. A bundle that cannot be loaded is only reported, and retried

@@ -20,7 +20,7 @@ from serving.service import Service
 
 _LOG = logging.getLogger(__name__)
 _HANDSHAKE_S: Final = 10.0
-_LOOK_EVERY_S: Final = 5.0
+_POLL_S: Final = 5.0
 SWITCH_INTERVAL_S: Final = 0.0005
 """Time that a computing thread may hold the GIL while the event loop waits; a lookup waits several times, and Python's
 default is 5 ms."""
@@ -115,13 +115,13 @@ class Tls:
     Raises ``InputError`` if the files are unreadable or do not match.
     """
 
-    def __init__(self, certificate: Path, key: Path, look_every_s: float = _LOOK_EVERY_S) -> None:
+    def __init__(self, certificate: Path, key: Path, poll_s: float = _POLL_S) -> None:
         self._certificate, self._key = certificate, key
-        self._look_every_s = look_every_s
+        self._poll_s = poll_s
         self._seen = self._stamps()
         self.context = _context(certificate, key)
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Reload the certificate if it has changed; an invalid one is logged, and the previous one stays in use.
 
         Returns: whether new connections use another certificate. Open ones keep theirs.
@@ -147,9 +147,9 @@ class Tls:
     async def follow(self) -> None:
         """Reload the certificate when it changes, until cancelled."""
         while True:
-            await asyncio.sleep(self._look_every_s)
+            await asyncio.sleep(self._poll_s)
             try:
-                self.look()
+                self.refresh()
             except Exception:  # must continue, or the certificate would expire
                 _LOG.exception("the certificate cannot be checked")
 

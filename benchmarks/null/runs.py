@@ -91,7 +91,7 @@ def run_checks(
     """Run the requested checks and return their outcomes by name; ``done`` is called with each outcome."""
     out: dict[str, Outcome] = {}
 
-    def look(name: str, matrix: Any) -> None:
+    def check(name: str, matrix: Any) -> None:
         if name in names:
             out[name] = measure(name, matrix, params)
             if done is not None:
@@ -101,9 +101,9 @@ def run_checks(
         fleet = work / "failing"
         simulate(fleet, gpus=size.gpus, days=size.days, seed=size.seed, scenario="base", acceleration=size.acceleration)
         shuffled = ShuffledOwners(make_matrix(fleet, params, work / "failing-matrix"), size.seed)
-        look("shuffled", shuffled)
+        check("shuffled", shuffled)
         if "leak shuffled" in names:
-            look("leak shuffled", ReadsTheFuture(shuffled, size.seed))
+            check("leak shuffled", ReadsTheFuture(shuffled, size.seed))
     if {"independent", "planted", "leak"} & set(names):
         quiet = work / "quiet"
         simulate(quiet, gpus=size.gpus, days=size.days, seed=size.seed + 1, scenario="noprecursor", acceleration=1e-6)
@@ -111,12 +111,12 @@ def run_checks(
         if {"independent", "leak"} & set(names):
             flat = with_incidents(quiet, work / "independent", planted=False, **drawn)
             matrix = make_matrix(flat, params, work / "independent-matrix")
-            look("independent", matrix)
+            check("independent", matrix)
             if "leak" in names:
-                look("leak", ReadsTheFuture(matrix, size.seed))
+                check("leak", ReadsTheFuture(matrix, size.seed))
         if "planted" in names:
             hot = with_incidents(quiet, work / "planted", planted=True, **drawn)
-            look("planted", make_matrix(hot, params, work / "planted-matrix"))
+            check("planted", make_matrix(hot, params, work / "planted-matrix"))
     return out
 
 

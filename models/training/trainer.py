@@ -65,7 +65,7 @@ STAND_IN = "history_count"
 NEW_INCIDENTS, MAX_SKIPPED = 10, 3
 """New incidents that justify a refit on events alone, and consecutive refits that may be skipped otherwise."""
 
-_LOOKED_AT = 2000
+_CHECKED_ROWS = 2000
 """Rows in which a refit looks for telemetry: if 1 % have any, it misses them once in 500 million times."""
 
 _LOG_ODDS = frozenset({*ALL_LEARNERS, "mean_log_odds", "stacked", CASCADE})
@@ -182,9 +182,9 @@ class Trainer:
     def nothing_new(self, since_ms: int, refit_ms: int) -> str | None:
         """Return why a refit would repeat the one at ``since_ms``; None: it would not.
 
-        With telemetry: no incident became known since, and no newly complete row has telemetry (:data:`_LOOKED_AT` rows
-        are sampled). Events only: fewer than :data:`NEW_INCIDENTS`, and fewer than a tenth of the earlier ones, became
-        known; after :data:`MAX_SKIPPED` skipped refits, a refit is due anyway to update the risk level.
+        With telemetry: no incident became known since, and no newly complete row has telemetry (a sample of
+        :data:`_CHECKED_ROWS`). Events only: fewer than :data:`NEW_INCIDENTS`, and fewer than a tenth of the earlier
+        ones, became known; after :data:`MAX_SKIPPED` skipped refits, a refit is due anyway to update the risk level.
         """
         known = milliseconds(self.matrix.incidents(from_ms(refit_ms))["known_at"], "known_at")
         earlier, new = int((known <= since_ms).sum()), int(((known > since_ms) & (known <= refit_ms)).sum())
@@ -198,7 +198,7 @@ class Trainer:
             return None
         complete = self.rows.time + self.reach_ms
         rows = np.flatnonzero(~self.rows.augmented & (complete > since_ms) & (complete <= refit_ms))
-        rows = np.sort(rows[np.argsort(mix(self.rows.tie[rows], self.rows.time[rows]))][:_LOOKED_AT])
+        rows = np.sort(rows[np.argsort(mix(self.rows.tie[rows], self.rows.time[rows]))][:_CHECKED_ROWS])
         return f"no telemetry and no incident {since}" if np.isnan(self.values(rows)[:, telemetry]).all() else None
 
     def fit(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels:

@@ -74,7 +74,7 @@ def _serve(world: "World", host: str, port: int, speed: float, stop: threading.E
     service = Service(
         world.folder / "scores", clock=lambda: world.now, ledger=world.ledger, notice=world.notice,
     )  # fmt: skip
-    service.score_cache.look()  # otherwise the first page can be a 503
+    service.score_cache.refresh()  # otherwise the first page can be a 503
     thread = threading.Thread(target=live, daemon=True)
 
     def started(bound: int, _: int | None) -> None:

@@ -66,7 +66,7 @@ class Drainer:
         offer = self._offer_of(workload)
         return "evict", "without a checkpoint" if offer is None else f"after a checkpoint by {offer.means}"
 
-    def look(self, case: DrainCase, log: RoundLog, now: datetime) -> None:
+    def read_workloads(self, case: DrainCase, log: RoundLog, now: datetime) -> None:
         """List the workloads that must leave a node; with none left, the node is empty."""
         try:
             listed = self.workloads.on_node(case.node)

@@ -98,7 +98,7 @@ class Evacuation:
         evacuating = [case for case in cases if case.entry.phase in _ASKING]
         requests = {uid: leaving for entry in self._evacuating() for uid, leaving in entry.leaving.items()}
         for case in evacuating:
-            self._drainer.look(case, log, now)
+            self._drainer.read_workloads(case, log, now)
             requests |= {
                 self._drainer.asked_as(workload): case.entry.leaving[workload.uid]
                 for workload in case.going or ()

@@ -22,7 +22,7 @@ from scheduler.ports.workloads import HookKind, HookReply
 _LONGEST_ANSWER = 65_536
 _LONGEST_OUTPUT = 65_536
 _MOST_OUTPUT = 64 * 2**20
-_LOOK_EVERY_S = 0.1
+_POLL_S = 0.1
 _STATES: Mapping[str, HookKind] = {"done": "done", "acknowledged": "done", "waiting": "waiting", "failed": "failed"}
 # Values of ``state`` in a reply to a checkpoint request.
 
@@ -126,9 +126,9 @@ class CommandHook:
         while True:
             left_s = end - time.monotonic()
             try:
-                return process.wait(max(0.0, min(left_s, _LOOK_EVERY_S)))
+                return process.wait(max(0.0, min(left_s, _POLL_S)))
             except subprocess.TimeoutExpired:
-                if left_s <= _LOOK_EVERY_S or os.fstat(output.fileno()).st_size > _MOST_OUTPUT:
+                if left_s <= _POLL_S or os.fstat(output.fileno()).st_size > _MOST_OUTPUT:
                     raise
 
 

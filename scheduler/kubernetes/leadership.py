@@ -13,7 +13,7 @@ from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import WriteResult
 
 _API: Final = "/apis/coordination.k8s.io/v1/namespaces"
-_LOOK_EVERY_S: Final = 1.0
+_POLL_S: Final = 1.0
 
 
 class Leadership:
@@ -80,7 +80,7 @@ class Leadership:
                 return self._written(current, holder, duration, asked, asked_s)
             if not self._waits or wait <= 0:
                 return None
-            self._sleep(min(wait, _LOOK_EVERY_S))
+            self._sleep(min(wait, _POLL_S))
 
     def drop(self, holder: str) -> None:
         """Release the lease if this process holds it; failures are ignored."""

@@ -43,7 +43,7 @@ class ControllerDecisions:
         self._open = open_ledger
         self._reader: Any = None
         self._problem: str | None = None
-        self._poller = Poller("ledger", self.look, _POLL_S)
+        self._poller = Poller("ledger", self.refresh, _POLL_S)
 
     def start(self) -> None:
         """Start polling the ledger in a thread."""
@@ -54,7 +54,7 @@ class ControllerDecisions:
         """Stop the thread."""
         self._poller.stop()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read the newest decision."""
         assert self._open is not None
         try:

@@ -51,7 +51,7 @@ class ScoreCache:
         self.served = Served()
         self.loads = 0
         self.failures = 0
-        self.poller = Poller("scores", self.look, poll_s)
+        self.poller = Poller("scores", self.refresh, poll_s)
         self._folder = folder
         self._seen: object = None
         self._seen_facts: object = None
@@ -65,13 +65,13 @@ class ScoreCache:
             raise RequestRefused(503, detail, "scores", retry_after_s=retry_after_s)
         return served.fleet
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Read the scores if they have changed since the last poll.
 
         Returns: whether other scores are served now. Unreadable scores only set ``served.trouble``, and are retried
         when they change or after ten polls.
         """
-        self._look_around()
+        self._refresh_status()
         stamp = self._stamp()
         self._wait -= 1
         if stamp == self._seen and (self.served.trouble is None or self._wait > 0):
@@ -92,7 +92,7 @@ class ScoreCache:
         _LOG.info("serving decision %s: %d units on %d nodes", scores.decision, len(scores.units), len(scores.nodes))
         return True
 
-    def _look_around(self) -> None:
+    def _refresh_status(self) -> None:
         """Reload ``status.json`` and ``fleet.json`` if they have changed."""
         status = read_json(self._folder / "status.json") or {}
         if status != self.served.status:

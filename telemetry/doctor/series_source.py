@@ -16,7 +16,7 @@ from telemetry.accounting import Accounting
 from telemetry.collect.exporters import clock_skew_s
 from telemetry.collect.prometheus.backfill import BackfillPlan
 from telemetry.collect.prometheus.client import Bounds
-from telemetry.collect.prometheus.outlook import look_ahead
+from telemetry.collect.prometheus.outlook import preview_backfill
 from telemetry.collect.series.batch import NO_NUMBER, SENTINEL, SeriesBook, SeriesValue
 from telemetry.collect.series.exposition import LineReader, Sample, is_openmetrics
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue
@@ -156,10 +156,11 @@ def observe_prometheus(
     """
     plan = BackfillPlan(start=now - LOOK_BACK, end=now, match=match, allow_partial=True)
     bounds = Bounds(request_s=timeout_s, body_bytes=MAX_BYTES, retry_for_s=_RETRY_FOR_S)
-    look = look_ahead(connection, plan, channels=channels, mapping=mapping, bounds=bounds, now=now)
-    known = look.catalogue.metric_names()
-    going = {series.channel for _, series, _ in look.newest if isinstance(series, Series)}
-    stopped = ", ".join(sorted({known[name] for name in look.metrics if name in known} - going))
+    outlook = preview_backfill(connection, plan, channels=channels, mapping=mapping, bounds=bounds, now=now)
+    catalogue, newest = outlook.catalogue, outlook.newest
+    known = catalogue.metric_names()
+    going = {series.channel for _, series, _ in newest if isinstance(series, Series)}
+    stopped = ", ".join(sorted({known[name] for name in outlook.metrics if name in known} - going))
     findings = findings_of(
         (
             stopped,
@@ -167,20 +168,20 @@ def observe_prometheus(
             "Check the exporters' counter file and targets for changes.",
         ),
         (
-            look.age > max(2 * (look.interval or timedelta(0)), _OLD),
-            f"the newest sample is {look.age.total_seconds():,.0f} s old",
+            outlook.age > max(2 * (outlook.interval or timedelta(0)), _OLD),
+            f"the newest sample is {outlook.age.total_seconds():,.0f} s old",
             "Check the targets of the scrape configuration: no GPU samples arrive.",
         ),
         (
-            look.targets_down,
-            f"{look.targets_down:,} targets of the exporters' jobs are down",
+            outlook.targets_down,
+            f"{outlook.targets_down:,} targets of the exporters' jobs are down",
             "Query `up == 0` in Prometheus.",
         ),
     )
-    names = {name for name in look.names if _GPU_METRIC.match(name) or name in known}
+    names = {name for name in outlook.names if _GPU_METRIC.match(name) or name in known}
     where = shown_url(connection.url)
     return _observation(
-        "Prometheus", where, now, look.catalogue, look.newest, names, look.left_out, look.facts, findings, Accounting()
+        "Prometheus", where, now, catalogue, newest, names, outlook.left_out, outlook.facts, findings, Accounting()
     )
 
 

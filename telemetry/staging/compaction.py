@@ -184,7 +184,7 @@ class _Compaction:
 
     def run(self, inventory: Path | None, progress: Callable[[int, int], None] | None) -> CompactResult:
         waiting, files = self.waiting, self.waiting.files
-        waiting.look()
+        waiting.read_files()
         runs = merge_observations(self._state("sightings"), waiting.seen)
         before = self._state("derived")
         given = self._without_overlaps(self._given(inventory, before, runs))

@@ -94,7 +94,7 @@ class Waiting:
         """Return the mask of times that only a wrong clock can produce."""
         return (ms < to_ms(EARLIEST)) | (ms > to_ms(self.now + AHEAD))
 
-    def look(self) -> None:
+    def read_files(self) -> None:
         """Read all staged files; move invalid files away, and re-stage rows that are too new."""
         sampled: list[pd.DataFrame] = []
         frames: list[pd.DataFrame] = []

@@ -41,7 +41,7 @@ _INTERVALS: Final = 3
 _INSTANTS: Final = 12
 """Evenly spaced instants at which GPUs are listed, so that GPUs since removed are found too."""
 
-_LOOK_BACK_MS: Final = 300_000
+_LOOKBACK_MS: Final = 300_000
 """A series without a sample for this long, and for two sampling intervals, has ended."""
 
 
@@ -90,7 +90,7 @@ class _Window(NamedTuple):
     interval: timedelta | None
 
 
-def look_ahead(
+def preview_backfill(
     connection: Connection,
     plan: BackfillPlan,
     *,
@@ -130,7 +130,7 @@ def look_ahead(
             return await windows(length_ms // 2)
         return made, length_ms
 
-    async def look() -> None:
+    async def measure() -> None:
         outlook.metrics, outlook.names = await find_metrics(client, outlook.catalogue, matchers, whole)
         fetched, started_s = 0, time.monotonic()
         for longest_ms in dict.fromkeys(min(length, whole.length_ms) for length in _WINDOWS_MS):
@@ -149,14 +149,14 @@ def look_ahead(
         book.identify()
         numbers, counts, ms, values = (np.concatenate(column) for column in list(zip(*newest, strict=True))[:4])
         outlook.samples = int(counts[book.places(numbers, Counter()) >= 0].sum()) * whole.length_ms // length_ms
-        goes_on = ms >= ms.max(initial=0) - max(2 * interval_ms, _LOOK_BACK_MS)
+        goes_on = ms >= ms.max(initial=0) - max(2 * interval_ms, _LOOKBACK_MS)
         outlook.newest = [*book.read(numbers[goes_on], values[goes_on], outlook.left_out)]
         outlook.age = timedelta(milliseconds=int(whole.until_ms - ms.max(initial=whole.after_ms)))
         outlook.series = [series for series in book.series if isinstance(series, Series)]
 
     async def connected() -> None:
         async with client:
-            await look()
+            await measure()
             if jobs:
                 exporters = quoted("|".join(map(re.escape, sorted(jobs))))
                 down = await client.vector(f"count(up{{job=~{exporters}}} == 0)", whole.until_ms)

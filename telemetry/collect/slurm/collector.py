@@ -89,9 +89,9 @@ class SlurmCollector:
         position = dict(self._outbox.position)
         errors: list[Exception] = []
         events: list[Event] = []
-        for kind, look in (("nodes", self._look_at_nodes), ("jobs", self._look_at_jobs)):
+        for kind, poll in (("nodes", self._poll_nodes), ("jobs", self._poll_jobs)):
             try:
-                events += look(position)
+                events += poll(position)
             except (CommandError, SlurmFormatError) as error:
                 errors.append(error)
                 self._failing.failed(f"reading Slurm's {kind}", error)
@@ -104,15 +104,15 @@ class SlurmCollector:
         self.counts["failed"] += bool(errors)
         return errors
 
-    def _look_at_nodes(self, position: dict[str, Any]) -> list[Event]:
+    def _poll_nodes(self, position: dict[str, Any]) -> list[Event]:
         views = read_nodes(self._nodes_report(), self.accounting)
         now = self._clock()
-        looked_at = from_ms(position["looked_at"]) if "looked_at" in position else None
+        polled_at = from_ms(position["looked_at"]) if "looked_at" in position else None
         known = _NODES.validate_python(position.get("nodes", {}))
         events: list[Event] = []
         for name, view in sorted(views.items()):
             # A node may be missing for a moment, as when slurmctld restarts: its drain stays open.
-            changed, known[name] = changes(known.get(name), view, self._rules, now=now, last_look=looked_at)
+            changed, known[name] = changes(known.get(name), view, self._rules, now=now, last_poll=polled_at)
             events += changed
             drained = any(event.type == "drain" and event.source == SOURCE for event in changed)
             if drained and view.reason is not None:
@@ -130,7 +130,7 @@ class SlurmCollector:
             del self._node_commands[0]
             return self._nodes_report()
 
-    def _look_at_jobs(self, position: dict[str, Any]) -> list[Event]:
+    def _poll_jobs(self, position: dict[str, Any]) -> list[Event]:
         now = self._clock()
         jobs = position.get("jobs", {})
         known: dict[str, str] = dict(jobs.get("known", {}))

@@ -126,7 +126,7 @@ def changes(
     rules: PhraseRules,
     *,
     now: datetime,
-    last_look: datetime | None,
+    last_poll: datetime | None,
 ) -> tuple[list[Event], ObservedSlurmNode]:
     """Return a node's events between two polls, and the state to keep for the next one.
 
@@ -156,7 +156,7 @@ def changes(
         return events, new
     if (new.out, new.reason, new.user) != (before.out, before.reason, before.user):
         # A reason set before the last poll predates this change of state and cannot date it.
-        since = None if old is None or last_look is None else last_look.replace(microsecond=0)  # in Slurm's resolution
+        since = None if old is None or last_poll is None else last_poll.replace(microsecond=0)  # in Slurm's resolution
         when = new.reason_at
         dated = when is not None and when <= now and (since is None or when >= since)
         events.append(_drain(new, when if when is not None and dated else now, now))

@@ -203,7 +203,9 @@ class Inquiry:
         return text + f"predrain: check {written}, then run the same command with --mapping {written}\n"
 
 
-def look(tables: Tables, mapping: ImportMapping, channels: Mapping[str, Channel]) -> tuple[list[Guess], list[Question]]:
+def find_questions(
+    tables: Tables, mapping: ImportMapping, channels: Mapping[str, Channel]
+) -> tuple[list[Guess], list[Question]]:
     """Guess unknown columns, and return the questions that remain if the guesses are right."""
     guesses = suggest(tables, mapping, channels)
     naive: list[str] = []
@@ -291,7 +293,7 @@ def refuse_open(tables: Tables, mapping: ImportMapping, channels: Mapping[str, C
             names = {name for path in files for name in column_names(path, role)}
             names |= {name for pattern in getattr(section, "parts", {}).values() for name in pattern.groupindex}
             refuse_absent(section, sorted(names), ", ".join(map(str, files)))
-    guesses, questions = look(tables, mapping, channels)
+    guesses, questions = find_questions(tables, mapping, channels)
     unknown = [guess for guess in guesses if guess.role != "inventory"]
     if not unknown and all(question.missing for question in questions):
         return  # the reader reports a missing column, along with those present

@@ -23,7 +23,7 @@ from foundation.errors import InputError
 from foundation.files import write_bytes
 from foundation.yaml import overlaid, read_yaml
 from telemetry.dataset.channels import Channel
-from telemetry.importing.asking.questions import Inquiry, Question, Tables, look, mapping_content
+from telemetry.importing.asking.questions import Inquiry, Question, Tables, find_questions, mapping_content
 from telemetry.importing.files.sources import expand_sources, is_kernel_log
 from telemetry.importing.files.tables import read_batches
 from telemetry.importing.importer import DEFAULT_MAX_LOSS
@@ -58,7 +58,7 @@ def inquire(
     ``importing``: :func:`telemetry.importing.importer.import_dataset` with all settings bound.
     ``known``: inventory of GPUs whose telemetry is already available; None if ``tables`` has the samples.
     """
-    guesses, questions = look(tables, load_mapping(mapping), channels)
+    guesses, questions = find_questions(tables, load_mapping(mapping), channels)
     asked = Inquiry(tables, mapping, guesses, questions)
     provisional = overlaid(asked.answers, mapping_content(guesses, tables, mapping, every_guess=True))
     if not _is_valid(provisional):

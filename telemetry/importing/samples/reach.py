@@ -184,7 +184,7 @@ def read_reach(dataset: Dataset | None, plan: MergePlan, bucket: int, new: Block
             own = blocks.get(run, new.take(np.empty(0, np.int64)))
             earlier = [other for other in reversed(left) if other < run]
             later = [other for other in left if other > run]
-            written |= _look_around(read, plan.counters, part, own, earlier, later, blocks)
+            written |= _read_neighbours(read, plan.counters, part, own, earlier, later, blocks)
     return Reach(
         blocks=[blocks[run] for run in sorted(blocks)],
         written=written,
@@ -193,7 +193,7 @@ def read_reach(dataset: Dataset | None, plan: MergePlan, bucket: int, new: Block
     )
 
 
-def _look_around(
+def _read_neighbours(
     read: Callable[..., Block],
     counters: list[str],
     new: Block,

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.importing.asking.questions import Inquiry, look
+from telemetry.importing.asking.questions import Inquiry, find_questions
 from telemetry.importing.mapping import load_mapping
 from telemetry.importing.tickets import SEVERAL_IN_TEXT
 from tests.telemetry.helpers import gpu, run_import, samples_frame
@@ -96,7 +96,7 @@ def imported(folder: Path, name: str, text: str, mapping: str | None = None) -> 
     path.write_text(text)
     if mapping is None:
         given = {"events": [path]}
-        mapping = Inquiry(given, None, *look(given, load_mapping(None), CATALOGUE)).mapping_text()
+        mapping = Inquiry(given, None, *find_questions(given, load_mapping(None), CATALOGUE)).mapping_text()
     result = run_import(folder, samples=samples_frame(), events=[path], mapping=mapping, max_loss=1.0)
     assert result.accounting.tables["events"].read, "nothing was read"
     events = result.dataset.events()
@@ -114,7 +114,7 @@ def test_a_resolved_ticket_is_a_failure_and_its_repair(tmp_path: Path, text: str
 
 def test_a_guess_that_is_not_sure_answers_no_question(tmp_path: Path) -> None:
     (tmp_path / "pagerduty.csv").write_text("description,service_id,created_on\nXID 79,7,2026-03-01T00:10:00Z\n")
-    _, questions = look({"events": [tmp_path / "pagerduty.csv"]}, load_mapping(None), CATALOGUE)
+    _, questions = find_questions({"events": [tmp_path / "pagerduty.csv"]}, load_mapping(None), CATALOGUE)
     assert [question.missing for question in questions] == ["node or gpu or serial"]
 
 

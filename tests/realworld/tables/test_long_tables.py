@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.importing.asking.questions import Inquiry, look
+from telemetry.importing.asking.questions import Inquiry, find_questions
 from telemetry.importing.mapping import load_mapping
 from tests.telemetry.helpers import all_samples, gpu, inventory_frame, run_import
 
@@ -44,7 +44,7 @@ def test_a_long_table_is_the_wide_one(tmp_path: Path, order: str) -> None:
         else long.sort_values("metric" if order == "files" else order, kind="stable")
     )
     long.to_csv(tmp_path / "tidy.csv", index=False)
-    inquiry = Inquiry(given, None, *look(given, load_mapping(None), CATALOGUE))
+    inquiry = Inquiry(given, None, *find_questions(given, load_mapping(None), CATALOGUE))
     assert "To decide" not in inquiry.report(tmp_path / "mapping.yaml")
     result = run_import(tmp_path, samples=given["samples"], mapping=inquiry.mapping_text(), out="long")
     pd.testing.assert_frame_equal(all_samples(result), all_samples(run_import(tmp_path, samples=frame, out="wide")))

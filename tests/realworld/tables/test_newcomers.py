@@ -9,7 +9,7 @@ import yaml
 from foundation.errors import InputError
 from foundation.yaml import overlaid, read_yaml
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.importing.asking.questions import Inquiry, look, refuse_open
+from telemetry.importing.asking.questions import Inquiry, find_questions, refuse_open
 from telemetry.importing.mapping import load_mapping
 from tests.telemetry.helpers import all_samples, gpu, run_import
 
@@ -18,7 +18,7 @@ GWDG = Path(__file__).parents[3].parent / "shared/data/gwdg"
 
 def suggested(folder: Path, given: dict[str, list[Path]]) -> str:
     """Return the mapping file that is suggested, unchanged."""
-    text = Inquiry(given, None, *look(given, load_mapping(None), CATALOGUE)).mapping_text()
+    text = Inquiry(given, None, *find_questions(given, load_mapping(None), CATALOGUE)).mapping_text()
     (folder / "suggested.yaml").write_text(text)
     return text
 

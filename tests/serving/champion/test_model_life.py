@@ -134,20 +134,20 @@ def test_waiting_for_the_first_champion_is_no_refusal(
 ) -> None:
     copy = ChampionCopy(tmp_path / "copy")
     holder = ModelHolder(copy)
-    assert holder.look() is False
+    assert holder.refresh() is False
     assert (holder.refusals, holder.refused) == (0, None)
     assert holder.trouble == "the model is being fetched: the champion has not been fetched yet"
     copy.error = "no store here"
-    holder.look()
+    holder.refresh()
     assert holder.refusals == 1
     assert "the model cannot be served: no store here" in str(holder.trouble)
     assert [log.levelname for log in caplog.records] == ["ERROR"]
     copy.error = None
-    holder.look()
+    holder.refresh()
     assert holder.trouble == "the model is being fetched: the champion has not been fetched yet"
     assert holder.refused is None
     copy.take(bundles[0].path, 3)
-    assert holder.look() is True
+    assert holder.refresh() is True
     assert (holder.trouble, holder.refused, holder.refusals) == (None, None, 1)
 
 

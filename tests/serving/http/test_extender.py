@@ -317,7 +317,7 @@ def test_the_extender_follows_stage_breaker_and_switches_of_the_controller(
     cluster.round()
     cluster.ledger.close()
     decisions = ControllerDecisions(lambda: LedgerReader(ledger))
-    decisions.look()
+    decisions.refresh()
     assert set(decisions.out) == removed
     now = cluster.clock.now()
     fleet = fleet_of([record(f"{name}-0", name, 0.9, "high", expires=timedelta(days=3650)) for name in cluster.names])
@@ -327,14 +327,14 @@ def test_the_extender_follows_stage_breaker_and_switches_of_the_controller(
 def test_a_ledger_that_cannot_be_read_removes_no_node(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.db"
     decisions = ControllerDecisions(lambda: LedgerReader(ledger))
-    decisions.look()
+    decisions.refresh()
     assert decisions.out == {}
     cluster = Cluster(4, ledger=SqliteLedger(ledger))
     cluster.scored(n1=0.9)
     cluster.round()
-    decisions.look()
+    decisions.refresh()
     assert set(decisions.out) == {"n1"}, "it is read as soon as it is there"
     cluster.ledger.close()
     decisions._reader.close()
-    decisions.look()
+    decisions.refresh()
     assert decisions.out == {}

@@ -231,17 +231,17 @@ def test_a_certificate_that_cannot_be_used_leaves_the_one_of_before(
     whole = certificate.read_bytes()
     tls = Tls(certificate, key)
     assert tls.context.minimum_version == ssl.TLSVersion.TLSv1_2
-    assert not tls.look()
+    assert not tls.refresh()
     for broken in (b"", b"garbage", other.read_bytes()):
         certificate.write_bytes(broken)
-        assert not tls.look()
+        assert not tls.refresh()
         assert "the previous one stays in use" in caplog.messages[-1]
-    assert not tls.look()
+    assert not tls.refresh()
     assert len(caplog.messages) == 3, "each is said once"
     certificate.unlink()
-    assert not tls.look()
+    assert not tls.refresh()
     certificate.write_bytes(whole)
-    assert tls.look()
+    assert tls.refresh()
 
 
 def test_an_unusable_certificate_or_key_is_reported_at_the_start(tmp_path: Path) -> None:

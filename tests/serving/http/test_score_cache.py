@@ -111,18 +111,18 @@ def test_a_file_that_was_cut_short_is_damaged(tmp_path: Path) -> None:
 
 def test_the_keeper_reads_again_only_when_something_changed(tmp_path: Path) -> None:
     keeper = ScoreCache(tmp_path)
-    assert not keeper.look()
+    assert not keeper.refresh()
     assert keeper.served.fleet is None
     write_scores(tmp_path, small_fleet())
-    assert keeper.look()
+    assert keeper.refresh()
     served = keeper.served
-    assert not keeper.look()
+    assert not keeper.refresh()
     assert keeper.served is served
     write_scores(tmp_path, small_fleet(NEXT), NEXT)
-    assert keeper.look()
+    assert keeper.refresh()
     assert keeper.served.fleet.scores.decided == NEXT
     write_scores(tmp_path, [record("only", "n", 0.1, decided=NEXT)], NEXT)  # the same decision, scored again
-    assert keeper.look()
+    assert keeper.refresh()
     assert len(keeper.served.fleet.scores.units) == 1
 
 
@@ -131,20 +131,20 @@ def test_the_old_scores_are_kept_while_the_new_ones_are_damaged(
 ) -> None:
     keeper = ScoreCache(tmp_path)
     write_scores(tmp_path, small_fleet())
-    keeper.look()
+    keeper.refresh()
     write_scores(tmp_path, small_fleet(NEXT), NEXT)
     path = tmp_path / "decisions" / "20260101T120000Z" / "risks.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole[:500])
-    assert not keeper.look()
+    assert not keeper.refresh()
     assert keeper.served.fleet.scores.decided == DECIDED
     assert "a record is damaged" in str(keeper.served.trouble)
     assert "decision 20260101T060000Z is kept" in caplog.text
     failures = keeper.failures
-    assert not keeper.look()  # nothing changed: not read again at once
+    assert not keeper.refresh()  # nothing changed: not read again at once
     assert keeper.failures == failures
     path.write_bytes(whole)
-    assert keeper.look()
+    assert keeper.refresh()
     assert keeper.served.trouble is None
     assert keeper.served.fleet.scores.decided == NEXT
 
@@ -154,6 +154,6 @@ def test_what_could_not_be_read_is_tried_again_though_nothing_seems_to_change(tm
     write_scores(tmp_path, small_fleet())
     shutil.move(tmp_path / "decisions", tmp_path / "elsewhere")
     for _ in range(25):
-        keeper.look()
+        keeper.refresh()
     assert keeper.served.fleet is None
     assert 2 <= keeper.failures <= 4

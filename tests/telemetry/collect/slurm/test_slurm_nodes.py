@@ -56,7 +56,7 @@ class Watch:
 
     def look(self, out: str | None = None, reason: str | None = None, **more: Any) -> list[tuple[Any, ...]]:
         seen = ObservedSlurmNode("n1", out, reason, reasons=() if reason is None else (reason,), **more)
-        events, kept = changes(self.view, seen, PhraseRules(), now=self.now, last_look=self.before)
+        events, kept = changes(self.view, seen, PhraseRules(), now=self.now, last_poll=self.before)
         self.view = CODEC.validate_json(CODEC.dump_json(kept, exclude_defaults=True))
         self.before, self.now = self.now, self.now + timedelta(minutes=1)
         return [brief(event) for event in events]

@@ -320,7 +320,7 @@ class ModelHolder:
     def __init__(self, source: Path | FolderBundle | None, poll_s: float = 1.0) -> None:
         self.wanted = source is not None
         self.model: LoadedModel | None = None
-        self.trouble: str | None = "the model is being loaded" if self.wanted else None
+        self.why_not_loaded: str | None = "the model is being loaded" if self.wanted else None
         self.refused: str | None = None
         self.loads = 0
         self.refusals = 0
@@ -363,7 +363,7 @@ class ModelHolder:
             model = load_model(named.path, version=named.version)
         except NotNamedYet as waiting:
             if self.model is None:
-                self.trouble, self.refused = f"the model is being fetched: {waiting.what}", None
+                self.why_not_loaded, self.refused = f"the model is being fetched: {waiting.what}", None
             else:
                 self._refuse(str(waiting))
             return False
@@ -374,7 +374,7 @@ class ModelHolder:
             _LOG.exception("the model cannot be loaded")
             self._refuse(type(error).__name__)
             return False
-        self.model, self.trouble, self.refused = model, None, named.note
+        self.model, self.why_not_loaded, self.refused = model, None, named.note
         self.loads += 1
         _LOG.info("loaded model %s (%s)", model.bundle.digest[:12], model.bundle.profile)
         return True
@@ -383,7 +383,7 @@ class ModelHolder:
         self.refusals += 1
         reported = self.refused
         if self.model is None:
-            self.trouble = self.refused = f"the model cannot be served: {why}"
+            self.why_not_loaded = self.refused = f"the model cannot be served: {why}"
         else:
             self.refused = f"the model {self.model.bundle.digest[:12]} is kept, a newer one cannot be served: {why}"
         if self.refused != reported:

@@ -146,7 +146,7 @@ class Service:
         reasons: list[str] = []
         served, now = self.score_cache.served, self._clock()
         if served.fleet is None:
-            reasons.append(f"no scores can be served: {served.trouble}")
+            reasons.append(f"no scores can be served: {served.error}")
         else:
             scores = served.fleet.scores
             if served.fleet.known == 0:
@@ -156,8 +156,8 @@ class Service:
             if not served.fleet.expired(now) and served.fleet.stale(now, self.settings.stale_after_s):
                 age_s = (now - scores.decided).total_seconds()
                 reasons.append(f"the scores of {scores.decision} are stale, {age_s:.0f} s old: score the fleet again")
-        if self.holder.trouble is not None:
-            reasons.append(self.holder.trouble)
+        if self.holder.why_not_loaded is not None:
+            reasons.append(self.holder.why_not_loaded)
         return reasons
 
     def _warnings(self) -> list[str]:
@@ -165,8 +165,8 @@ class Service:
         warnings = []
         if self.holder.model is not None and self.holder.refused is not None:
             warnings.append(self.holder.refused)
-        if served.fleet is not None and served.trouble is not None:
-            warnings.append(f"newer scores cannot be served: {served.trouble}")
+        if served.fleet is not None and served.error is not None:
+            warnings.append(f"newer scores cannot be served: {served.error}")
         error = served.status.get("error")
         if isinstance(error, str) and error:
             warnings.append(f"the last attempt to score failed: {error}")

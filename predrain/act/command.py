@@ -154,17 +154,17 @@ def _until_released(controller: "Controller", chosen: "ChosenScheduler", wait: t
 
     until = time.monotonic() + wait.total_seconds()
     while True:
-        left, trouble = [], None
+        marked_nodes, read_error = [], None
         try:
-            left = _marked(chosen)
+            marked_nodes = _marked(chosen)
         except SchedulerError as error:
-            trouble = str(error)
-        if not left and trouble is None:
+            read_error = str(error)
+        if not marked_nodes and read_error is None:
             return controller.round()
         if time.monotonic() > until:
-            named = ", ".join(left[:_MOST_LISTED])
-            what = trouble or f"{len(left)} nodes still have markers ({named})"
-            raise InputError(what, chosen.where, "Check the log of the active replica, and retry.")
+            names = ", ".join(marked_nodes[:_MOST_LISTED])
+            problem = read_error or f"{len(marked_nodes)} nodes still have markers ({names})"
+            raise InputError(problem, chosen.where, "Check the log of the active replica, and retry.")
         time.sleep(min(2.0, wait.total_seconds() / 4))
         controller.round()
 

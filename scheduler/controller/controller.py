@@ -223,7 +223,7 @@ class Controller:
             fleet = replace(fleet, nodes=tuple(once[name] for name in listed))
         if fleet.partial:
             log.forward = False
-            log.error(f"the scheduler state is incomplete: {fleet.trouble}")
+            log.error(f"the scheduler state is incomplete: {fleet.error}")
         return fleet
 
     def _decide(self, fleet: FleetReading, log: RoundLog, *, ready: bool) -> _Decision | None:
@@ -231,9 +231,9 @@ class Controller:
         decision, report = None, log.report
         self._store.known = False
         with log.boundary("the safety state"):
-            trouble = self._store.load()
-            if trouble is not None:
-                report.errors.append(f"starting with an empty safety state: {trouble}")
+            load_error = self._store.load()
+            if load_error is not None:
+                report.errors.append(f"starting with an empty safety state: {load_error}")
         self._evidence.refresh(self.clock.now(), log)
         with log.boundary("the decision"):
             state, policy = self._store.value, self._in_force(fleet, report)
@@ -263,7 +263,7 @@ class Controller:
             fitted_at = None
         signals = Signals(
             read_at=fleet.read_at,
-            scheduler_error=None if fleet.partial else fleet.trouble,  # one failed request must not open the breaker
+            scheduler_error=None if fleet.partial else fleet.error,  # one failed request must not open the breaker
             model_fitted_at=fitted_at,
             missing_channels=risks.missing_channels,
             outcomes=self._outcomes(now, log),

@@ -72,9 +72,9 @@ class Evacuation:
 
     def load(self, report: RoundReport) -> None:
         """Read the progress of all nodes; raises ``SchedulerError`` if it cannot be read."""
-        trouble = self._store.load()
-        if trouble is not None:
-            report.errors.append(f"evacuations are restarted: {trouble}")
+        load_error = self._store.load()
+        if load_error is not None:
+            report.errors.append(f"evacuations are restarted: {load_error}")
         self._progress = bounded_waits(self._store.value, self.settings, self.clock.now())
 
     def round(

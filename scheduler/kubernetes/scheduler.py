@@ -121,13 +121,13 @@ class KubernetesScheduler(SchedulerExtras):
         nodes = self._nodes()
         self._recent = {node.node_object.name: (node, began_s) for node in nodes}
         self._cordoner_known = not nodes or any(node.node_object.tells_cordoner for node in nodes)
-        troubles, jobs, switches = [], None, Switches(kill=True)  # an unreadable switch may be set
+        read_errors, jobs, switches = [], None, Switches(kill=True)  # an unreadable switch may be set
         try:
             switches, unclear = self._switches.read()
-            troubles += [unclear] if unclear else []
+            read_errors += [unclear] if unclear else []
             jobs = self._all_jobs()
         except Exception as error:  # releases do not need them
-            troubles.append(described(error))
+            read_errors.append(described(error))
         if self.leadership.left() > timedelta(0):
             with contextlib.suppress(Exception):  # no decision depends on a condition
                 self._repair_conditions(nodes)
@@ -135,7 +135,7 @@ class KubernetesScheduler(SchedulerExtras):
             node.with_jobs(None if jobs is None else tuple(jobs.get(node.node_object.name, {}).values()))
             for node in nodes
         )
-        return FleetReading(readings, read_at, switches, "; ".join(troubles) or None, partial=jobs is None)
+        return FleetReading(readings, read_at, switches, "; ".join(read_errors) or None, partial=jobs is None)
 
     def revalidate(self, node: str) -> NodeReading | None:
         """Re-read one node, with pods at least as new as those of the fleet reading."""

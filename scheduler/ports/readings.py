@@ -44,14 +44,14 @@ class FleetReading:
 
     ``nodes``: from one uncached list, because a cache may lag behind our own writes; their jobs may come from a watch.
     ``read_at``: when the list was requested; aware.
-    ``trouble``: message about what could not be read; keeps the breaker open unless ``partial``.
+    ``error``: message about what could not be read; keeps the breaker open unless ``partial``.
     ``partial``: jobs or switches could not be read: nodes are only released.
     """
 
     nodes: tuple[NodeReading, ...]
     read_at: datetime
     switches: Switches = Switches()
-    trouble: str | None = None
+    error: str | None = None
     partial: bool = False
 
 

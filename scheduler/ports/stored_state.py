@@ -66,7 +66,7 @@ class StoredValue(Generic[T]):
 
         Returns: the error if the stored text is invalid; the value is then empty, which is always safe.
         """
-        stored, trouble = self._load(), None
+        stored, message = self._load(), None
         if stored.text is None or stored.text != self._text:
             self.value, self._text = self._empty, None
             try:
@@ -74,9 +74,9 @@ class StoredValue(Generic[T]):
                     self.value = unpacked(self._head, type(self._empty), stored.text, self._what)
                     self._text = stored.text
             except ValueError as error:
-                trouble = str(error)
+                message = str(error)
         self._version, self.known = stored.version, True
-        return trouble
+        return message
 
     def save(self, value: T) -> str | None:
         """Store a value; return why it may not be stored, or None.

@@ -58,15 +58,15 @@ class SlurmScheduler(SchedulerExtras):
         """List the nodes of the fleet and the switches."""
         read_at = self._clock.now()
         nodes = [node for node in self.port.nodes() if self._in_fleet(node)]
-        trouble, jobs, switches = None, None, Switches(kill=True)  # an unreadable switch may be set
+        read_error, jobs, switches = None, None, Switches(kill=True)  # an unreadable switch may be set
         try:
             switches = self.folder.read_switches()
             jobs = views_by_node(self.port.jobs())
         except Exception as error:  # releases do not need them
-            trouble = described(error)
+            read_error = described(error)
         self._read = {node.name: node for node in nodes}
         readings = tuple(self._reading(node, None if jobs is None else jobs.get(node.name, ())) for node in nodes)
-        return FleetReading(readings, read_at, switches, trouble or self.port.read_only(), partial=jobs is None)
+        return FleetReading(readings, read_at, switches, read_error or self.port.read_only(), partial=jobs is None)
 
     def revalidate(self, node: str) -> NodeReading | None:
         """Re-read one node, with its jobs."""

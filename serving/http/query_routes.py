@@ -98,7 +98,8 @@ class QueryRoutes:
         if not self.holder.wanted:
             raise RequestRefused(409, "feature rows are scored by a service that was started with --model", "model")
         if self.holder.model is None:
-            raise RequestRefused(503, str(self.holder.trouble), "model", retry_after_s=self.settings.retry_after_s)
+            why = str(self.holder.why_not_loaded)
+            raise RequestRefused(503, why, "model", retry_after_s=self.settings.retry_after_s)
         return self.holder.model
 
     async def score(

@@ -30,12 +30,12 @@ class Served:
     """Snapshot that requests are served from; replaced as a whole.
 
     ``fleet``: None: no scores have been read yet.
-    ``trouble``: why newer scores are not served; None: the newest are.
+    ``error``: why newer scores are not served; None: the newest are.
     ``status``: ``status.json`` of batch scoring; empty if unreadable.
     """
 
     fleet: ScoredFleet | None = None
-    trouble: str | None = "the scores have not been read yet"
+    error: str | None = "the scores have not been read yet"
     status: Mapping[str, Any] = field(default_factory=dict)
     facts: FleetFacts = field(default_factory=FleetFacts)
 
@@ -61,33 +61,33 @@ class ScoreCache:
         """Return the current scores; raises ``RequestRefused`` (503) if there are none."""
         served = self.served
         if served.fleet is None:
-            detail = f"no scores can be served: {served.trouble}"
+            detail = f"no scores can be served: {served.error}"
             raise RequestRefused(503, detail, "scores", retry_after_s=retry_after_s)
         return served.fleet
 
     def refresh(self) -> bool:
         """Read the scores if they have changed since the last poll.
 
-        Returns: whether other scores are served now. Unreadable scores only set ``served.trouble``, and are retried
+        Returns: whether other scores are served now. Unreadable scores only set ``served.error``, and are retried
         when they change or after ten polls.
         """
         self._refresh_status()
         stamp = self._stamp()
         self._wait -= 1
-        if stamp == self._seen and (self.served.trouble is None or self._wait > 0):
+        if stamp == self._seen and (self.served.error is None or self._wait > 0):
             return False
         self._seen, self._wait = stamp, _RETRY_ROUNDS
         try:
             scores = read_scores(self._folder)
         except InputError as error:
-            if str(error) != self.served.trouble:
+            if str(error) != self.served.error:
                 fleet = self.served.fleet
                 suffix = "" if fleet is None else f"; decision {fleet.scores.decision} is kept"
                 _LOG.warning("newer scores cannot be served: %s%s", error, suffix)
             self.failures += 1
-            self.served = replace(self.served, trouble=str(error))
+            self.served = replace(self.served, error=str(error))
             return False
-        self.served = replace(self.served, fleet=ScoredFleet(scores), trouble=None)
+        self.served = replace(self.served, fleet=ScoredFleet(scores), error=None)
         self.loads += 1
         _LOG.info("serving decision %s: %d units on %d nodes", scores.decision, len(scores.units), len(scores.nodes))
         return True

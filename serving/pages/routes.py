@@ -333,7 +333,7 @@ class FleetPages:
         decisions: list[dict[str, Any]] = []
         actions: list[dict[str, Any]] = []
         work: list[dict[str, Any]] = []
-        trouble = None
+        ledger_error = None
         if self.ledger is not None:
             try:
                 with contextlib.closing(self.ledger()) as reader:
@@ -348,7 +348,7 @@ class FleetPages:
                         decisions = reader.why(node, LEDGER_MOST) if node else reader.rounds(LEDGER_MOST)
                         work = reader.work(node, LEDGER_MOST) if node else []
             except InputError as error:
-                trouble = str(error)
+                ledger_error = str(error)
         return page(
             request,
             "ledger",
@@ -359,7 +359,7 @@ class FleetPages:
             actions=actions,
             decisions=decisions,
             work=work[::-1],
-            trouble=trouble,
+            ledger_error=ledger_error,
             most=LEDGER_MOST,
         )
 

@@ -103,7 +103,7 @@ class NvmlCollector:
             monotonic=monotonic,
             sleep=sleep,
             known=known,
-            troubles=self._state["troubles"],
+            open_faults=self._state["troubles"],
             accounting=self.accounting,
         )
         self._samples = RowBuffer(staging, self.accounting, max_rows=MAX_ROWS)
@@ -173,7 +173,7 @@ class NvmlCollector:
         driver, present, now_ms = self._reader.driver, self._reader.present, to_ms(self._clock())
         self._state = self._state | {
             "known": [asdict(identity) for identity in self._reader.known.values()],
-            "troubles": dict(self._reader.troubles),
+            "troubles": dict(self._reader.open_faults),
         }
         signature = json.dumps([driver, *(asdict(identity) for identity in present)], sort_keys=True)
         # A clock set back must not delay the next inventory.

@@ -40,7 +40,7 @@ MAX_STUCK: Final = 4
 READINGS: Final = "GPU readings"
 VALUES: Final = "sample values"
 DRIVER: Final = "driver"
-"""Key in ``troubles`` of the driver as a whole."""
+"""Key in ``open_faults`` of the driver as a whole."""
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 _REAP_S: Final = 2.0
@@ -49,7 +49,7 @@ _NO_DRIVER: Final = (
     "`predrain collect exporters` scrapes nodes that run an exporter."
 )
 
-TroubleCode = Literal["gpu_lost", "nvml_hang"]
+FaultCode = Literal["gpu_lost", "nvml_hang"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Process:
 class NodeReader:
     """Reads all GPUs of a node.
 
-    ``known``: GPUs seen before, by index; ``troubles``: reported open faults, by UUID, index or :data:`DRIVER`.
+    ``known``: GPUs seen before, by index; ``open_faults``: reported open faults, by UUID, index or :data:`DRIVER`.
     ``events``: XIDs, and a GPU or driver fault once per occurrence; the collector drains the list.
     """
 
@@ -130,13 +130,13 @@ class NodeReader:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         known: Mapping[int, Identity] | None = None,
-        troubles: Mapping[str, TroubleCode] | None = None,
+        open_faults: Mapping[str, FaultCode] | None = None,
         accounting: Accounting | None = None,
     ) -> None:
         self._spawn, self._node = spawn, node
         self._clock, self._monotonic, self._sleep = clock, monotonic, sleep
         self.known = dict(known or {})
-        self.troubles = dict(troubles or {})
+        self.open_faults = dict(open_faults or {})
         self.driver: str | None = None
         self.accounting = Accounting() if accounting is None else accounting
         self.events: list[Event] = []
@@ -298,15 +298,15 @@ class NodeReader:
                     _LOG.warning("XID events stopped (%s); listening again", NvmlFault(code))
                 self._watched = None
 
-    def _report(self, code: TroubleCode, index: int | None, what: str, identity: Identity | None = None) -> None:
+    def _report(self, code: FaultCode, index: int | None, what: str, identity: Identity | None = None) -> None:
         if index is not None:
             identity = identity or self.known.get(index)
             if self._present.get(index) == identity:
                 self._present.pop(index, None)
         key = DRIVER if index is None else _place(index) if identity is None else identity.gpu
-        if key in self.troubles:
+        if key in self.open_faults:
             return
-        self.troubles[key] = code
+        self.open_faults[key] = code
         detail = f"{'the driver' if index is None else f'GPU {index} of this node'} {what}"
         _LOG.warning("%s: %s", key, detail)
         gpu, address = (None, None) if identity is None else (identity.gpu, identity.address)
@@ -314,7 +314,7 @@ class NodeReader:
         self.events.append(Event(now, self._node, "other", SOURCE, now, code, detail, gpu, address))
 
     def _recovered(self, key: str) -> None:
-        if self.troubles.pop(key, None) is not None:
+        if self.open_faults.pop(key, None) is not None:
             _LOG.info("%s responds again", key)
 
     def _later(self, reason: str) -> None:

@@ -54,7 +54,7 @@ def test_without_claims_nobody_is_asked_and_without_the_right_each_counts_as_one
     world.discovery[f"{GROUP}/v1"] = {"resources": []}
     world.fail("GET", "resourceclaims", 403, content={"message": "no"}, times=9)
     assert gpus(hand) == {"n1": [9], "n2": [9]}
-    assert hand.scheduler.read_fleet().trouble is None
+    assert hand.scheduler.read_fleet().error is None
 
 
 def test_a_claim_that_pods_of_one_job_share_counts_once(world: World, hand: Hand) -> None:

@@ -236,7 +236,7 @@ def test_switches_are_annotations_that_people_may_set_too(world: World, hand: Ha
     world.edit(path, lambda raw: raw["metadata"].update(annotations={"predrain.io/kill": "yes please", "a": "b"}))
     fleet = scheduler.read_fleet()
     assert fleet.switches == Switches(kill=True), "somebody meant something"
-    assert fleet.trouble == "switches that cannot be parsed: predrain.io/kill='yes please'"
+    assert fleet.error == "switches that cannot be parsed: predrain.io/kill='yes please'"
     assert scheduler.set_switches(Switches()).kind == "done"
     assert world.objects[path]["metadata"]["annotations"] == {"a": "b"}
     for kept in ({}, {"predrain.io/kill": "false"}):  # what a webhook makes of it

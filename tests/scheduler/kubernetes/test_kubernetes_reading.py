@@ -153,7 +153,7 @@ def test_where_pods_or_switches_may_not_be_read_nodes_can_still_be_released_and_
     assert {reading.view.name for reading in fleet.nodes} == {"n1", "n2"}
     assert fleet.partial
     assert not any(reading.jobs_known for reading in fleet.nodes)
-    assert f'cannot read resource "{what}"' in (fleet.trouble or "")
+    assert f'cannot read resource "{what}"' in (fleet.error or "")
     assert fleet.switches.kill is (what == "configmaps"), "a person may have set the kill switch"
     acting.later(timedelta(days=2))
     acting.scored(n1=0.01, n2=0.9)

@@ -136,19 +136,19 @@ def test_waiting_for_the_first_champion_is_no_refusal(
     holder = ModelHolder(copy)
     assert holder.refresh() is False
     assert (holder.refusals, holder.refused) == (0, None)
-    assert holder.trouble == "the model is being fetched: the champion has not been fetched yet"
+    assert holder.why_not_loaded == "the model is being fetched: the champion has not been fetched yet"
     copy.error = "no store here"
     holder.refresh()
     assert holder.refusals == 1
-    assert "the model cannot be served: no store here" in str(holder.trouble)
+    assert "the model cannot be served: no store here" in str(holder.why_not_loaded)
     assert [log.levelname for log in caplog.records] == ["ERROR"]
     copy.error = None
     holder.refresh()
-    assert holder.trouble == "the model is being fetched: the champion has not been fetched yet"
+    assert holder.why_not_loaded == "the model is being fetched: the champion has not been fetched yet"
     assert holder.refused is None
     copy.take(bundles[0].path, 3)
     assert holder.refresh() is True
-    assert (holder.trouble, holder.refused, holder.refusals) == (None, None, 1)
+    assert (holder.why_not_loaded, holder.refused, holder.refusals) == (None, None, 1)
 
 
 def test_a_copy_is_whole_or_the_one_of_before_stays(tmp_path: Path, bundles: list[Bundle]) -> None:

@@ -272,7 +272,7 @@ def test_the_extender_asks_for_no_token_and_outlives_damaged_scores(tmp_path: Pa
         write_scores(folder, small_fleet())
         wait(lambda: client.post("/scheduler/filter", {"NodeNames": ["n1", "n2"]})["NodeNames"] == ["n2"])
         (folder / "latest.json").write_text("{")
-        wait(lambda: service.service.score_cache.served.trouble)
+        wait(lambda: service.service.score_cache.served.error)
         assert client.post("/scheduler/filter", {"NodeNames": ["n1", "n2"]})["NodeNames"] == ["n2"]
     with pytest.raises((OSError, http.client.HTTPException, json.JSONDecodeError)):
         client.post("/scheduler/filter", {"NodeNames": ["n1"]})

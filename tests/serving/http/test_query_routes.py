@@ -219,7 +219,7 @@ def test_without_scores_it_lives_and_is_not_ready_until_they_come(tmp_path: Path
     with running(folder, wait_for_scores=False) as service:
         client = service.client()
         assert client.get("/healthz") == b"ok\n"
-        wait(lambda: "no scores yet" in str(service.service.score_cache.served.trouble))
+        wait(lambda: "no scores yet" in str(service.service.score_cache.served.error))
         status, problem, _ = client.send("GET", "/readyz")
         assert status == 503
         assert problem["reasons"] == [

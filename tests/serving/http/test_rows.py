@@ -200,7 +200,7 @@ def test_a_bundle_that_cannot_be_loaded_is_reported_and_the_rest_is_served(tmp_p
     write_scores(tmp_path / "scores", small_fleet())
     with running(tmp_path / "scores", model=tmp_path / "none") as service:
         client = service.client()
-        wait(lambda: "no bundle" in str(service.service.holder.trouble), 60)
+        wait(lambda: "no bundle" in str(service.service.holder.why_not_loaded), 60)
         status, problem, _ = client.send("GET", "/readyz")
         assert status == 503
         assert f"the model cannot be served: no bundle in {tmp_path / 'none'} (" in str(problem["reasons"])

@@ -138,14 +138,14 @@ def test_the_old_scores_are_kept_while_the_new_ones_are_damaged(
     path.write_bytes(whole[:500])
     assert not keeper.refresh()
     assert keeper.served.fleet.scores.decided == DECIDED
-    assert "a record is damaged" in str(keeper.served.trouble)
+    assert "a record is damaged" in str(keeper.served.error)
     assert "decision 20260101T060000Z is kept" in caplog.text
     failures = keeper.failures
     assert not keeper.refresh()  # nothing changed: not read again at once
     assert keeper.failures == failures
     path.write_bytes(whole)
     assert keeper.refresh()
-    assert keeper.served.trouble is None
+    assert keeper.served.error is None
     assert keeper.served.fleet.scores.decided == NEXT
 
 

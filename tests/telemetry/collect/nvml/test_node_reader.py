@@ -76,7 +76,7 @@ def test_a_gpu_that_is_lost_from_the_start_is_reported_by_what_is_known_of_it() 
     for options, expected in (
         ({}, [("gpu_lost", None)]),
         ({"known": known}, [("gpu_lost", "GPU-0")]),
-        ({"known": known, "troubles": {"GPU-0": "gpu_lost"}}, []),
+        ({"known": known, "open_faults": {"GPU-0": "gpu_lost"}}, []),
     ):
         reader = node.reader(**options)
         assert (gpus(reader.turn()), heard(reader)) == (["GPU-1"], expected)

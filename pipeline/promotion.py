@@ -19,7 +19,7 @@ from models.registry.champion import (
     Version,
     champion_history,
     fetch_bundle,
-    nothing_before,
+    no_previous_champion,
     promotion_lock,
     restore_previous,
     set_champion,
@@ -148,24 +148,24 @@ def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str =
     with promotion_lock(registry), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
         history = champion_history(registry, model)
         history.refuse_unseated(model)
-        now, before = history.champion, history.previous
-        if now is None or before is None:
-            raise nothing_before(model, now)
+        champion, previous = history.champion, history.previous
+        if champion is None or previous is None:
+            raise no_previous_champion(model, champion)
         try:  # services must get a bundle that loads
-            _, version = load_version(registry, model, before, Path(folder))
+            _, version = load_version(registry, model, previous, Path(folder))
         except InputError as error:
             raise InputError(
                 error.what,
                 error.where,
-                f"Bring the files of version {before} back, or give the alias to a version whose files exist: "
+                f"Bring the files of version {previous} back, or give the alias to a version whose files exist: "
                 "`predrain promote --to NUMBER --force --reason WHY`.",
             ) from None
-        decision = PromotionResult("rolled back", model, now, now, before, dry_run, reason=reason)
+        decision = PromotionResult("rolled back", model, champion, champion, previous, dry_run, reason=reason)
         if dry_run:
             return decision
         tags = {"rolled_back_at": _now(), "rolled_back_reason": reason or "none given"}
         run_id = _record(registry, decision, {}, (), version)
-        restore_previous(registry, model, expected=now, tags=tags | {"rollback_run": run_id})
+        restore_previous(registry, model, expected=champion, tags=tags | {"rollback_run": run_id})
         tag_run(registry, run_id, {_APPLIED: "yes"})
         return replace(decision, run_id=run_id)
 

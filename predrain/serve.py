@@ -131,7 +131,7 @@ def _source(
     model: str | None, registry: str, name: str, state: Path | None, champion_interval: str
 ) -> "FolderBundle | None":
     from foundation.errors import InputError
-    from serving.champion import ChampionBundle, FolderBundle, held_folder, temporary_folder
+    from serving.champion import ChampionBundle, FolderBundle, locked_folder, temporary_folder
 
     if state is not None and model != "champion":
         raise InputError("only the champion's bundle is kept", "--state without --model champion", "Leave --state out.")
@@ -140,7 +140,7 @@ def _source(
     if model != "champion":
         return FolderBundle(Path(model))
     every_s = duration_option(champion_interval, "--champion-interval").total_seconds()
-    return ChampionBundle(temporary_folder() if state is None else held_folder(state), registry, name, every_s)
+    return ChampionBundle(temporary_folder() if state is None else locked_folder(state), registry, name, every_s)
 
 
 def _tls(certificate: Path | None, key: Path | None) -> "Tls | None":

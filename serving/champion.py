@@ -37,12 +37,12 @@ _LOG = logging.getLogger(__name__)
 MANIFEST: Final = "manifest.json"
 
 
-class NotNamedYet(InputError):
+class BundlePendingError(InputError):
     """The source has started but not resolved its bundle yet; not a failure."""
 
 
 @dataclass(frozen=True, slots=True)
-class NamedBundle:
+class ResolvedBundle:
     """The bundle that a source resolves to.
 
     ``version``: registry version; None for a bundle from a folder.
@@ -70,12 +70,12 @@ class FolderBundle:
         """Return a value that changes with the bundle; cheap enough to poll every second."""
         return stamp_of(self.path / MANIFEST)
 
-    def named(self) -> NamedBundle:
+    def resolve(self) -> ResolvedBundle:
         """Return the current bundle.
 
-        Raises ``NotNamedYet`` until the first bundle is resolved, ``InputError`` if there is none.
+        Raises ``BundlePendingError`` until the first bundle is resolved, ``InputError`` if there is none.
         """
-        return NamedBundle(self.path)
+        return ResolvedBundle(self.path)
 
 
 def manifest_digest(bundle: Path) -> str:
@@ -105,17 +105,17 @@ class ChampionCopy(FolderBundle):
         """Return a value that changes with the champion's version and the state of the registry."""
         return stamp_of(self.bundle / MANIFEST), self.version(), self.error
 
-    def named(self) -> NamedBundle:
+    def resolve(self) -> ResolvedBundle:
         """Return the champion's bundle; see :meth:`FolderBundle.named`."""
         version, error = self.version(), self.error
         if version is None:
-            raise (NotNamedYet if error is None else InputError)(
+            raise (BundlePendingError if error is None else InputError)(
                 error or "the champion has not been fetched yet",
                 "the registry",
                 "Check --registry and --name, and that there is a champion (`predrain promote`).",
             )
         note = None if error is None else f"the champion cannot be read from the registry: {error}"
-        return NamedBundle(self.bundle, version, note)
+        return ResolvedBundle(self.bundle, version, note)
 
     def version(self) -> int | None:
         """Read the registry version of the copy; None if there is no copy."""
@@ -141,7 +141,7 @@ def temporary_folder() -> Path:
     return folder
 
 
-def held_folder(state: Path) -> Path:
+def locked_folder(state: Path) -> Path:
     """Lock the state folder until the process exits, and return the champion's folder in it, which outlives restarts.
 
     Raises ``InputError`` if another process holds the lock, or the folder is not writable.
@@ -215,11 +215,11 @@ class ModelSource:
         try:
             if isinstance(self._source, ChampionCopy):
                 copy_champion(self._source, self._registry, self._name)
-            named = self._source.named()
-            if loaded is None or loaded.version != named.version or loaded.bundle.digest != manifest_digest(named.path):
-                bundle = load_bundle(named.path)
+            new = self._source.resolve()
+            if loaded is None or loaded.version != new.version or loaded.bundle.digest != manifest_digest(new.path):
+                bundle = load_bundle(new.path)
                 refuse_other_writers(bundle.path, [bundle.path / MANIFEST])  # it holds all other files' digests
-                self._loaded = loaded = ServedModel(bundle, named.version)
+                self._loaded = loaded = ServedModel(bundle, new.version)
         except InputError as error:
             if self._loaded is None:
                 raise
@@ -354,14 +354,14 @@ class ModelHolder:
             return False
         self._seen, self._polls_to_retry = stamp, _RETRY_POLLS
         try:
-            named = self._source.named()
+            new = self._source.resolve()
             current = self.model
-            same_version = current is not None and (named.version is None or current.version == str(named.version))
-            if current is not None and same_version and current.bundle.digest == manifest_digest(named.path):
-                self.refused = named.note
+            same_version = current is not None and (new.version is None or current.version == str(new.version))
+            if current is not None and same_version and current.bundle.digest == manifest_digest(new.path):
+                self.refused = new.note
                 return False
-            model = load_model(named.path, version=named.version)
-        except NotNamedYet as waiting:
+            model = load_model(new.path, version=new.version)
+        except BundlePendingError as waiting:
             if self.model is None:
                 self.why_not_loaded, self.refused = f"the model is being fetched: {waiting.what}", None
             else:
@@ -374,7 +374,7 @@ class ModelHolder:
             _LOG.exception("the model cannot be loaded")
             self._refuse(type(error).__name__)
             return False
-        self.model, self.why_not_loaded, self.refused = model, None, named.note
+        self.model, self.why_not_loaded, self.refused = model, None, new.note
         self.loads += 1
         _LOG.info("loaded model %s (%s)", model.bundle.digest[:12], model.bundle.profile)
         return True

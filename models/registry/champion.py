@@ -2,8 +2,8 @@
 
 The alias ``champion`` names the version in use; the tag :data:`HISTORY_TAG` of the registered model lists all champions
 in order, the current one last. MLflow has no transaction over both, so each change is two writes, ordered so that the
-state is unambiguous (:func:`_history`) if the process is killed in between: a promotion appends to the list and then
-moves the alias, a rollback moves the alias and then truncates the list. A list that continues past the alias is
+state is unambiguous (:func:`_repair_history`) if the process is killed in between: a promotion appends to the list and
+then moves the alias, a rollback moves the alias and then truncates the list. A list that continues past the alias is
 truncated there. The first champion gets the alias first, so that a list without an alias always means that someone
 removed the alias, and is an error rather than "no champion yet".
 """
@@ -76,12 +76,12 @@ class ChampionHistory:
         """
         if not self.unseated:
             return
-        left = [version for version in dict.fromkeys(reversed(self.unseated)) if version in self.versions]
-        names = ", ".join(f"version {version}" for version in left) or "all of them are deleted"
+        existing = [version for version in dict.fromkeys(reversed(self.unseated)) if version in self.versions]
+        names = ", ".join(f"version {version}" for version in existing) or "all of them are deleted"
         raise InputError(
             f"the alias '{CHAMPION}' is missing, but the model had champions (newest first: {names})",
             f"model {model}",
-            f"Restore one: `predrain promote --to {left[0] if left else 'VERSION'} --force --reason WHY`.",
+            f"Restore one: `predrain promote --to {existing[0] if existing else 'VERSION'} --force --reason WHY`.",
         )
 
 
@@ -156,13 +156,13 @@ def set_champion(tracking_uri: str, model: str, version: int, *, expected: int |
         client = mlflow.MlflowClient()
         for key, value in {**tags, PREVIOUS_TAG: str(expected or "none")}.items():
             client.set_model_version_tag(model, str(version), key, value)
-        now = _expect(client, model, expected)
-        if not now.history:
+        current = _require_champion(client, model, expected)
+        if not current.history:
             client.set_registered_model_alias(model, CHAMPION, str(version))
-            _write_history(client, model, _restored(now.unseated, version))
+            _write_history(client, model, _history_until(current.unseated, version))
             return
-        _write_history(client, model, (*now.history, version))
-        _expect(client, model, expected)
+        _write_history(client, model, (*current.history, version))
+        _require_champion(client, model, expected)
         client.set_registered_model_alias(model, CHAMPION, str(version))
 
 
@@ -173,14 +173,14 @@ def restore_previous(tracking_uri: str, model: str, *, expected: int, tags: Mapp
     """
     with opened_store(tracking_uri) as mlflow:
         client = mlflow.MlflowClient()
-        now = _expect(client, model, expected)
-        if now.previous is None:
-            raise nothing_before(model, expected)
+        current = _require_champion(client, model, expected)
+        if current.previous is None:
+            raise no_previous_champion(model, expected)
         for key, value in tags.items():
             client.set_model_version_tag(model, str(expected), key, value)
-        client.set_registered_model_alias(model, CHAMPION, str(now.previous))
-        _write_history(client, model, _restored(now.history[:-1], now.previous))
-        return now.previous
+        client.set_registered_model_alias(model, CHAMPION, str(current.previous))
+        _write_history(client, model, _history_until(current.history[:-1], current.previous))
+        return current.previous
 
 
 def tag_version(tracking_uri: str, model: str, version: int, tags: Mapping[str, str]) -> None:
@@ -193,7 +193,7 @@ def tag_version(tracking_uri: str, model: str, version: int, tags: Mapping[str, 
             mlflow.MlflowClient().set_model_version_tag(model, str(version), key, value)
 
 
-def nothing_before(model: str, version: int | None) -> InputError:
+def no_previous_champion(model: str, version: int | None) -> InputError:
     """Build the error for a missing previous champion."""
     what = f"version {version} has no previous champion" if version is not None else "there is no champion"
     return InputError(what, f"model {model}", "Use `predrain promote --to VERSION`.")
@@ -219,21 +219,21 @@ def _champion_history(client: Any, model: str) -> ChampionHistory:
     registered_model = client.get_registered_model(model)
     aliases = {name: int(version) for name, version in registered_model.aliases.items()}
     versions = frozenset(int(version.version) for version in client.search_model_versions(f"name = '{model}'"))
-    listed = _listed(registered_model.tags.get(HISTORY_TAG))
+    listed = _parse_history(registered_model.tags.get(HISTORY_TAG))
     champion = aliases.get(CHAMPION)
     if champion is None:
         return ChampionHistory(aliases, (), versions, unseated=listed)
-    return ChampionHistory(aliases, _history(listed, champion), versions)
+    return ChampionHistory(aliases, _repair_history(listed, champion), versions)
 
 
-def _listed(written: str | None) -> tuple[int, ...]:
+def _parse_history(written: str | None) -> tuple[int, ...]:
     try:
         return tuple(int(version) for version in json.loads(written or "[]"))
     except (ValueError, TypeError):  # edited by hand
         return ()
 
 
-def _history(listed: tuple[int, ...], champion: int) -> tuple[int, ...]:
+def _repair_history(listed: tuple[int, ...], champion: int) -> tuple[int, ...]:
     """Return the list of champions ending with the alias, even after a killed or manual change."""
     if listed and listed[-1] == champion:
         return listed
@@ -242,7 +242,7 @@ def _history(listed: tuple[int, ...], champion: int) -> tuple[int, ...]:
     return (*listed, champion)  # moved manually
 
 
-def _restored(history: tuple[int, ...], version: int) -> tuple[int, ...]:
+def _history_until(history: tuple[int, ...], version: int) -> tuple[int, ...]:
     """Return a list of champions that ends with a version: truncated after it, or with it appended."""
     if version not in history:
         return (*history, version)
@@ -253,13 +253,13 @@ def _write_history(client: Any, model: str, history: tuple[int, ...]) -> None:
     client.set_registered_model_tag(model, HISTORY_TAG, json.dumps(history[-_HISTORY_LENGTH:], separators=(",", ":")))
 
 
-def _expect(client: Any, model: str, expected: int | None) -> ChampionHistory:
-    now = _champion_history(client, model)
-    if now.champion != expected:
-        before, current = ("none" if number is None else f"version {number}" for number in (expected, now.champion))
+def _require_champion(client: Any, model: str, expected: int | None) -> ChampionHistory:
+    current = _champion_history(client, model)
+    if current.champion != expected:
+        names = ["none" if number is None else f"version {number}" for number in (expected, current.champion)]
         raise InputError(
-            f"the champion was {before} at the start of the comparison and is {current} now",
+            f"the champion was {names[0]} at the start of the comparison and is {names[1]} now",
             f"model {model}",
             "Run the promotion again to compare with the new champion.",
         )
-    return now
+    return current

@@ -192,7 +192,7 @@ def test_champions_follow_each_other_and_are_unwound_step_by_step(store):
     ],
 )
 def test_the_history_ends_with_the_alias_wherever_a_kill_came(written, alias, history):
-    assert champion._history(champion._listed(written), alias) == history
+    assert champion._repair_history(champion._parse_history(written), alias) == history
 
 
 def test_two_promotions_at_once_do_not_interleave(store):

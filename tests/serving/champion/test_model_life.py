@@ -16,7 +16,15 @@ from foundation.errors import InputError
 from foundation.files import previous_path
 from models.bundle.store import Bundle, load_bundle, save_bundle
 from models.ensembles import Stacker
-from serving.champion import ChampionCopy, FeatureRows, ModelHolder, ModelSource, NotNamedYet, held_folder, load_model
+from serving.champion import (
+    BundlePendingError,
+    ChampionCopy,
+    FeatureRows,
+    ModelHolder,
+    ModelSource,
+    load_model,
+    locked_folder,
+)
 from serving.http.limits import ServiceSettings
 from tests.models.small_models import fitted_models, rows
 from tests.processes import printed_by
@@ -153,15 +161,15 @@ def test_waiting_for_the_first_champion_is_no_refusal(
 
 def test_a_copy_is_whole_or_the_one_of_before_stays(tmp_path: Path, bundles: list[Bundle]) -> None:
     copy = ChampionCopy(tmp_path / "copy")
-    with pytest.raises(NotNamedYet, match="has not been fetched yet"):
-        copy.named()
+    with pytest.raises(BundlePendingError, match="has not been fetched yet"):
+        copy.resolve()
     copy.take(bundles[0].path, 3)
-    assert copy.named().version == 3
+    assert copy.resolve().version == 3
     for number, bundle in ((5, bundles[1]), (6, bundles[2])):
         copy.take(bundle.path, number)
-    named = copy.named()
-    assert named.version == 6
-    assert (named.path / "manifest.json").read_bytes() == (bundles[2].path / "manifest.json").read_bytes()
+    resolved = copy.resolve()
+    assert resolved.version == 6
+    assert (resolved.path / "manifest.json").read_bytes() == (bundles[2].path / "manifest.json").read_bytes()
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["bundle"]
 
 
@@ -169,7 +177,7 @@ def test_a_copy_that_the_disk_has_damaged_is_made_again(tmp_path: Path, bundles:
     copy = ChampionCopy(tmp_path / "copy")
     for _ in range(2):
         copy.take(bundles[0].path, 3)
-        place = copy.named().path
+        place = copy.resolve().path
         assert load_bundle(place).digest == bundles[0].digest
         file = place / "manifest.json"
         file.write_bytes(file.read_bytes()[:-1])
@@ -179,16 +187,16 @@ def test_a_bundle_whose_replacement_was_killed_is_there_after_a_restart(tmp_path
     copy = ChampionCopy(tmp_path / "state" / "champion")
     copy.take(bundles[0].path, 3)
     copy.bundle.rename(previous_path(copy.bundle))
-    assert ChampionCopy(held_folder(tmp_path / "state")).named().version == 3
+    assert ChampionCopy(locked_folder(tmp_path / "state")).resolve().version == 3
 
 
 def test_a_state_folder_is_one_process_s(tmp_path: Path) -> None:
-    assert held_folder(tmp_path / "state") == tmp_path / "state" / "champion"
+    assert locked_folder(tmp_path / "state") == tmp_path / "state" / "champion"
     with pytest.raises(InputError, match="another predrain serve keeps its state here"):
-        held_folder(tmp_path / "state")
+        locked_folder(tmp_path / "state")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="the path is a file"):
-        held_folder(tmp_path / "file")
+        locked_folder(tmp_path / "file")
 
 
 ROOT = Path(__file__).resolve().parents[3]

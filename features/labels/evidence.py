@@ -27,7 +27,7 @@ CONDITIONAL_XIDS = SUBCODE_XIDS | {74, 157}
 CONFIRMED_AT_ONCE = timedelta(hours=1)
 """A conditional error counts if a repair, reset, drain, failure, failed diagnostic or removal follows within this span,
 or if an event of :meth:`features.labels.facts.EventArrays.confirms_late` follows within ``labels.confirm_within``. A
-repair that names only the node counts for the GPUs it can be attributed to, see :func:`untied_work`."""
+repair that names only the node counts for the GPUs it can be attributed to, see :func:`unattributed_repairs`."""
 
 TICKET_DELAY = timedelta(days=1)
 """Delay after which a known drain confirms a conditional error of days ago: until then, a ticket may show that the
@@ -56,70 +56,71 @@ def xid_classes(labels: LabelSection) -> dict[int, int]:
     return table
 
 
-def gather(
+def find_evidence(
     facts: EventArrays, installations: Installations, labels: LabelSection, *, as_of_ms: int = NEVER
 ) -> tuple[dict[int, UnitEvidence], Int64Array]:
-    """Collect the evidence of every unit with a label-worthy event established by ``as_of_ms``, by unit code.
+    """Return the evidence of every unit with a label-worthy event established by ``as_of_ms``, by unit code.
 
     Returns: the evidence, and from when each fact is known to be a ticket of another failure; see
-    :func:`settle_tickets`.
+    :func:`assign_tickets`.
     """
     class_of_xid = xid_classes(labels)
     names = labels.all_classes
     classes = {normalized(code): names.index(name) for code, name in {**DRIVER_CLASSES, **labels.classes}.items()}
     other, interconnect = FAILURE_CLASSES.index("other"), FAILURE_CLASSES.index("interconnect")
     wanted = {names.index(name) for name in labels.only or names}
-    listed = np.isin(facts.xid, list(class_of_xid))
-    conditional = listed & np.isin(facts.xid, list(CONDITIONAL_XIDS))
-    for i in np.flatnonzero(conditional & np.isin(facts.xid, list(SUBCODE_XIDS))).tolist():
-        conditional[i] = is_fatal(facts.detail[i])
-    failure = facts.type == "failure"
-    certain = failure | (listed & ~np.isin(facts.xid, list(CONDITIONAL_XIDS)))
+    is_listed = np.isin(facts.xid, list(class_of_xid))
+    is_conditional = is_listed & np.isin(facts.xid, list(CONDITIONAL_XIDS))
+    for i in np.flatnonzero(is_conditional & np.isin(facts.xid, list(SUBCODE_XIDS))).tolist():
+        is_conditional[i] = is_fatal(facts.detail[i])
+    is_failure = facts.type == "failure"
+    is_certain = is_failure | (is_listed & ~np.isin(facts.xid, list(CONDITIONAL_XIDS)))
 
     def class_of(i: int) -> int:
-        if not failure[i]:
+        if not is_failure[i]:
             return class_of_xid[int(facts.xid[i])]
         code = normalized(facts.code[i])
         return classes.get(code, interconnect if code.startswith("sxid") else other)
 
-    possible_tickets = tickets(facts)
-    untied = untied_work(facts, installations, certain | conditional, labels)
+    may_be_ticket = possible_tickets(facts)
+    unattributed = unattributed_repairs(facts, installations, is_certain | is_conditional, labels)
 
     def sign(i: int, established: int) -> Sign:
         code = facts.code[i]
-        ticket = normalized(code) if failure[i] else ""
-        fact = i if possible_tickets[i] else -1
+        ticket = normalized(code) if is_failure[i] else ""
+        fact = i if may_be_ticket[i] else -1
         return Sign(int(facts.time[i]), established, class_of(i), code, facts.node[i] or "", ticket, fact)
 
     evidence_of: dict[int, UnitEvidence] = {}
     candidates: dict[int, list[int]] = {}
-    for i in np.flatnonzero((certain | conditional) & (facts.unit >= 0)).tolist():
+    for i in np.flatnonzero((is_certain | is_conditional) & (facts.unit >= 0)).tolist():
         unit = int(facts.unit[i])
         evidence = evidence_of.setdefault(unit, UnitEvidence())
-        if conditional[i]:
+        if is_conditional[i]:
             candidates.setdefault(unit, []).append(i)
         else:
             evidence.signs.append(sign(i, int(facts.known[i])))
 
     # Predrain's drains follow its own alerts: accepting them as proof would let the model confirm itself.
-    proofs = failure | (facts.drains() & ~facts.own()) | facts.diagnostics(passed=False)
-    repaired, drained = (facts.confirms_late() & chosen for chosen in (facts.type != "drain", facts.type == "drain"))
-    confirmers, late, drains = (
-        _moments(facts, installations, chosen, candidates, untied) for chosen in (proofs, repaired, drained)
+    confirms_now = is_failure | (facts.drains() & ~facts.own()) | facts.diagnostics(passed=False)
+    confirms_late, is_drain = facts.confirms_late(), facts.type == "drain"
+    confirmers, late, late_drains = (
+        _times_by_unit(facts, installations, chosen, candidates, unattributed)
+        for chosen in (confirms_now, confirms_late & ~is_drain, confirms_late & is_drain)
     )
-    for unit, moments in drains.items():
+    for unit, moments in late_drains.items():
         late.setdefault(unit, []).extend((time, known + duration_ms(TICKET_DELAY)) for time, known in moments)
-    _collect_ends(facts, installations, evidence_of, confirmers, duration_ms(labels.cooldown), wanted, untied)
+    _add_ends(facts, installations, evidence_of, confirmers, duration_ms(labels.cooldown), wanted, unattributed)
     for unit, positions in candidates.items():
         conditionals = [(int(facts.time[i]), int(facts.known[i])) for i in positions]
-        certain_signs = [(sign.time, sign.established) for sign in evidence_of[unit].signs]
-        established = established_at(conditionals, confirmers.get(unit, []), late.get(unit, []), certain_signs, labels)
+        certain = [(sign.time, sign.established) for sign in evidence_of[unit].signs]
+        established = established_at(conditionals, confirmers.get(unit, []), late.get(unit, []), certain, labels)
         evidence_of[unit].signs += [
             sign(i, at) for i, at in zip(positions, established, strict=True) if at < NEVER and at <= as_of_ms
         ]
     for evidence in evidence_of.values():
         evidence.own_ends.sort()
-    repeats = settle_tickets(facts, possible_tickets, installations, evidence_of, labels)
+    repeats = assign_tickets(facts, may_be_ticket, installations, evidence_of, labels)
     for evidence in evidence_of.values():
         # Filter by class last: repairs of other failures must not end or confirm the wanted ones.
         evidence.signs, evidence.tickets = (
@@ -149,60 +150,64 @@ class IncidentEvidence:
         installations = Installations.of(inventory)
         facts = EventArrays.of(events, installations)
         return cls(
-            labels, installations, facts, *gather(facts, installations, labels), Maintenance.of(facts, installations)
+            labels,
+            installations,
+            facts,
+            *find_evidence(facts, installations, labels),
+            Maintenance.of(facts, installations),
         )
 
-    def counts_at_once(self, unit: Int64Array, signs: Sequence[Sign]) -> BoolArray:
+    def is_unplanned(self, unit: Int64Array, signs: Sequence[Sign]) -> BoolArray:
         """Return which signs were not yet known to be in planned maintenance when they were established."""
         time, established = (np.array([getattr(s, name) for s in signs], np.int64) for name in ("time", "established"))
         return self.maintenance.shown(unit, time, established) > established
 
 
-def _collect_ends(
+def _add_ends(
     facts: EventArrays,
     installations: Installations,
-    out: Mapping[int, UnitEvidence],
+    evidence_of: Mapping[int, UnitEvidence],
     confirmers: dict[int, list[tuple[int, int]]],
     cooldown: int,
     wanted: Container[int],
-    untied: Container[tuple[int, int]],
+    unattributed: Container[tuple[int, int]],
 ) -> None:
     """Add ends and confirmers; a repair whose code names one failure ends nothing while another is known open.
 
-    ``wanted``: classes of the failures that can stay open. ``untied``: ends that confirm nothing.
+    ``wanted``: classes of the failures that can stay open. ``unattributed``: ends that confirm nothing.
     """
     ends: dict[int, list[tuple[int, int, str, bool]]] = {}
-    for i, code in zip(*facts.at_units(facts.ends(), installations), strict=True):
-        if int(code) in out:
-            time, known, named = int(facts.time[i]), int(facts.known[i]), normalized(facts.code[i])
+    for i, unit_code in zip(*facts.at_units(facts.ends(), installations), strict=True):
+        if int(unit_code) in evidence_of:
+            time, known, repaired_code = int(facts.time[i]), int(facts.known[i]), normalized(facts.code[i])
             # Work on a node that names no GPU ends the incidents of all its GPUs: the repaired one is unknown.
-            is_own = facts.type[i] != "other" and named not in RESET_CODES
+            is_own = facts.type[i] != "other" and repaired_code not in RESET_CODES
             is_repair = is_own and facts.type[i] == "repair"
-            signs = out[int(code)].signs if is_repair and named else ()
-            names_one = any(s.ticket == named and s.time <= time and s.established <= known for s in signs)
-            ends.setdefault(int(code), []).append((time, known, named if names_one else "", is_own))
-            if (int(i), int(code)) not in untied:
-                confirmers.setdefault(int(code), []).append((time, known))
-    for code, left in zip(*installations.leaves(), strict=True):
-        if int(code) in out:
-            ends.setdefault(int(code), []).append((int(left), int(left), "", True))
-            confirmers.setdefault(int(code), []).append((int(left), int(left)))
-    for unit, of_unit in ends.items():
-        for time, known, repaired, is_own in of_unit:
-            before = [end for end in of_unit if repaired and end[0] <= time and end[1] <= known]
+            signs = evidence_of[int(unit_code)].signs if is_repair and repaired_code else ()
+            names_one = any(s.ticket == repaired_code and s.time <= time and s.established <= known for s in signs)
+            ends.setdefault(int(unit_code), []).append((time, known, repaired_code if names_one else "", is_own))
+            if (int(i), int(unit_code)) not in unattributed:
+                confirmers.setdefault(int(unit_code), []).append((time, known))
+    for unit_code, left_at in zip(*installations.leaves(), strict=True):
+        if int(unit_code) in evidence_of:
+            ends.setdefault(int(unit_code), []).append((int(left_at), int(left_at), "", True))
+            confirmers.setdefault(int(unit_code), []).append((int(left_at), int(left_at)))
+    for unit, unit_ends in ends.items():
+        for time, known, repaired, is_own in unit_ends:
+            earlier_ends = [end for end in unit_ends if repaired and end[0] <= time and end[1] <= known]
             another_is_open = any(
                 sign.ticket and sign.class_index in wanted
                 and sign.time <= time < sign.time + cooldown and sign.established <= known
-                and not any(sign.time <= end[0] and end[2] in ("", sign.ticket) for end in before)
-                for sign in (out[unit].signs if repaired else ())
+                and not any(sign.time <= end[0] and end[2] in ("", sign.ticket) for end in earlier_ends)
+                for sign in (evidence_of[unit].signs if repaired else ())
             )  # fmt: skip
             if not another_is_open:
-                out[unit].ends.append((time, known))
-                out[unit].own_ends += [(time, known)] if is_own else []
+                evidence_of[unit].ends.append((time, known))
+                evidence_of[unit].own_ends += [(time, known)] if is_own else []
 
 
-def untied_work(
-    facts: EventArrays, installations: Installations, blamed: BoolArray, labels: LabelSection
+def unattributed_repairs(
+    facts: EventArrays, installations: Installations, is_error: BoolArray, labels: LabelSection
 ) -> set[tuple[int, int]]:
     """Find node-level repairs and replacements that cannot be attributed to a GPU of the node.
 
@@ -210,42 +215,44 @@ def untied_work(
     GPU, or of the GPUs whose newest errors form a node incident. If another GPU has an older error, it may answer that
     one.
 
-    ``blamed``: certain and conditional errors.
+    ``is_error``: certain and conditional errors.
     Returns: pairs of fact position and unit code.
     """
-    within, window = duration_ms(labels.confirm_within), duration_ms(labels.node_window)
-    rows = np.flatnonzero(blamed & (facts.unit >= 0))
+    confirm_within, window = duration_ms(labels.confirm_within), duration_ms(labels.node_window)
+    positions = np.flatnonzero(is_error & (facts.unit >= 0))
     by_node: dict[str, list[tuple[int, int, int]]] = {}
-    places = installations.node[installations.timeline().last(facts.unit[rows], facts.time[rows])]
-    for i, node in zip(rows.tolist(), places, strict=True):
+    places = installations.node[installations.timeline().last(facts.unit[positions], facts.time[positions])]
+    for i, node in zip(positions.tolist(), places, strict=True):
         by_node.setdefault(node, []).append((int(facts.time[i]), int(facts.unit[i]), int(facts.known[i])))
     work = facts.node_wide & ((facts.type == "repair") | (facts.type == "replacement"))
-    tied: dict[int, set[int]] = {}
+    units_of: dict[int, set[int]] = {}
     for i in np.flatnonzero(work).tolist():
         time, known = int(facts.time[i]), int(facts.known[i])
-        near = [error for error in by_node.get(facts.node[i], ()) if time - within <= error[0] <= time]
+        near = [error for error in by_node.get(facts.node[i], ()) if time - confirm_within <= error[0] <= time]
         near = sorted((error for error in near if error[2] <= known), reverse=True)
-        apart = next((n for n, (one, other) in enumerate(pairwise(near), 1) if one[0] - other[0] > window), len(near))
-        newest, others = ({unit for _, unit, _ in errors} for errors in (near[:apart], near[apart:]))
-        tied[i] = newest if others <= newest else set()
+        cut = next((n for n, (one, other) in enumerate(pairwise(near), 1) if one[0] - other[0] > window), len(near))
+        newest, others = ({unit for _, unit, _ in errors} for errors in (near[:cut], near[cut:]))
+        units_of[i] = newest if others <= newest else set()
     return {
-        (int(i), int(unit)) for i, unit in zip(*facts.at_units(work, installations), strict=True) if unit not in tied[i]
+        (int(i), int(unit))
+        for i, unit in zip(*facts.at_units(work, installations), strict=True)
+        if unit not in units_of[i]
     }
 
 
-def _moments(
+def _times_by_unit(
     facts: EventArrays,
     installations: Installations,
     chosen: BoolArray,
     units: Container[int],
-    untied: Container[tuple[int, int]],
+    unattributed: Container[tuple[int, int]],
 ) -> dict[int, list[tuple[int, int]]]:
-    """Return (happened, known) of the chosen facts by unit, without those that are not tied to it."""
-    out: dict[int, list[tuple[int, int]]] = {}
+    """Return (happened, known) of the chosen facts by unit, without those that cannot be attributed to it."""
+    times_of: dict[int, list[tuple[int, int]]] = {}
     for i, unit in zip(*facts.at_units(chosen, installations), strict=True):
-        if int(unit) in units and (int(i), int(unit)) not in untied:
-            out.setdefault(int(unit), []).append((int(facts.time[i]), int(facts.known[i])))
-    return out
+        if int(unit) in units and (int(i), int(unit)) not in unattributed:
+            times_of.setdefault(int(unit), []).append((int(facts.time[i]), int(facts.known[i])))
+    return times_of
 
 
 def established_at(
@@ -268,32 +275,32 @@ def established_at(
     :data:`CONFIRMED_AT_ONCE` after it, a late one within ``labels.confirm_within``, or :data:`REPEATS` candidates,
     including itself, within :data:`REPEATED_WITHIN`; :data:`foundation.times.NEVER` if they never do.
     """
-    at_once_ms = duration_ms(min(CONFIRMED_AT_ONCE, labels.confirm_within))
+    immediate_ms = duration_ms(min(CONFIRMED_AT_ONCE, labels.confirm_within))
     late_ms, repeated_ms = duration_ms(labels.confirm_within), duration_ms(REPEATED_WITHIN)
     apart_ms = duration_ms(labels.merge_window) + 1
-    confirmers, late, certain, in_order = (sorted(moments) for moments in (confirmers, late, certain, candidates))
-    out: list[int] = []
+    confirmers, late, certain, ordered = (sorted(moments) for moments in (confirmers, late, certain, candidates))
+    established: list[int] = []
     for time, known in candidates:
-        proofs = [max(known, since) for _, since in _between(confirmers, time, time + at_once_ms)]
+        proofs = [max(known, since) for _, since in _between(confirmers, time, time + immediate_ms)]
         for later, since in _between(late, time, time + late_ms):
             shown_at = max(known, since)
-            newer = _between(certain, time, later) + _between(in_order, time + apart_ms, later)
-            if all(newer_known > shown_at for _, newer_known in newer):
+            newer_errors = _between(certain, time, later) + _between(ordered, time + apart_ms, later)
+            if all(newer_known > shown_at for _, newer_known in newer_errors):
                 proofs.append(shown_at)
-        out.append(min(proofs, default=NEVER))
+        established.append(min(proofs, default=NEVER))
     # In order of known-at time. The group of three that a newcomer completes consists of its nearest neighbours in
     # time: with a further candidate between them, its members would have been confirmed before.
-    by_time: list[tuple[int, int]] = []
+    known_by_time: list[tuple[int, int]] = []
     for i in sorted(range(len(candidates)), key=lambda k: (candidates[k][1], candidates[k][0], k)):
         time, known = candidates[i]
-        position = bisect_left(by_time, (time, i))
-        by_time.insert(position, (time, i))
-        for first in range(max(0, position - REPEATS + 1), min(position, len(by_time) - REPEATS) + 1):
-            group = by_time[first : first + REPEATS]
+        position = bisect_left(known_by_time, (time, i))
+        known_by_time.insert(position, (time, i))
+        for first in range(max(0, position - REPEATS + 1), min(position, len(known_by_time) - REPEATS) + 1):
+            group = known_by_time[first : first + REPEATS]
             if group[-1][0] - group[0][0] <= repeated_ms:
                 for _, member in group:
-                    out[member] = min(out[member], known)
-    return out
+                    established[member] = min(established[member], known)
+    return established
 
 
 def _between(moments: list[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
@@ -304,7 +311,7 @@ def _between(moments: list[tuple[int, int]], first: int, last: int) -> list[tupl
 _DAY = duration_ms(timedelta(days=1))
 
 
-def tickets(facts: EventArrays) -> BoolArray:
+def possible_tickets(facts: EventArrays) -> BoolArray:
     """Return which facts may be the ticket of an earlier failure."""
     return (facts.type == "failure") & ((facts.code == "") | is_dated_by_day(facts.time))
 
@@ -323,9 +330,9 @@ _Followed = tuple[tuple[int, int, bool], ...]
 """Failures that a ticket belongs to: unit, failure class, and whether the unit was still down at the ticket."""
 
 
-def settle_tickets(
+def assign_tickets(
     facts: EventArrays,
-    chosen: BoolArray,
+    is_ticket: BoolArray,
     installations: Installations,
     evidence: Mapping[int, UnitEvidence],
     labels: LabelSection,
@@ -342,7 +349,7 @@ def settle_tickets(
     Returns: from when each fact is known to belong to another failure (ms); :data:`NEVER`: it does not.
     """
     repeats = np.full(len(facts.time), NEVER, dtype=np.int64)
-    attributable = np.flatnonzero(chosen & ((facts.unit >= 0) | facts.node_wide))
+    attributable = np.flatnonzero(is_ticket & ((facts.unit >= 0) | facts.node_wide))
     if not len(attributable):
         return repeats
     sign_of = {sign.fact: sign for of_unit in evidence.values() for sign in of_unit.signs if sign.fact >= 0}
@@ -354,17 +361,17 @@ def settle_tickets(
         unit, time = int(facts.unit[i]), int(facts.time[i])
         node = installations.node[installation[i]] if unit >= 0 else facts.node[i]
         earliest = time - duration_ms(labels.ticket_lag)
-        near = _within(by_unit.get(unit, ()), earliest, time)
-        near += [failure for failure in _within(by_node.get(node, ()), earliest, time) if failure.unit != unit]
-        states = list(_states(near, evidence, facts, i, labels)) if near else [(int(facts.known[i]), ())]
-        for (since, followed), (until, _) in pairwise([*states, (NEVER, ())]):
+        recent = _within(by_unit.get(unit, ()), earliest, time)
+        recent += [failure for failure in _within(by_node.get(node, ()), earliest, time) if failure.unit != unit]
+        states = list(_states(recent, evidence, facts, i, labels)) if recent else [(int(facts.known[i]), ())]
+        for (known_since, followed), (until, _) in pairwise([*states, (NEVER, ())]):
             if followed:
-                repeats[i] = min(repeats[i], since)
+                repeats[i] = min(repeats[i], known_since)
             elif i in sign_of:
-                evidence[unit].signs.append(replace(sign_of[i], established=since, until=until))
+                evidence[unit].signs.append(replace(sign_of[i], established=known_since, until=until))
             for other, class_index, is_down in followed:
                 if is_down:
-                    sign = Sign(time, since, class_index, facts.code[i], facts.node[i] or "", "", i, until)
+                    sign = Sign(time, known_since, class_index, facts.code[i], facts.node[i] or "", "", i, until)
                     evidence[other].tickets.append(sign)
     return repeats
 
@@ -395,43 +402,43 @@ def _within(failures: Sequence[_Failure], first: int, last: int) -> list[_Failur
 
 
 def _states(
-    near: list[_Failure], evidence: Mapping[int, UnitEvidence], facts: EventArrays, ticket: int, labels: LabelSection
+    recent: list[_Failure], evidence: Mapping[int, UnitEvidence], facts: EventArrays, ticket: int, labels: LabelSection
 ) -> Iterator[tuple[int, _Followed]]:
     """Yield the failures that a ticket belongs to and from when, starting at the ticket's known-at time."""
     time, known = int(facts.time[ticket]), int(facts.known[ticket])
-    before = time - _DAY if is_dated_by_day(facts.time[[ticket]])[0] else time
-    units, first = {failure.unit for failure in near}, min(failure.time for failure in near)
-    mended = {u: [end for end in evidence[u].own_ends if first <= end[0] <= time] for u in units}
-    moments = {known, *(f.sign.established for f in near), *(since for ends in mended.values() for _, since in ends)}
+    repaired_before = time - _DAY if is_dated_by_day(facts.time[[ticket]])[0] else time
+    units, first = {failure.unit for failure in recent}, min(failure.time for failure in recent)
+    repairs = {u: [end for end in evidence[u].own_ends if first <= end[0] <= time] for u in units}
+    moments = {known, *(f.sign.established for f in recent), *(since for ends in repairs.values() for _, since in ends)}
     latest: _Followed | None = None
     for moment in sorted(moment for moment in moments if moment >= known):
 
-        def was_mended(failure: _Failure, until: int, moment: int = moment) -> bool:
-            return any(failure.time <= end < until and since <= moment for end, since in mended[failure.unit])
+        def was_repaired(failure: _Failure, until: int, moment: int = moment) -> bool:
+            return any(failure.time <= end < until and since <= moment for end, since in repairs[failure.unit])
 
-        known_ones = [failure for failure in near if failure.sign.established <= moment]
-        open_ones = [failure for failure in known_ones if not was_mended(failure, before)]
-        together = _node_incident(open_ones, int(facts.unit[ticket]), duration_ms(labels.node_window))
-        followed = tuple((f.unit, f.sign.class_index, not was_mended(f, time + 1)) for f in together)
+        known_failures = [failure for failure in recent if failure.sign.established <= moment]
+        open_failures = [failure for failure in known_failures if not was_repaired(failure, repaired_before)]
+        failures = _node_incident(open_failures, int(facts.unit[ticket]), duration_ms(labels.node_window))
+        followed = tuple((f.unit, f.sign.class_index, not was_repaired(f, time + 1)) for f in failures)
         if followed != latest:
             yield moment, followed
             latest = followed
 
 
-def _node_incident(open_ones: list[_Failure], unit: int, window: int) -> list[_Failure]:
+def _node_incident(open_failures: list[_Failure], unit: int, window: int) -> list[_Failure]:
     """Return each unit's last failure in the ticket unit's newest node incident, or else the node's newest."""
-    if not open_ones:
+    if not open_failures:
         return []
-    newest = [failure for failure in open_ones if failure.unit == unit] or open_ones
+    newest = [failure for failure in open_failures if failure.unit == unit] or open_failures
     target = max(newest, key=lambda failure: (failure.time, failure.unit))
-    related = [f for f in open_ones if f is target or (target.node and f.node == target.node)]
+    related = [f for f in open_failures if f is target or (target.node and f.node == target.node)]
     times = sorted(failure.time for failure in related)
     first = last = times.index(target.time)
     while first > 0 and times[first] - times[first - 1] <= window:
         first -= 1
     while last + 1 < len(times) and times[last + 1] - times[last] <= window:
         last += 1
-    newest_of = {f.unit: f for f in sorted(open_ones, key=lambda failure: failure.time)}
+    newest_of = {f.unit: f for f in sorted(open_failures, key=lambda failure: failure.time)}
     return sorted(
         (f for f in related if newest_of[f.unit] is f and times[first] <= f.time <= times[last]), key=lambda f: f.unit
     )

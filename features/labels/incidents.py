@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from features.config import FAILURE_CLASSES, LabelSection
-from features.labels.evidence import IncidentEvidence, gather
+from features.labels.evidence import IncidentEvidence, find_evidence
 from features.labels.facts import EventArrays, Sign, UnitEvidence
 from features.labels.maintenance import Maintenance
 from features.labels.node_incidents import number_node_incidents
@@ -72,7 +72,7 @@ def find_incidents(
         removals = installations.removed[installations.removed < NEVER]
         seen_until = max([-NEVER, *(int(a.max()) for a in (facts.known, installations.installed, removals) if len(a))])
     incidents: list[tuple[int, int, int, int, Sign]] = []
-    for unit, evidence in gather(facts, installations, labels, as_of_ms=as_of_ms)[0].items():
+    for unit, evidence in find_evidence(facts, installations, labels, as_of_ms=as_of_ms)[0].items():
         signs = [sign for sign in evidence.signs if sign.until == NEVER]
         for first, last in _bursts(signs, evidence.ends, labels):
             end = _end(signs, first, last, evidence, labels, seen_until)
@@ -110,7 +110,7 @@ def known_onsets(record: IncidentEvidence) -> pd.DataFrame:
     ``failure_class``, ``code``, ``until`` (when it stops counting; NaT: never); sorted by (known_at, timestamp, unit).
     """
     opened = [(unit, sign) for unit, evidence in record.evidence.items() for sign in _openings(evidence, record.labels)]
-    counts = record.counts_at_once(np.array([unit for unit, _ in opened], dtype=np.int64), [sign for _, sign in opened])
+    counts = record.is_unplanned(np.array([unit for unit, _ in opened], dtype=np.int64), [sign for _, sign in opened])
     onsets = [(s.established, s.time, unit, s) for (unit, s), count in zip(opened, counts, strict=True) if count]
     onsets.sort(key=lambda row: row[:3])
     signs = [row[3] for row in onsets]
@@ -248,7 +248,7 @@ def down_intervals(record: IncidentEvidence) -> pd.DataFrame:
 
 def _down(record: IncidentEvidence) -> Int64Array:
     every = [(unit, s) for unit, evidence in record.evidence.items() for s in (*evidence.signs, *evidence.tickets)]
-    counts = record.counts_at_once(np.array([unit for unit, _ in every], dtype=np.int64), [sign for _, sign in every])
+    counts = record.is_unplanned(np.array([unit for unit, _ in every], dtype=np.int64), [sign for _, sign in every])
     cooldown = duration_ms(record.labels.cooldown)
     signs: dict[int, list[Sign]] = {}
     for (unit, sign), count in zip(every, counts, strict=True):

@@ -51,44 +51,45 @@ def label_rows(
     as_of_ms = instant_ms(as_of)
     installations = Installations.of(inventory, as_of_ms=as_of_ms)
     decided = milliseconds(rows["decision_time"], "decision_time")
-    position, names = unit_positions(rows) if units is None else units
-    unit = installations.codes(names)[position] if len(names) else np.zeros(0, dtype=np.int64)
-    too_soon = decided + duration_ms(labels.gap)
-    complete = too_soon + duration_ms(labels.horizon)
+    unit_position, names = unit_positions(rows) if units is None else units
+    unit = installations.codes(names)[unit_position] if len(names) else np.zeros(0, dtype=np.int64)
+    horizon_start = decided + duration_ms(labels.gap)
+    horizon_end = horizon_start + duration_ms(labels.horizon)
 
-    seen, onset = _Onsets(incidents, installations), _Onsets(incidents[~incidents["in_maintenance"]], installations)
-    following = onset.timeline.next(unit, too_soon)
-    starts = np.append(onset.start, NEVER)
-    positive = starts[following] <= complete
+    all_incidents = _Incidents(incidents, installations)
+    counted = _Incidents(incidents[~incidents["in_maintenance"]], installations)
+    next_incident = counted.timeline.next(unit, horizon_start)
+    starts = np.append(counted.start, NEVER)
+    positive = starts[next_incident] <= horizon_end
 
-    inside = seen.last_end(unit, decided) > decided
-    next_start = starts[onset.timeline.next(unit, decided)]
-    incomplete = complete > min(instant_ms(data_end), as_of_ms)
+    inside = all_incidents.last_end(unit, decided) > decided
+    next_start = starts[counted.timeline.next(unit, decided)]
+    incomplete = horizon_end > min(instant_ms(data_end), as_of_ms)
     unknown = np.zeros(len(decided), dtype=bool)
-    if len(seen.start) > len(onset.start):
-        hidden = _Onsets(incidents[incidents["in_maintenance"]], installations)
-        unknown |= np.append(hidden.start, NEVER)[hidden.timeline.next(unit, decided)] <= complete
+    if len(all_incidents.start) > len(counted.start):
+        in_maintenance = _Incidents(incidents[incidents["in_maintenance"]], installations)
+        unknown |= np.append(in_maintenance.start, NEVER)[in_maintenance.timeline.next(unit, decided)] <= horizon_end
     if labels.censor_leavers:
-        left = _next_leave(installations, unit, decided)
-        unknown |= (left <= complete) & (next_start > left)
+        leave_time = _next_leave(installations, unit, decided)
+        unknown |= (leave_time <= horizon_end) & (next_start > leave_time)
     if events is not None:
         facts = EventArrays.of(events, installations, as_of_ms=as_of_ms)
-        unknown |= _drained_by_predrain(facts, installations, onset, unit, decided, complete)
+        unknown |= _drained_by_predrain(facts, installations, counted, unit, decided, horizon_end)
         inside |= Maintenance.of(facts, installations).within(unit, decided)
 
     null = inside | incomplete | (unknown & ~positive)
-    caught = np.where(positive & ~null, following, -1)
-    classes = pd.array(onset.failure_class, dtype="str")
+    incident = np.where(positive & ~null, next_incident, -1)
+    classes = pd.array(counted.failure_class, dtype="str")
     return pd.DataFrame(
         {
             "label": pd.arrays.IntegerArray(positive.astype(np.int8), null),
             **{
-                name: pd.arrays.IntegerArray(np.append(number, 0)[caught], caught < 0)
-                for name, number in onset.numbers.items()
+                name: pd.arrays.IntegerArray(np.append(number, 0)[incident], incident < 0)
+                for name, number in counted.numbers.items()
             },
-            "incident_start": instants(np.where(caught < 0, NEVER, starts[caught])),
-            "failure_class": classes.take(caught, allow_fill=True),
-            "complete_at": instants(complete),
+            "incident_start": instants(np.where(incident < 0, NEVER, starts[incident])),
+            "failure_class": classes.take(incident, allow_fill=True),
+            "complete_at": instants(horizon_end),
         },
         index=rows.index,
     )
@@ -100,7 +101,7 @@ def unit_positions(rows: pd.DataFrame) -> tuple[Int64Array, NDArray[np.object_]]
     return position.astype(np.int64), np.asarray(names, dtype=object)
 
 
-class _Onsets:
+class _Incidents:
     """Incidents sorted by (unit, start)."""
 
     __slots__ = ("end", "failure_class", "numbers", "start", "timeline", "unit")
@@ -123,48 +124,51 @@ class _Onsets:
 
 
 def _next_leave(installations: Installations, unit: Int64Array, time: Int64Array) -> Int64Array:
-    leaver, left = installations.leaves()
-    return np.append(left, NEVER)[Timeline(leaver, left, len(installations.units)).next(unit, time)]
+    unit_code, leave_time = installations.leaves()
+    return np.append(leave_time, NEVER)[Timeline(unit_code, leave_time, len(installations.units)).next(unit, time)]
 
 
 def _drained_by_predrain(
     facts: EventArrays,
     installations: Installations,
-    onset: _Onsets,
+    incidents: _Incidents,
     unit: Int64Array,
     decided: Int64Array,
-    complete: Int64Array,
+    horizon_end: Int64Array,
 ) -> BoolArray:
     """Return the rows whose outcome is hidden by a drain of predrain."""
     position, drained = facts.at_units(facts.drains() & facts.own(), installations)
-    out = np.zeros(len(unit), dtype=bool)
+    is_hidden = np.zeros(len(unit), dtype=bool)
     if not len(position):
-        return out
-    back = _Moments(facts, facts.releases() | facts.ends() | facts.diagnostics(passed=True), installations, onset)
-    passed = _Moments(facts, facts.diagnostics(passed=True), installations, onset)
+        return is_hidden
+    passed = facts.diagnostics(passed=True)
+    returns = _UnitTimes(facts, facts.releases() | facts.ends() | passed, installations, incidents)
+    passes = _UnitTimes(facts, passed, installations, incidents)
     by_unit = np.argsort(unit, kind="stable")
     first = np.searchsorted(unit[by_unit], drained, side="left")
     last = np.searchsorted(unit[by_unit], drained, side="right")
     for fact, code, begin, end in zip(position, drained, first, last, strict=True):
         chosen = by_unit[begin:end]
         since = int(facts.time[fact])
-        returned, cleared = back.after(int(code), since), passed.after(int(code), since)
+        returned_at, passed_at = returns.after(int(code), since), passes.after(int(code), since)
         # Either the drain starts inside the horizon, or it started by t and the unit was still out of use at t.
-        begins = (since > decided[chosen]) & (since <= complete[chosen])
-        still_absent = (since <= decided[chosen]) & (returned > decided[chosen])
-        failed_before = _failed_between(onset, code, decided[chosen], since)
-        out[chosen] |= ((begins & ~failed_before) | still_absent) & (cleared > complete[chosen])
-    return out
+        begins = (since > decided[chosen]) & (since <= horizon_end[chosen])
+        still_absent = (since <= decided[chosen]) & (returned_at > decided[chosen])
+        failed_before = _failed_between(incidents, code, decided[chosen], since)
+        is_hidden[chosen] |= ((begins & ~failed_before) | still_absent) & (passed_at > horizon_end[chosen])
+    return is_hidden
 
 
-class _Moments:
+class _UnitTimes:
     """Times of chosen facts and of incident starts, by unit."""
 
     __slots__ = ("timeline", "times")
 
-    def __init__(self, facts: EventArrays, chosen: BoolArray, installations: Installations, onset: _Onsets) -> None:
+    def __init__(
+        self, facts: EventArrays, chosen: BoolArray, installations: Installations, incidents: _Incidents
+    ) -> None:
         position, unit = facts.at_units(chosen, installations)
-        unit, time = np.r_[unit, onset.unit], np.r_[facts.time[position], onset.start]
+        unit, time = np.r_[unit, incidents.unit], np.r_[facts.time[position], incidents.start]
         order = np.lexsort((time, unit))
         self.times = np.append(time[order], NEVER)
         self.timeline = Timeline(unit[order], time[order], len(installations.units))
@@ -175,7 +179,7 @@ class _Moments:
         return int(self.times[position[0]])
 
 
-def _failed_between(onset: _Onsets, unit: int, after: Int64Array, until: int) -> BoolArray:
+def _failed_between(incidents: _Incidents, unit: int, after: Int64Array, until: int) -> BoolArray:
     """Whether an incident of the unit started in (after, until]."""
-    starts = np.append(onset.start, NEVER)
-    return starts[onset.timeline.next(np.full(len(after), unit, dtype=np.int64), after)] <= until
+    starts = np.append(incidents.start, NEVER)
+    return starts[incidents.timeline.next(np.full(len(after), unit, dtype=np.int64), after)] <= until

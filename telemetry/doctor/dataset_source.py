@@ -22,7 +22,7 @@ from telemetry.importing.samples.shown_events import CHANNEL as XID_GAUGE
 from telemetry.importing.sampling import sampling_interval
 from telemetry.staging.folder import StagingFolder, staging_of
 
-LOOKED_AT: Final = timedelta(days=7)
+RECENT: Final = timedelta(days=7)
 """Length of the newest part of a dataset, which shows what arrives now."""
 
 MAX_FILES: Final = 128
@@ -35,15 +35,15 @@ SPARSE_STEPS: Final = 2
 """Limit on steps between two samples; above it a unit has less than half of the samples that scoring expects."""
 
 _OLD: Final = timedelta(days=1)
-_TALKS: Final = 10
-_SILENCE: Final = 2
-# A source with at least _TALKS events is reported as silent after _SILENCE times its longest earlier gap.
+_MIN_EVENTS: Final = 10
+_SILENCE_FACTOR: Final = 2
+# A source with at least _MIN_EVENTS events is reported as silent after _SILENCE_FACTOR times its longest earlier gap.
 
 
 def observe_dataset(
     place: Place, *, channels: Mapping[str, Channel], now: datetime, whole: bool = False
 ) -> Observation:
-    """Observe the newest :data:`LOOKED_AT` of a dataset, or its whole history.
+    """Observe the newest :data:`RECENT` of a dataset, or its whole history.
 
     The newest days show what arrives now, not what a model can learn from: a failed GPU may stop reporting some fields.
 
@@ -55,21 +55,19 @@ def observe_dataset(
     if len(buckets) > MAX_BUCKETS:
         buckets = [buckets[index] for index in np.linspace(0, len(buckets) - 1, MAX_BUCKETS).astype(int)]
     columns = [name for name in meta.channels if name in channels]
-    windows: list[tuple[int, datetime, datetime | None]] = [
-        (bucket, meta.span[1] - LOOKED_AT, None) for bucket in buckets
-    ]
+    spans: list[tuple[int, datetime, datetime | None]] = [(bucket, meta.span[1] - RECENT, None) for bucket in buckets]
     if whole:
         files = dataset.sample_files()
         chosen = np.linspace(0, len(files) - 1, min(len(files), MAX_FILES)).astype(int)
-        windows = [(file.bucket, *file.span) for file in (files[index] for index in chosen)]
-        buckets = sorted({bucket for bucket, _, _ in windows})
+        spans = [(file.bucket, *file.span) for file in (files[index] for index in chosen)]
+        buckets = sorted({bucket for bucket, _, _ in spans})
     rows = 0
     values: Counter[str] = Counter()
     units: dict[str, set[str]] = {name: set() for name in columns}
-    sending: set[str] = set()
-    for bucket, since, until in windows:
+    reporting: set[str] = set()
+    for bucket, since, until in spans:
         keys = dataset.read_bucket(bucket, [meta.unit], since=since, until=until)[meta.unit].cast(pa.string())
-        sending |= set(pc.unique(keys).to_pylist())
+        reporting |= set(pc.unique(keys).to_pylist())
         measured = np.zeros(len(keys), dtype=bool)
         for name in columns:  # one channel at a time, so that wide datasets fit into memory
             valid = pc.is_valid(dataset.read_bucket(bucket, [name], since=since, until=until)[name])
@@ -82,23 +80,23 @@ def observe_dataset(
     seen = {name: ChannelSeen(name, len(units[name]), None, 1.0 - values[name] / rows) for name in columns if rows}
     events, inventory = dataset.events(), dataset.inventory()
     in_service = inventory[inventory["removed_at"].isna()]
-    looked_at = in_service[in_service["node"].map(dataset.bucket_of).isin(set(buckets))]
-    # Missing channels are evaluated on units that send: silent GPUs are a separate finding.
-    is_sending = looked_at[meta.unit].isin(sending)
+    inspected = in_service[in_service["node"].map(dataset.bucket_of).isin(set(buckets))]
+    # Missing channels are evaluated on units that report: silent GPUs are a separate finding.
+    is_reporting = inspected[meta.unit].isin(reporting)
     return Observation(
         kind="dataset",
         where=str(place),
         at=now,
-        units=len(sending),
-        nodes=int(looked_at.loc[is_sending, "node"].nunique()),
+        units=len(reporting),
+        nodes=int(inspected.loc[is_reporting, "node"].nunique()),
         models={
             str(model): int(count)
-            for model, count in looked_at.loc[is_sending, "model"].value_counts().sort_index().items()
+            for model, count in inspected.loc[is_reporting, "model"].value_counts().sort_index().items()
         },
         channels=seen,
         xid_events=bool((events["type"] == "xid").any()),
         facts=_facts(dataset, events, buckets),
-        findings=tuple(_findings(dataset, events, looked_at[~is_sending], now)),
+        findings=tuple(_findings(dataset, events, inspected[~is_reporting], now)),
         accounting=_account(dataset, place),
     )
 
@@ -119,13 +117,13 @@ def _facts(dataset: Dataset, events: pd.DataFrame, buckets: list[int]) -> dict[s
     meta = dataset.meta
     xids = events[events["type"] == "xid"]
     sources = sorted(str(source) for source in xids["source"].dropna().unique())
-    looked = f"the newest {format_duration(LOOKED_AT)}"
+    checked = f"the newest {format_duration(RECENT)}"
     if len(buckets) < len(dataset.buckets()):
-        looked += f", {len(buckets)} of {len(dataset.buckets())} buckets"
+        checked += f", {len(buckets)} of {len(dataset.buckets())} buckets"
     return {
         "span": " to ".join(instant.isoformat() for instant in meta.span),
         "step": format_duration(meta.step),
-        "checked": looked,
+        "checked": checked,
         "XIDs": f"{len(xids):,}" + (f" from {', '.join(sources)}" if sources else ""),
         "quarantined rows": f"{sum(meta.quarantine.values()):,}",
     }
@@ -136,11 +134,11 @@ def sparse_samples(dataset: Dataset) -> list[TelemetryFinding]:
     meta = dataset.meta
     keys = [meta.unit, "timestamp"]
     for bucket in dataset.buckets()[:1]:
-        samples = dataset.read_bucket(bucket, keys, since=meta.span[1] - LOOKED_AT)
+        samples = dataset.read_bucket(bucket, keys, since=meta.span[1] - RECENT)
         interval = sampling_interval(dictionary_codes(samples[meta.unit])[0], instants_ms(samples))
-        gap = pd.Timedelta(interval or 0).round("min" if meta.step >= timedelta(minutes=1) else "s")
-        if gap > SPARSE_STEPS * meta.step:
-            every, step = format_duration(gap.to_pytimedelta()), format_duration(meta.step)
+        spacing = pd.Timedelta(interval or 0).round("min" if meta.step >= timedelta(minutes=1) else "s")
+        if spacing > SPARSE_STEPS * meta.step:
+            every, step = format_duration(spacing.to_pytimedelta()), format_duration(meta.step)
             what = (
                 f"samples arrive every {every}, but the dataset's step is {step}: scoring treats such units as unknown"
             )
@@ -161,7 +159,7 @@ def silent_sources(events: pd.DataFrame, until: datetime) -> list[TelemetryFindi
     findings = []
     for source, times in events.groupby("source")["timestamp"]:
         longest, silence = times.sort_values().diff().max(), until - times.max()
-        if len(times) >= _TALKS and silence > max(_SILENCE * longest, LOOKED_AT):
+        if len(times) >= _MIN_EVENTS and silence > max(_SILENCE_FACTOR * longest, RECENT):
             what = f"no events from the source {source} for {silence.days} days, longer than ever before"
             do = "Check that it still runs: without its events the next fit learns from missing failures."
             findings.append(TelemetryFinding(what, do, problem=False))
@@ -172,17 +170,17 @@ def _findings(dataset: Dataset, events: pd.DataFrame, silent: pd.DataFrame, now:
     """Check a dataset; ``silent``: installations in service without samples."""
     meta = dataset.meta
     kinds = set(events["type"])
-    what = "GPU" if meta.unit == "gpu" else "node"
-    first = "" if silent.empty else f"{silent.iloc[0][meta.unit]} on {silent.iloc[0]['node']}"
+    unit_name = "GPU" if meta.unit == "gpu" else "node"
+    example = "" if silent.empty else f"{silent.iloc[0][meta.unit]} on {silent.iloc[0]['node']}"
     age = now - meta.span[1]
-    aside = sum(meta.quarantine.values())
+    quarantined = sum(meta.quarantine.values())
     reason = max(meta.quarantine, key=lambda name: meta.quarantine[name], default="")
-    found = sparse_samples(dataset) + silent_sources(events, meta.span[1])
-    return found + findings_of(
+    findings = sparse_samples(dataset) + silent_sources(events, meta.span[1])
+    return findings + findings_of(
         (
-            first and meta.channels,
-            f"in the newest {format_duration(LOOKED_AT)}, no samples from {len(silent):,} {what}s of the inventory, "
-            f"such as {first}",
+            example and meta.channels,
+            f"in the newest {format_duration(RECENT)}, no samples from {len(silent):,} {unit_name}s of the inventory, "
+            f"such as {example}",
             "Check whether they failed or were removed. Record removals: `removed_at` in an --inventory, or a ticket.",
         ),
         (
@@ -209,8 +207,8 @@ def _findings(dataset: Dataset, events: pd.DataFrame, silent: pd.DataFrame, now:
             False,
         ),
         (
-            0 < meta.counts.get("samples", 0) < 100 * aside,
-            f"{aside:,} rows or values were quarantined, most for: {reason}",
+            0 < meta.counts.get("samples", 0) < 100 * quarantined,
+            f"{quarantined:,} rows or values were quarantined, most for: {reason}",
             f"Check {dataset.place}/quarantine, and correct the source or the mapping.",
         ),
     )

@@ -47,16 +47,16 @@ from policy.tiers import TierThresholds
 
 Ladder = tuple[Rung, ...]
 
-SHARES: Final = (0.25, 0.5, 1.0)
+FOUND_SHARES: Final = (0.25, 0.5, 1.0)
 """Shares of failures found, for all families, for which results of probes are reported."""
 
-LIFTS: Final = (1.0, 2.0, 5.0)
+MIN_LIFTS: Final = (1.0, 2.0, 5.0)
 """Minimum risks of probed nodes, as multiples of the fleet's mean, to report results of probes for."""
 
 CONFIDENCE: Final = 0.9
 """One-sided confidence of the bound used to choose rungs; equal to that of rollout stages."""
 
-PARTS: Final = 5
+FOLDS: Final = 5
 """Number of folds of the cross-fitting over nodes."""
 
 FAMILIES: Final[tuple[Ladder, ...]] = (RUNGS[:3], RUNGS[:4], RUNGS)
@@ -64,17 +64,17 @@ FAMILIES: Final[tuple[Ladder, ...]] = (RUNGS[:3], RUNGS[:4], RUNGS)
 
 _NEVER: Final = timedelta(days=36_500)
 
-USUAL: Final = 3.0
+AVOID_LIFT: Final = 3.0
 """Multiple of the mean node risk from which new jobs avoid a node, unless a drain pays at a lower risk."""
 
-_OUT: Final[tuple[Rung, ...]] = ("avoid", "swap", "drain")
+_EXCLUSIVE: Final[tuple[Rung, ...]] = ("avoid", "swap", "drain")
 
 
-def thresholds_of(price: Price, usual: float) -> dict[str, float | None]:
+def thresholds_of(price: Price, mean_risk: float) -> dict[str, float | None]:
     """Return the thresholds for a rung from its price and the mean node risk, never from outcomes."""
-    even = price.break_even
-    high = None if even is None else min(max(even, 1e-6), 1.0)
-    elevated = min(max(USUAL * usual, 1e-6), high or 1.0)
+    break_even = price.break_even
+    high = None if break_even is None else min(max(break_even, 1e-6), 1.0)
+    elevated = min(max(AVOID_LIFT * mean_risk, 1e-6), high or 1.0)
     return {"watch": elevated / 2, "elevated": elevated, "high": high}
 
 
@@ -98,12 +98,12 @@ class Assumptions:
     @property
     def budget(self) -> BudgetConfig:
         """Default budgets of the controller, limited to the spare nodes."""
-        usual = BudgetConfig()
+        default = BudgetConfig()
         if self.spare_nodes is None:
-            return usual
+            return default
         spare = DisruptionBudget("fleet", max_unavailable=self.spare_nodes)
-        others = tuple(budget for budget in usual.disruption_budgets if budget.scope != "fleet")
-        return replace(usual, disruption_budgets=(spare, *others))
+        others = tuple(budget for budget in default.disruption_budgets if budget.scope != "fleet")
+        return replace(default, disruption_budgets=(spare, *others))
 
 
 @dataclass
@@ -111,7 +111,7 @@ class LadderReplay:
     """Replays rungs under given loads; arguments as for :class:`Controlled`.
 
     ``horizon``: prediction horizon of a risk.
-    ``risks``: risk of each node at each decision; ``usual``: their mean.
+    ``risks``: risk of each node at each decision; ``mean_risk``: their mean.
     ``prices``: price of each rung on the average node.
     ``findable``: failures that a diagnostic finds.
     ``no_action``: outcome without any action.
@@ -129,25 +129,25 @@ class LadderReplay:
 
     risks: Floats = field(init=False)
     prices: Mapping[Rung, Price] = field(init=False)
-    usual: float = field(init=False)
+    mean_risk: float = field(init=False)
     findable: Bools = field(init=False)
     no_action: ReplayOutcome = field(init=False)
 
     def __post_init__(self) -> None:
         self.costs, self.probes = self.assumed.costs, self.assumed.probes
         self._replayed: dict[tuple[Rung | None, bool], tuple[ReplayMarks, list[Probes]]] = {}
-        self._unprobed, self._asked = [NO_PROBES] * len(self.loads), dict[int, list[Checkpoints]]()
+        self._unprobed, self._checkpoints = [NO_PROBES] * len(self.loads), dict[int, list[Checkpoints]]()
         self._passed: dict[float, Floats] = {}  # risks of nodes after a passed probe, by its sensitivity
         self.risks = node_risks(self.fleet, self.scores)
         known = self.risks[~np.isnan(self.risks)]
-        self.usual = float(known.mean()) if len(known) else 0.0
+        self.mean_risk = float(known.mean()) if len(known) else 0.0
         self.prices = mean_prices(self.fleet, self.loads, self.costs, self.probes)
         self.findable = findable(self.fleet, self.probes.found, self.seed)
         self.no_action = count_outcome(self.fleet, self.loads, NO_ACTION, self.costs, reach=self.reach)
 
     def thresholds(self, rung: Rung) -> dict[str, float | None]:
         """Return the thresholds for the replay of a rung; with ``avoid``, the ``high`` of ``drain`` has no effect."""
-        return thresholds_of(self.prices["drain" if rung == "avoid" else rung], self.usual)
+        return thresholds_of(self.prices["drain" if rung == "avoid" else rung], self.mean_risk)
 
     def marks(self, rung: Rung, probing: ProbeReplay | None) -> ReplayMarks:
         """Replay the controller with ``avoid``, ``swap`` or ``drain`` as the highest rung."""
@@ -171,30 +171,30 @@ class LadderReplay:
         """
         if (top, probed) not in self._replayed:
             replays = (self.probe_replay(jobs, self.probes, self.findable) for jobs in self.loads if probed)
-            first = next(replays, None)
-            marks = NO_ACTION if top is None else self.marks(top, first)
+            first_replay = next(replays, None)
+            marks = NO_ACTION if top is None else self.marks(top, first_replay)
             if top == "avoid":  # its nodes stay in service, so they are probed as without marks
                 probes = self.replayed(None, probed=probed)[1]
             else:
-                probes = [replay_probes(replay, marks) for replay in (first, *replays) if replay is not None]
+                probes = [replay_probes(replay, marks) for replay in (first_replay, *replays) if replay is not None]
             self._replayed[top, probed] = marks, probes or self._unprobed
         return self._replayed[top, probed]
 
     def extras(self, ladder: Collection[Rung], probes: list[Probes]) -> list[Extras]:
         """Return probes and checkpoints of each load, as far as they are in ``ladder``."""
-        asked = self.checkpoints(probes) if "checkpoint" in ladder else [NO_CHECKPOINTS] * len(probes)
-        return [Extras(*cheap, self.probes) for cheap in zip(probes, asked, strict=True)]
+        checkpoints = self.checkpoints(probes) if "checkpoint" in ladder else [NO_CHECKPOINTS] * len(probes)
+        return [Extras(*cheap, self.probes) for cheap in zip(probes, checkpoints, strict=True)]
 
     def checkpoints(self, probes: list[Probes]) -> list[Checkpoints]:
         """Return the checkpoints of each load, cached by the identity of ``probes`` from :meth:`replayed`."""
-        if id(probes) not in self._asked:
-            policy, at, passed = self.settings(self.probes), self.scores.at, self.risks_after(self.probes.mean_found)
-            lowered = [after_passes(at, self.risks, passed, probed, self.probes) for probed in probes]
-            self._asked[id(probes)] = [
-                replay_checkpoints(self.fleet, jobs, at, risks, policy)
-                for jobs, risks in zip(self.loads, lowered, strict=True)
+        if id(probes) not in self._checkpoints:
+            policy, times, passed = self.settings(self.probes), self.scores.at, self.risks_after(self.probes.mean_found)
+            risks_by_load = [after_passes(times, self.risks, passed, probed, self.probes) for probed in probes]
+            self._checkpoints[id(probes)] = [
+                replay_checkpoints(self.fleet, jobs, times, risks, policy)
+                for jobs, risks in zip(self.loads, risks_by_load, strict=True)
             ]
-        return self._asked[id(probes)]
+        return self._checkpoints[id(probes)]
 
     def risks_after(self, found: float) -> Floats:
         """Return the risks of nodes after a passed diagnostic with sensitivity ``found``."""
@@ -215,7 +215,7 @@ class LadderReplay:
 
     def outcome(self, ladder: Collection[Rung]) -> ReplayOutcome:
         """Compute the outcome of a combination of rungs."""
-        top = next((rung for rung in reversed(_OUT) if rung in ladder), None)
+        top = next((rung for rung in reversed(_EXCLUSIVE) if rung in ladder), None)
         marks, probes = self.replayed(top, probed="probe" in ladder)
         extras = self.extras(ladder, probes) if {"probe", "checkpoint"} & set(ladder) else None
         soft = top == "avoid"
@@ -227,14 +227,14 @@ class LadderReplay:
         Returns: ``ladder``: one row per rung; ``recommended``: the combination that pays, always with ``publish``;
         ``recommended_net``: its out-of-sample net.
         """
-        singles: dict[Rung, ReplayOutcome] = {rung: self.outcome((rung,)) for rung in RUNGS[1:]}
-        rows = [self._row("publish", self.no_action, singles["avoid"])]
-        rows += [self._row(rung, outcome, outcome) for rung, outcome in singles.items()]
-        ladders = [*_ladders([rung for rung in allowed if rung in singles and singles[rung].drains])]
+        single_outcomes: dict[Rung, ReplayOutcome] = {rung: self.outcome((rung,)) for rung in RUNGS[1:]}
+        rows = [self._row("publish", self.no_action, single_outcomes["avoid"])]
+        rows += [self._row(rung, outcome, outcome) for rung, outcome in single_outcomes.items()]
+        ladders = [*_ladders([rung for rung in allowed if rung in single_outcomes and single_outcomes[rung].drains])]
 
         @cache
         def net(ladder: Ladder) -> Floats:
-            outcome = singles[ladder[0]] if len(ladder) == 1 else self.outcome(ladder)
+            outcome = single_outcomes[ladder[0]] if len(ladder) == 1 else self.outcome(ladder)
             return net_of(self.no_action, outcome)
 
         chosen, value = choose_ladder(ladders, net, replicates=self.replicates, seed=self.seed)
@@ -246,16 +246,19 @@ class LadderReplay:
         spent = float((outcome.spent + outcome.idle).sum(axis=1).mean())
         return {
             "rung": rung, "actions": acted.drains, "known": acted.known, "right": acted.right,
-            "precision_low": acted.precision_low if rung in ("publish", *_OUT) else None,
+            "precision_low": acted.precision_low if rung in ("publish", *_EXCLUSIVE) else None,
             "break_even": self.prices[rung].break_even, "gpu_hours_saved": net["net"] + spent,
             "gpu_hours_spent": spent, **net,
         }  # fmt: skip
 
     def probing(self) -> list[dict[str, Any]]:
         """Replay probes alone: guided by risk at several minimum lifts, unguided, and for several sensitivities."""
-        ways: list[tuple[bool, float | None, float | None]] = [(True, lift, None) for lift in LIFTS]
-        ways += [(False, None, None), *((guided, None, share) for guided in (True, False) for share in SHARES)]
-        return [self._probing_row(*way) for way in ways]
+        variants: list[tuple[bool, float | None, float | None]] = [(True, lift, None) for lift in MIN_LIFTS]
+        variants += [
+            (False, None, None),
+            *((guided, None, share) for guided in (True, False) for share in FOUND_SHARES),
+        ]
+        return [self._probing_row(*variant) for variant in variants]
 
     def _probing_row(self, guided: bool, lift: float | None, share: float | None) -> dict[str, Any]:
         shares = self.probes.found if share is None else dict.fromkeys(self.probes.found, share)
@@ -287,8 +290,8 @@ def choose_ladder(
     """
     best: tuple[Ladder, dict[str, float]] = (), dict.fromkeys(("value", "low", "high"), 0.0)
     families = ({ladder: net(ladder) for ladder in ladders if {*ladder} <= {*family}} for family in FAMILIES)
-    for among in filter(None, families):
-        tested = _choose_among(among, replicates, seed)
+    for family in filter(None, families):
+        tested = _choose_among(family, replicates, seed)
         if not tested[0]:
             break
         best = max(best, tested, key=lambda choice: choice[1]["low"])
@@ -299,7 +302,7 @@ def _choose_among(nets: Mapping[Ladder, Floats], replicates: int, seed: int) -> 
     """Choose the ladder with the highest lower bound of the net, which penalizes rungs that only add variance.
 
     Returns: the best ladder among those whose interval lies above 0, empty unless the cross-fitted net is significantly
-    positive; and the cross-fitted net: the ladder chosen on the other folds, evaluated on each of :data:`PARTS` folds.
+    positive; and the cross-fitted net: the ladder chosen on the other folds, evaluated on each of :data:`FOLDS` folds.
     """
 
     def lower_bound(net: Floats) -> float:  # normal approximation of the sum over nodes
@@ -307,26 +310,26 @@ def _choose_among(nets: Mapping[Ladder, Floats], replicates: int, seed: int) -> 
         error = by_node.std(ddof=min(1, len(by_node) - 1)) * math.sqrt(len(by_node))
         return float(by_node.sum() - NormalDist().inv_cdf(CONFIDENCE) * error)
 
-    def surest(ladders: Iterable[Ladder], nodes: Bools) -> Ladder:
+    def best_ladder(ladders: Iterable[Ladder], nodes: Bools) -> Ladder:
         lower = {ladder: lower_bound(nets[ladder][:, nodes]) for ladder in ladders}
         return max((ladder for ladder in lower if lower[ladder] > 0), key=lambda ladder: lower[ladder], default=())
 
     bounds_of = partial(net_interval, replicates=replicates, seed=seed)
-    crossed = np.zeros_like(next(iter(nets.values())))
-    part = np.random.default_rng(seed).permutation(crossed.shape[1]) % PARTS
-    whole = surest([ladder for ladder, net in nets.items() if bounds_of(net)[1].low > 0], part >= 0)
-    for number in range(PARTS):
-        if chosen := surest(nets, part != number):
-            crossed[:, part == number] = nets[chosen][:, part == number]
-    value, bounds = bounds_of(crossed)
-    return whole if bounds.low > 0 else (), {"value": value, "low": bounds.low, "high": bounds.high}
+    cross_fitted = np.zeros_like(next(iter(nets.values())))
+    fold_of_node = np.random.default_rng(seed).permutation(cross_fitted.shape[1]) % FOLDS
+    best = best_ladder([ladder for ladder, net in nets.items() if bounds_of(net)[1].low > 0], fold_of_node >= 0)
+    for fold in range(FOLDS):
+        if chosen := best_ladder(nets, fold_of_node != fold):
+            cross_fitted[:, fold_of_node == fold] = nets[chosen][:, fold_of_node == fold]
+    value, bounds = bounds_of(cross_fitted)
+    return best if bounds.low > 0 else (), {"value": value, "low": bounds.low, "high": bounds.high}
 
 
 def _ladders(rungs: Collection[Rung]) -> Iterator[Ladder]:
     """Yield the combinations of rungs with at most one of ``avoid``, ``swap`` and ``drain``."""
-    out: list[Ladder] = [(), *((rung,) for rung in _OUT if rung in rungs)]
-    cheap: list[Rung] = [rung for rung in rungs if rung not in _OUT]
-    for top, chosen in product(out, product([False, True], repeat=len(cheap))):
+    tops: list[Ladder] = [(), *((rung,) for rung in _EXCLUSIVE if rung in rungs)]
+    cheap: list[Rung] = [rung for rung in rungs if rung not in _EXCLUSIVE]
+    for top, chosen in product(tops, product([False, True], repeat=len(cheap))):
         ladder = {*top, *compress(cheap, chosen)}
         if ladder:
             yield tuple(rung for rung in RUNGS if rung in ladder)

@@ -14,21 +14,21 @@ from evaluation.metrics.scored import split_predictions
 
 Answer = Literal["yes", "weakly", "no", "too few failures", "no failures", "cannot tell"]
 
-ENOUGH: Final = 20
+MIN_FAILURES_UNLESS_YES: Final = 20
 """Minimum number of replayed node failures for an answer other than ``yes``; as for rollout stages
 (``policy.stages``)."""
 
-FEWEST: Final = 10
+MIN_FAILURES: Final = 10
 """Minimum number of failures for any answer; as ``promotion.min_incidents``."""
 
-CAUGHT: Final = 0.2
+MIN_RECALL: Final = 0.2
 """Minimum share of the replayed failures that must be caught for ``yes``."""
 
 Bounded = tuple[float, float, float]
 """A value with its 95 % interval."""
 
 _UNKNOWN: Final = (math.nan, math.nan, math.nan)
-COUNTING: Final = "history_count"
+COUNT_BASELINE: Final = "history_count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class Predictability:
     reason: str = ""
 
 
-def unanswered(failures: int) -> Predictability:
+def no_answer(failures: int) -> Predictability:
     """Return the answer if no failure could be replayed; ``failures``: number of failures in the data."""
-    return Predictability("too few failures" if failures else "no failures", 0, ENOUGH)
+    return Predictability("too few failures" if failures else "no failures", 0, MIN_FAILURES_UNLESS_YES)
 
 
 def predictability(
@@ -68,31 +68,32 @@ def predictability(
 
     ``predictions``: of all models; ``unforeseen``: from :func:`evaluation.metrics.lead_time.unforeseen_incidents`.
 
-    Yes: the interval of the precision of drain episodes lies above chance, at least :data:`CAUGHT` of the failures are
-    caught, and significantly more than by counting past failures (at equal alerts). Weakly: above chance only. No: not
-    above chance, and the interval of recall lies below :data:`CAUGHT`. Too few failures: none of these, or fewer than
-    :data:`ENOUGH` and not yes, or fewer than :data:`FEWEST`. Models are compared by recall, not precision, so that a
-    baseline cannot win by one node that fails repeatedly.
+    Yes: the interval of the precision of drain episodes lies above chance, at least :data:`MIN_RECALL` of the failures
+    are caught, and significantly more than by counting past failures (at equal alerts). Weakly: above chance only. No:
+    not above chance, and the interval of recall lies below :data:`MIN_RECALL`. Too few failures: none of these, or
+    fewer than :data:`MIN_FAILURES_UNLESS_YES` and not yes, or fewer than :data:`MIN_FAILURES`. Models are compared by
+    recall, not precision, so that a baseline cannot win by one node that fails repeatedly.
     """
     row = evaluation.row(profile, SLIDING)
     if row is None or not row["incidents"]:
-        return unanswered(1)
+        return no_answer(1)
     failures = int(row["incidents"])
-    more = _more_than_counting(evaluation, predictions, profile, seed)
+    gain = _more_than_counting(evaluation, predictions, profile, seed)
     chance = float(row["episode_base_rate"])
     above_chance = float(row["episode_precision_low"]) > chance
-    few: Final = "too few failures"
-    answer: Answer = "weakly" if above_chance else "no" if float(row["recall_high"]) < CAUGHT else few
-    if above_chance and more[1] > 0 and float(row["recall"]) >= CAUGHT:
+    too_few: Final = "too few failures"
+    answer: Answer = "weakly" if above_chance else "no" if float(row["recall_high"]) < MIN_RECALL else too_few
+    if above_chance and gain[1] > 0 and float(row["recall"]) >= MIN_RECALL:
         answer = "yes"
-    if failures < FEWEST or (failures < ENOUGH and answer != "yes"):
-        answer = few
-    unseen, unlucky = 1 - float(unforeseen["seen"].mean()), 1 - float(unforeseen["chance"].mean())
+    if failures < MIN_FAILURES or (failures < MIN_FAILURES_UNLESS_YES and answer != "yes"):
+        answer = too_few
+    more = MIN_FAILURES_UNLESS_YES - failures if failures < MIN_FAILURES_UNLESS_YES else failures
+    missed, missed_by_chance = 1 - float(unforeseen["seen"].mean()), 1 - float(unforeseen["chance"].mean())
     return Predictability(
-        answer, failures, 0 if answer != few else ENOUGH - failures if failures < ENOUGH else failures,
-        _bounded(row, "episode_precision"), chance, _bounded(row, "recall"), more,
+        answer, failures, more if answer == too_few else 0,
+        _bounded(row, "episode_precision"), chance, _bounded(row, "recall"), gain,
         (row["lead_time_q25_hours"], row["lead_time_median_hours"], row["lead_time_q75_hours"]),
-        min(unseen / unlucky, 1.0) if unlucky else math.nan,
+        min(missed / missed_by_chance, 1.0) if missed_by_chance else math.nan,
     )  # fmt: skip
 
 
@@ -102,10 +103,10 @@ def _bounded(row: pd.Series, name: str) -> Bounded:
 
 def _more_than_counting(evaluation: Evaluation, predictions: pd.DataFrame, profile: str, seed: int) -> Bounded:
     """Compare the recall of the profile and of ``history_count`` on the same resamples."""
-    chosen = (predictions["variant"] == SLIDING) & predictions["model"].isin([profile, COUNTING])
+    chosen = (predictions["variant"] == SLIDING) & predictions["model"].isin([profile, COUNT_BASELINE])
     parts = split_predictions(predictions[chosen.to_numpy()], evaluation.k)
     weights = resample(parts[0].shared.n_clusters, evaluation.replicates, seed)
     recall = {part.model: estimate_model(part, weights) for part in parts}
-    one, two = recall[profile], recall[COUNTING]
+    one, two = recall[profile], recall[COUNT_BASELINE]
     bounds = interval(one.replicates["recall"] - two.replicates["recall"])
     return one.point["recall"] - two.point["recall"], bounds.low, bounds.high

@@ -15,7 +15,7 @@ import yaml
 
 from evaluation.metrics.oracle import TRUE_RISKS
 from evaluation.value.ladder import Assumptions
-from evaluation.value.verdict import COUNTING, ENOUGH, Predictability, predictability, unanswered
+from evaluation.value.verdict import COUNT_BASELINE, MIN_FAILURES_UNLESS_YES, Predictability, no_answer, predictability
 from features.matrix.matrix import FeatureMatrix
 from features.selection import examine_selection
 from foundation.durations import format_duration
@@ -165,7 +165,7 @@ def _backtested(
     """Backtest the profile, unless it was done before with the same inputs, and evaluate it."""
     folder = out / _REPLAY
     if not failures:
-        return unanswered(0)
+        return no_answer(0)
     risks = truth / TRUE_RISKS if truth is not None else None
     known = sha256_of(risks) if risks is not None and risks.is_file() else None
     inputs = [matrix.digest, params.model_dump(mode="json"), code_revision(), known]
@@ -176,16 +176,16 @@ def _backtested(
             stamp_file.unlink(missing_ok=True)  # a killed backtest may leave some files of each run
             replay(matrix, params, folder, truth=truth, progress=begin("backtest"), full=False, brief=True)
         except InputError:
-            if failures >= ENOUGH:
+            if failures >= MIN_FAILURES_UNLESS_YES:
                 raise
-            return unanswered(failures)  # no refit had both positive and negative rows
+            return no_answer(failures)  # no refit had both positive and negative rows
         write_json(stamp, stamp_file)
     return _predictability_of(folder, params)
 
 
 def _predictability_of(folder: Path, params: Params) -> Predictability:
     evaluation, context = load_evaluation(folder)
-    predictions = predictions_of(folder, params.models.profile, COUNTING)
+    predictions = predictions_of(folder, params.models.profile, COUNT_BASELINE)
     return predictability(
         evaluation, predictions, context.extras["unforeseen"], params.models.profile, seed=params.seed
     )

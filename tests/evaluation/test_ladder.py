@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from evaluation.value.gpu_hours import net_interval
-from evaluation.value.ladder import PARTS, choose_ladder
+from evaluation.value.ladder import FOLDS, choose_ladder
 
 RUNS = {"replicates": 200, "seed": 1}
-PART = np.random.default_rng(RUNS["seed"]).permutation(40) % PARTS
+FOLD = np.random.default_rng(RUNS["seed"]).permutation(40) % FOLDS
 
 
 def steady(net: float) -> np.ndarray:
@@ -17,7 +17,7 @@ def steady(net: float) -> np.ndarray:
 
 def on_part(number: int, net: float, elsewhere: float) -> np.ndarray:
     """A net on one part of the nodes, and another on the rest."""
-    return np.where(number == PART, net, elsewhere)[None]
+    return np.where(number == FOLD, net, elsewhere)[None]
 
 
 LUCK = np.where(np.arange(40) == 7, 90.0, 0.0)[None]

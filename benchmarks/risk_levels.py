@@ -78,7 +78,9 @@ def measure(world: str, seed: int) -> Floats:
     for rule, loss in zip(risks, np.mean(losses, axis=0), strict=True):
         risk = np.concatenate(rule)
         top = np.argsort(-risk, kind="stable")[: positive.sum()]
-        out.append((float(Ranking.build(risk, positive).both()[0][0]), float(positive[top].mean()), float(loss)))
+        out.append(
+            (float(Ranking.build(risk, positive).precision_and_auc()[0][0]), float(positive[top].mean()), float(loss))
+        )
     return np.array(out)
 
 

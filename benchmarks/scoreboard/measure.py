@@ -105,7 +105,7 @@ def counts(scored: Scored, weights: Floats, promises: Mapping[str, Mapping[str, 
     sums["fleets"] = np.ones(len(weights))
     if ranked:
         ranking = Ranking.build(-scored.rank[known], scored.positive[known], scored.rows.cluster[known], clusters)
-        sums["ap"], sums["auc"] = ranking.both(weights)
+        sums["ap"], sums["auc"] = ranking.precision_and_auc(weights)
     return sums
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.scoreboard.fleets import ALONE, DEVELOPMENT, LEFT_OUT, ONCE, PAPER, PROFILE, YOUNG, YOUNG_ALONE
 from benchmarks.scoreboard.measure import Measured, added, share
 from evaluation.metrics.comparison import difference_interval, most_precise
-from evaluation.metrics.metrics import Floats, Interval, honest_interval, interval
+from evaluation.metrics.metrics import Floats, Interval, interval, share_interval
 from evaluation.metrics.oracle import ORACLE
 from pipeline.report.wording import NONE, between, count, number, percent, points, signed
 
@@ -173,7 +173,7 @@ def promises_of(fleets: Sequence[Measured]) -> list[Claim]:
         promises_met = sum(share(own, f"right@{target:g}", name)[0] >= target for own in sums)
         together = added(made, PROFILE)
         right, drains = share(together, f"right@{target:g}", name), int(together[name][0])
-        bounds = honest_interval(right[1:], point=float(right[0]), counts=np.ones(drains))
+        bounds = share_interval(right[1:], point=float(right[0]), counts=np.ones(drains))
         own = f"{percent(right[0])} of {count(drains)} drains, kept on {promises_met} of {len(made)} fleets"
         figure = _share(right[0], bounds)
         claims.append(Claim(PROMISED, _fleets(made), own, f"{percent(target)} promised", figure, bounds, least=target))
@@ -265,7 +265,7 @@ def _classes(groups: Mapping[str, Sequence[Measured]]) -> list[str]:
                     cells.append(NONE)
                     continue
                 recall = share(sums[name][model], f"caught:{kind}", f"incidents:{kind}")
-                bounds = honest_interval(recall[1:], point=float(recall[0]), counts=np.ones(total))
+                bounds = share_interval(recall[1:], point=float(recall[0]), counts=np.ones(total))
                 cells.append(_share(recall[0], bounds))
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]

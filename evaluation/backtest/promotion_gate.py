@@ -15,7 +15,7 @@ from scipy.stats import binom
 
 from evaluation.metrics.estimates import precision_of
 from evaluation.metrics.lead_time import incident_table
-from evaluation.metrics.metrics import LEVEL, Floats, interval, ratio, resample
+from evaluation.metrics.metrics import CONFIDENCE_LEVEL, Floats, interval, ratio, resample
 from evaluation.metrics.scored import Scored
 from foundation.instants import from_ms
 from models.config import PromotionSection
@@ -211,7 +211,7 @@ def _recall(name: str, other: Scored, incidents: pd.DataFrame, section: Promotio
         outcome, why = "undecided", f"{counts}: fewer than {section.min_incidents} incidents"
     elif (lost - gained) / n <= margin:
         outcome, why = "passed", counts
-    elif chance < 1 - LEVEL:
+    elif chance < 1 - CONFIDENCE_LEVEL:
         outcome, why = "failed", f"{counts}: {lost} lost, {gained} gained (exact p {chance:.3f})"
     else:
         outcome, why = "undecided", f"{counts}: {lost} lost, {gained} gained, not significant"

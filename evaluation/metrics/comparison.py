@@ -79,24 +79,24 @@ def equal_alerts(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame
     is better at equal alerts), its interval, and ``best`` (whether ``other_model`` is the most precise learner at this
     number of alerts; selected on the same rows, so optimistic).
     """
-    every = np.concatenate([np.ones((1, weights.shape[1])), weights])
+    replicates = np.concatenate([np.ones((1, weights.shape[1])), weights])
     rows = []
     for one in estimates:
         scored = one.scored
         if kind_of(scored.model) != "ensemble":
             continue
         budget = scored.per_time(scored.alert)
-        mine = precision_of(scored, scored.alert, every)
-        learner_precisions = []
+        precision = precision_of(scored, scored.alert, replicates)
+        by_learner = []
         for two in estimates:
             if two.scored.variant == scored.variant and kind_of(two.scored.model) == "learner":
-                learner_precisions.append((two.scored.model, precision_of(two.scored, two.scored.top(budget), every)))
-        best = most_precise({model: theirs[0] for model, theirs in learner_precisions})
-        for model, theirs in learner_precisions:
-            bounds = difference_interval(mine, theirs)
+                by_learner.append((two.scored.model, precision_of(two.scored, two.scored.top(budget), replicates)))
+        best = most_precise({model: other[0] for model, other in by_learner})
+        for model, other in by_learner:
+            bounds = difference_interval(precision, other)
             rows.append(
-                (scored.variant, scored.model, model, int(budget.sum()), mine[0], theirs[0], mine[0] - theirs[0],
-                 bounds.low, bounds.high, model == best)
+                (scored.variant, scored.model, model, int(budget.sum()), precision[0], other[0],
+                 precision[0] - other[0], bounds.low, bounds.high, model == best)
             )  # fmt: skip
     return pd.DataFrame(rows, columns=list(_EQUAL_COLUMNS))
 
@@ -125,26 +125,26 @@ def oracle_shares(estimates: Sequence[Estimate], oracle: Estimate) -> pd.DataFra
 
     Returns: ``model``, ``variant``, and ``oracle_share_precision_at_k`` with ``_low`` and ``_high``.
     """
-    name = "precision_at_k"
-    best, rows = oracle.point[name], []
+    statistic = "precision_at_k"
+    oracle_precision, rows = oracle.point[statistic], []
     for estimate in estimates:
-        share = estimate.point[name] / best if best else np.nan
-        spread = interval(ratio(estimate.replicates[name], oracle.replicates[name]))
+        share = estimate.point[statistic] / oracle_precision if oracle_precision else np.nan
+        bounds = interval(ratio(estimate.replicates[statistic], oracle.replicates[statistic]))
         if share == 0:
             # no resample has a hit: divide the exact upper bound by the oracle's point estimate
-            spread = Interval(0.0, estimate.bounds(name).high / best)
-        rows.append((*estimate.scored.name, share, spread.low, spread.high))
-    column = f"oracle_share_{name}"
+            bounds = Interval(0.0, estimate.bounds(statistic).high / oracle_precision)
+        rows.append((*estimate.scored.name, share, bounds.low, bounds.high))
+    column = f"oracle_share_{statistic}"
     return pd.DataFrame(rows, columns=["model", "variant", column, f"{column}_low", f"{column}_high"])
 
 
-def pair(comparison: str, one: Estimate, two: Estimate, name: str) -> tuple[object, ...]:
+def pair(comparison: str, one: Estimate, two: Estimate, statistic: str) -> tuple[object, ...]:
     """Compare one statistic of two models; returns a row of :func:`paired_differences`."""
-    bounds = interval(one.replicates[name] - two.replicates[name])
-    value, other = one.point[name], two.point[name]
+    bounds = interval(one.replicates[statistic] - two.replicates[statistic])
+    value, other = one.point[statistic], two.point[statistic]
     if value == other == 0:
         bounds = Interval(np.nan, np.nan)  # neither has a hit, so there is nothing to resample
     return (
-        comparison, *one.scored.name, *two.scored.name, name,
+        comparison, *one.scored.name, *two.scored.name, statistic,
         value, other, value - other, bounds.low, bounds.high,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.metrics.lead_time import incident_table
-from evaluation.metrics.metrics import Bools, Floats, Interval, Ranking, honest_interval, interval, ratio
+from evaluation.metrics.metrics import Bools, Floats, Interval, Ranking, interval, ratio, share_interval
 from evaluation.metrics.oracle import ORACLE
 from evaluation.metrics.scored import Scored
 from models.config import ALL_LEARNERS, BASELINES
@@ -51,10 +51,10 @@ class Estimate:
     incidents: pd.DataFrame
 
     def bounds(self, name: str) -> Interval:
-        """Interval of a statistic; exact if it is a share of 0 or 1 (``honest_interval``)."""
+        """Interval of a statistic; exact if it is a share of 0 or 1 (``share_interval``)."""
         if name not in self.counts:
             return interval(self.replicates[name])
-        return honest_interval(self.replicates[name], point=self.point[name], counts=self.counts[name])
+        return share_interval(self.replicates[name], point=self.point[name], counts=self.counts[name])
 
 
 def kind_of(model: str) -> str:
@@ -77,7 +77,7 @@ def estimate_model(scored: Scored, weights: Floats) -> Estimate:
     known = scored.known
     cluster = scored.rows.cluster[known]
     ranking = Ranking.build(-scored.rank[known], scored.positive[known], cluster, scored.shared.n_clusters)
-    values["average_precision"], values["roc_auc"] = ranking.both(every)
+    values["average_precision"], values["roc_auc"] = ranking.precision_and_auc(every)
     return Estimate(
         scored=scored,
         point={name: float(values[name][0]) for name in STATISTICS},
@@ -162,7 +162,7 @@ def group_table(estimate: Estimate, group: np.ndarray, name: str, names: np.ndar
     rankings = []
     for i in range(n):
         rows = known & (code == i)
-        average, area = Ranking.build(-scored.rank[rows], positive[rows]).both()
+        average, area = Ranking.build(-scored.rank[rows], positive[rows]).precision_and_auc()
         rankings.append((float(average[0]), float(area[0])))
     return pd.DataFrame(
         {

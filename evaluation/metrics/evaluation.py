@@ -26,7 +26,7 @@ class Evaluation:
     Every frame has columns ``model`` and ``variant``, with the model ``oracle`` if the truth was given.
 
     ``replicates``: number of bootstrap samples; 0: no intervals. A share of 0 or 1 has exact bounds instead
-    (:func:`evaluation.metrics.metrics.honest_interval`).
+    (:func:`evaluation.metrics.metrics.share_interval`).
     ``oracle_coverage``: share of the decisions with a known true risk; NaN without truth.
     ``drain_hours``: duration of an episode, used for ``episode_precision``; 0: each alert is an episode.
     ``table``: one row per model and variant: counts, statistics (see ``Estimate``) with ``_low`` and ``_high``, lead

@@ -55,24 +55,24 @@ class Ranking:
         ``positive``: labels; unlabelled rows must be excluded; shape (rows,).
         ``unit``: unit (or cluster) of each row, ``0 .. units - 1``; by default all rows are of one; shape (rows,).
         """
-        scores = _falling(score)
+        scores = _descending_keys(score)
         labels = np.asarray(positive, np.bool_)
         codes = np.zeros(scores.size, np.int64) if unit is None else np.asarray(unit, np.int64)
         order = np.argsort(scores, kind="stable")
         scores, labels, codes = scores[order], labels[order], codes[order]
-        starts = np.ones(scores.size, np.bool_)
-        starts[1:] = scores[1:] != scores[:-1]
-        group = np.cumsum(starts) - 1
-        holds_positive = np.bincount(group, weights=labels, minlength=int(starts.sum())) > 0
-        seen = np.cumsum(holds_positive)
-        segment = 2 * seen - holds_positive
-        groups = int(holds_positive.sum())
+        starts_group = np.ones(scores.size, np.bool_)
+        starts_group[1:] = scores[1:] != scores[:-1]
+        group = np.cumsum(starts_group) - 1
+        has_positive = np.bincount(group, weights=labels, minlength=int(starts_group.sum())) > 0
+        positive_groups = np.cumsum(has_positive)
+        segment = 2 * positive_groups - has_positive
+        groups = int(has_positive.sum())
         return cls(
-            positives=_counts((seen[group] - 1)[labels], codes[labels], groups, units),
+            positives=_counts((positive_groups[group] - 1)[labels], codes[labels], groups, units),
             negatives=_counts(segment[group][~labels], codes[~labels], 2 * groups + 1, units),
         )
 
-    def both(self, weights: Floats | None = None) -> tuple[Floats, Floats]:
+    def precision_and_auc(self, weights: Floats | None = None) -> tuple[Floats, Floats]:
         """Return average precision and area under the ROC curve, each of shape (replicates,).
 
         ``weights``: weight of each unit; by default one replicate with weight 1; shape (replicates, units).
@@ -80,33 +80,33 @@ class Ranking:
         if weights is None:
             weights = np.ones((1, self.positives.shape[1]))
         chunk = max(1, _CELLS_PER_CHUNK // self.negatives.shape[0])
-        parts = [self._both(weights[start : start + chunk]) for start in range(0, len(weights), chunk)]
+        parts = [self._precision_and_auc(weights[start : start + chunk]) for start in range(0, len(weights), chunk)]
         if not parts:
             return np.empty(0), np.empty(0)
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
-    def _both(self, weights: Floats) -> tuple[Floats, Floats]:
+    def _precision_and_auc(self, weights: Floats) -> tuple[Floats, Floats]:
         positive = self.positives @ weights.T
         negative = self.negatives @ weights.T
-        true = np.cumsum(positive, axis=0)
-        false = np.cumsum(negative, axis=0)
-        through = false[1::2]
-        within = negative[1::2]
+        true_positives = np.cumsum(positive, axis=0)
+        false_positives = np.cumsum(negative, axis=0)
+        false_so_far = false_positives[1::2]
+        tied_negatives = negative[1::2]
         n_positive = positive.sum(axis=0)
-        n_negative = false[-1]
-        precision = np.nan_to_num(ratio(true, true + through))
-        average = ratio((positive * precision).sum(axis=0), n_positive)
-        above = (positive * (n_negative - through + 0.5 * within)).sum(axis=0)
-        return average, ratio(above, n_positive * n_negative)
+        n_negative = false_positives[-1]
+        precision = np.nan_to_num(ratio(true_positives, true_positives + false_so_far))
+        average_precision = ratio((positive * precision).sum(axis=0), n_positive)
+        concordant = (positive * (n_negative - false_so_far + 0.5 * tied_negatives)).sum(axis=0)
+        return average_precision, ratio(concordant, n_positive * n_negative)
 
 
-def _falling(score: ArrayLike) -> np.ndarray:
+def _descending_keys(score: ArrayLike) -> np.ndarray:
     """Return sort keys that descend with the score; 16-bit integers if they fit, which numpy sorts by radix."""
     scores = np.asarray(score)
     if not np.issubdtype(scores.dtype, np.integer) or not scores.size:
         return -scores.astype(np.float64)
-    below = int(scores.max()) - scores.astype(np.int64)
-    return below.astype(np.uint16) if int(below.max()) <= np.iinfo(np.uint16).max else below
+    keys = int(scores.max()) - scores.astype(np.int64)
+    return keys.astype(np.uint16) if int(keys.max()) <= np.iinfo(np.uint16).max else keys
 
 
 def _counts(row: Ints, column: Ints, rows: int, columns: int) -> sparse.csr_array:
@@ -168,15 +168,15 @@ def calibration(risk: ArrayLike, positive: ArrayLike) -> Calibration:
     order = np.argsort(risks, kind="stable")
     risks, labels = risks[order], labels[order]
     # method="lower" puts every cut at an observed risk, so that ties are never split
-    cuts = np.unique(np.quantile(risks, CALIBRATION_EDGES[1:-1], method="lower"))
-    bins = np.searchsorted(cuts, risks, side="left")
+    edges = np.unique(np.quantile(risks, CALIBRATION_EDGES[1:-1], method="lower"))
+    bins = np.searchsorted(edges, risks, side="left")
     rows = np.bincount(bins)
-    filled = rows > 0
-    rows = rows[filled]
-    mean_risk = np.bincount(bins, weights=risks)[filled] / rows
-    positives = np.bincount(bins, weights=labels)[filled]
+    nonempty = rows > 0
+    rows = rows[nonempty]
+    mean_risk = np.bincount(bins, weights=risks)[nonempty] / rows
+    positives = np.bincount(bins, weights=labels)[nonempty]
     observed = positives / rows
-    base = float(labels.mean())
+    base_rate = float(labels.mean())
     brier = float(np.mean((risks - labels) ** 2))
     return Calibration(
         mean_risk=mean_risk,
@@ -184,15 +184,15 @@ def calibration(risk: ArrayLike, positive: ArrayLike) -> Calibration:
         rows=rows.astype(np.int64),
         positives=positives.astype(np.int64),
         error=float(np.sum(rows * np.abs(mean_risk - observed)) / risks.size),
-        brier_skill=float(1 - ratio(brier, base * (1 - base))),
-        risk_ratio=float(ratio(risks.mean(), base)),
+        brier_skill=float(1 - ratio(brier, base_rate * (1 - base_rate))),
+        risk_ratio=float(ratio(risks.mean(), base_rate)),
     )
 
 
-LEVEL = 0.95
+CONFIDENCE_LEVEL = 0.95
 """Confidence level of the intervals in an evaluation."""
 
-_TOO_FEW = 20
+_MIN_FINITE = 20
 """Minimum number of finite replicates for an interval."""
 
 
@@ -218,7 +218,7 @@ def resample(clusters: int, replicates: int, seed: int) -> Floats:
     return out
 
 
-def honest_interval(values: Floats, *, point: float, counts: Floats) -> Interval:
+def share_interval(values: Floats, *, point: float, counts: Floats) -> Interval:
     """Interval of a share; exact if the share is 0 or 1, otherwise as :func:`interval`.
 
     The percentile interval of a share of 0 is [0, 0], since no resample has a hit, and so overstates certainty. The
@@ -233,8 +233,8 @@ def honest_interval(values: Floats, *, point: float, counts: Floats) -> Interval
     if values.size == 0 or point not in (0.0, 1.0) or squares == 0:
         return interval(values)
     effective = float(counts.sum()) ** 2 / squares
-    reach = 1 - ((1 - LEVEL) / 2) ** (1 / effective)
-    return Interval(0.0, reach) if point == 0 else Interval(1 - reach, 1.0)
+    width = 1 - ((1 - CONFIDENCE_LEVEL) / 2) ** (1 / effective)
+    return Interval(0.0, width) if point == 0 else Interval(1 - width, 1.0)
 
 
 def interval(values: Floats) -> Interval:
@@ -244,9 +244,9 @@ def interval(values: Floats) -> Interval:
     Returns: NaN bounds if fewer than twenty replicates, or fewer than half of them, are finite.
     """
     finite = values[np.isfinite(values)]
-    if finite.size < max(_TOO_FEW, values.size / 2):
+    if finite.size < max(_MIN_FINITE, values.size / 2):
         return Interval(np.nan, np.nan)
-    low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(finite, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
     return Interval(float(low), float(high))
 
 

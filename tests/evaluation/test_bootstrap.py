@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from evaluation.metrics.metrics import honest_interval, interval, resample
+from evaluation.metrics.metrics import interval, resample, share_interval
 
 
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 5))
@@ -39,10 +39,10 @@ def test_interval_of_mostly_undefined_replicates_is_nan():
 
 def test_a_share_without_a_hit_has_the_exact_bound_of_its_units():
     counts = np.array([4.0] * 30 + [0.0] * 10)
-    bounds = honest_interval(np.zeros(50), point=0.0, counts=counts)
+    bounds = share_interval(np.zeros(50), point=0.0, counts=counts)
     assert bounds.low == 0
     assert bounds.high == pytest.approx(binomtest(0, 30).proportion_ci(0.95, method="exact").high)
-    full = honest_interval(np.ones(50), point=1.0, counts=counts)
+    full = share_interval(np.ones(50), point=1.0, counts=counts)
     assert full.high == 1
     assert full.low == pytest.approx(binomtest(30, 30).proportion_ci(0.95, method="exact").low)
 
@@ -54,13 +54,13 @@ def test_the_exact_bound_covers_rare_hits_where_the_percentiles_cannot():
         hits = (rng.random(60) < rate) * 3.0  # all three rows of a unit share its fate
         counts = np.full(60, 3.0)
         values = resample(60, 100, seed) @ hits / 180
-        honest += honest_interval(values, point=float(hits.sum() / 180), counts=counts).high >= rate
+        honest += share_interval(values, point=float(hits.sum() / 180), counts=counts).high >= rate
         naive += interval(values).high >= rate
     assert naive < 0.85 * 120 < 0.93 * 120 < honest
 
 
 def test_without_resamples_or_rows_there_is_no_interval():
-    assert np.isnan(honest_interval(np.empty(0), point=0.0, counts=np.ones(5)).high)
-    assert np.isnan(honest_interval(np.full(50, np.nan), point=np.nan, counts=np.zeros(5)).high)
+    assert np.isnan(share_interval(np.empty(0), point=0.0, counts=np.ones(5)).high)
+    assert np.isnan(share_interval(np.full(50, np.nan), point=np.nan, counts=np.zeros(5)).high)
     halves = np.linspace(0, 1, 101)
-    assert honest_interval(halves, point=0.5, counts=np.ones(5)) == interval(halves)
+    assert share_interval(halves, point=0.5, counts=np.ones(5)) == interval(halves)

@@ -17,7 +17,7 @@ def split(drawn):
 
 
 def measured(score, positive):
-    return np.concatenate(Ranking.build(score, positive).both())
+    return np.concatenate(Ranking.build(score, positive).precision_and_auc())
 
 
 def expected(score, positive):
@@ -46,7 +46,7 @@ def test_order_of_rows_does_not_matter(drawn, random):
 @given(rows, st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=4))
 def test_weights_by_unit_equal_repeating_the_units_rows(drawn, weights):
     score, positive, unit = split(drawn)
-    both = Ranking.build(score, positive, unit, 5).both(np.array(weights, float))
+    both = Ranking.build(score, positive, unit, 5).precision_and_auc(np.array(weights, float))
     for weight, *figures in zip(weights, *both, strict=True):
         repeat = np.repeat(np.arange(len(unit)), np.array(weight)[unit])
         np.testing.assert_allclose(figures, expected(score[repeat], positive[repeat]), rtol=1e-6)
@@ -56,10 +56,10 @@ def test_many_replicates_are_cut_into_chunks_without_a_trace(monkeypatch):
     rng = np.random.default_rng(1)
     ranking = Ranking.build(rng.random(300), rng.random(300) < 0.1, rng.integers(0, 9, 300), 9)
     weights = rng.integers(0, 4, (50, 9)).astype(float)
-    whole = ranking.both(weights)
+    whole = ranking.precision_and_auc(weights)
     monkeypatch.setattr("evaluation.metrics.metrics._CELLS_PER_CHUNK", 100)
-    np.testing.assert_allclose(ranking.both(weights), whole, rtol=1e-12)
-    assert ranking.both(np.empty((0, 9)))[0].shape == (0,)
+    np.testing.assert_allclose(ranking.precision_and_auc(weights), whole, rtol=1e-12)
+    assert ranking.precision_and_auc(np.empty((0, 9)))[0].shape == (0,)
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=60))

@@ -205,7 +205,7 @@ def check_libraries(saved: Any, manifest: Path) -> None:
             )
 
 
-def sealed(content: Mapping[str, Any]) -> bytes:
+def manifest_bytes(content: Mapping[str, Any]) -> bytes:
     """Return the bytes of a sealed manifest; the same content gives the same bytes."""
     bare = {key: value for key, value in content.items() if key != SEAL}
     return _encoded({**bare, SEAL: hashlib.sha256(_encoded(bare)).hexdigest()})
@@ -214,7 +214,7 @@ def sealed(content: Mapping[str, Any]) -> bytes:
 def check_seal(raw: bytes, content: Mapping[str, Any], file: Path) -> None:
     """Reject a manifest whose bytes differ from the saved ones."""
     try:
-        whole = sealed(content) == raw
+        whole = manifest_bytes(content) == raw
     except ValueError:  # a number that JSON cannot represent
         whole = False
     if not whole:

@@ -27,11 +27,11 @@ from models.bundle.manifest import (
     FittedFacts,
     damaged,
     learner_file,
+    manifest_bytes,
     read_facts,
     read_files,
     read_manifest,
     running_versions,
-    sealed,
     stage_file,
 )
 from models.bundle.model_card import model_card
@@ -152,7 +152,7 @@ def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tup
         for path in sorted(work.rglob("*"))
         if path.is_file()
     }
-    raw = sealed(content)
+    raw = manifest_bytes(content)
     (work / MANIFEST).write_bytes(raw)
     return json.loads(raw), hashlib.sha256(raw).hexdigest()
 

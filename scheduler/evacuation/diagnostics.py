@@ -12,7 +12,7 @@ from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.codec import instant, plain_of
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import AnswerKind, WriteResult
+from scheduler.ports.readings import ResultKind, WriteResult
 from scheduler.ports.records import CallKind, FindingKind, PendingCall
 from scheduler.ports.workloads import DiagnosticKind, DiagnosticResult, Fence, Hook, HookKind, Verification, Workloads
 
@@ -196,7 +196,7 @@ def _verb(entry: Evacuating) -> CallKind:
     return "verify" if entry.request is None else "probe"
 
 
-_ANSWERS: Mapping[HookKind, AnswerKind] = {
+_ANSWERS: Mapping[HookKind, ResultKind] = {
     "done": "done", "waiting": "done", "failed": "refused", "refused": "refused", "timeout": "timeout",
 }  # fmt: skip
 

@@ -41,7 +41,7 @@ from scheduler.ports.node_object import (
 )
 from scheduler.ports.ownership import OtherInstallationError
 from scheduler.ports.protocols import Clock, NodeSignal, SchedulerExtras
-from scheduler.ports.readings import AnswerKind, FleetReading, NodeReading, Precondition, Switches, Write, WriteResult
+from scheduler.ports.readings import FleetReading, NodeReading, Precondition, ResultKind, Switches, Write, WriteResult
 
 NODES: Final = "/api/v1/nodes"
 FIELD_MANAGER: Final = WRITER
@@ -52,7 +52,7 @@ _COMPANION_TIMEOUT: Final = timedelta(seconds=2)
 _SWITCHES_FOR_S: Final = 0.1
 _KNOWN_FOR_S: Final = 10.0
 _EXISTS: Final = 409
-_REFUSALS: Final[Mapping[int, AnswerKind]] = {404: "gone", 409: "conflict"}
+_REFUSALS: Final[Mapping[int, ResultKind]] = {404: "gone", 409: "conflict"}
 
 
 @dataclass(frozen=True, slots=True)

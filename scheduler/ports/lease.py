@@ -11,8 +11,8 @@ LONGEST_FOREIGN_S: Final = 3600.0
 
 def bounded_s(claimed_s: float | None) -> float:
     """Return the duration of a lease from its claim; an invalid claim counts as the longest."""
-    good = claimed_s is not None and math.isfinite(claimed_s) and 0 < claimed_s <= LONGEST_FOREIGN_S
-    return claimed_s if good and claimed_s is not None else LONGEST_FOREIGN_S
+    is_valid = claimed_s is not None and math.isfinite(claimed_s) and 0 < claimed_s <= LONGEST_FOREIGN_S
+    return claimed_s if is_valid and claimed_s is not None else LONGEST_FOREIGN_S
 
 
 @dataclass(slots=True)
@@ -23,19 +23,19 @@ class ObservedLease:
     """
 
     renewed: bool = False
-    _seen: tuple[Hashable, float] | None = None
+    _last_beat: tuple[Hashable, float] | None = None
 
     def left_s(self, beat: Hashable, claimed_s: float | None, now_s: float) -> float:
         """Return the seconds until it expires; zero or less: expired.
 
         ``beat``: changes with each renewal. ``claimed_s``: its claimed duration.
         """
-        earlier, self.renewed = self._seen, False
-        if earlier is None or earlier[0] != beat:
-            self.renewed = earlier is not None
-            earlier = self._seen = beat, now_s
-        return earlier[1] + bounded_s(claimed_s) - now_s
+        last_beat, self.renewed = self._last_beat, False
+        if last_beat is None or last_beat[0] != beat:
+            self.renewed = last_beat is not None
+            last_beat = self._last_beat = beat, now_s
+        return last_beat[1] + bounded_s(claimed_s) - now_s
 
     def forget(self) -> None:
         """Reset the observation, because the lease is free or ours."""
-        self.renewed, self._seen = False, None
+        self.renewed, self._last_beat = False, None

@@ -21,8 +21,8 @@ from scheduler.ports.ownership import (
     OwnershipRecord,
     digest_of,
     foreign_marks,
-    sealed,
-    unsealed,
+    seal_record,
+    unseal_record,
 )
 from scheduler.ports.readings import Write
 
@@ -152,7 +152,7 @@ def own_marks(node: NodeObject, keys: Keys) -> OwnMarks:
 def _record_of(text: str, node: str, owner: str) -> tuple[OwnershipRecord | None, DamagedRecordError | None]:
     """Parse a record, or return why it is invalid; cached because the text rarely changes between rounds."""
     try:
-        return unsealed(json.loads(text), node, owner), None
+        return unseal_record(json.loads(text), node, owner), None
     except DamagedRecordError as error:
         return None, error
     except (ValueError, RecursionError):
@@ -304,7 +304,7 @@ def _recorded(node: NodeObject, record: OwnershipRecord | None, own: OwnMarks, k
         others = {name: digest for name, digest in record.marks.items() if _is_avoided(name, keys)}
         marks = {name: digest_of(content) for name, content in _present(node, keys).items() if name not in own.foreign}
         annotations[keys.applied] = json.dumps(
-            sealed(replace(record, marks={**others, **marks}), node.name, keys.owner), sort_keys=True
+            seal_record(replace(record, marks={**others, **marks}), node.name, keys.owner), sort_keys=True
         )
     return replace(node, annotations=annotations)
 

@@ -66,7 +66,7 @@ class StoredState:
     version: str
 
 
-AnswerKind = Literal["done", "already", "blocked", "conflict", "timeout", "refused", "gone"]
+ResultKind = Literal["done", "already", "blocked", "conflict", "timeout", "refused", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class WriteResult:
     ``again_at``: earliest retry, if the scheduler stated it (``Retry-After``); aware.
     """
 
-    kind: AnswerKind
+    kind: ResultKind
     message: str = ""
     writes: tuple[Write, ...] = ()
     version: str | None = None

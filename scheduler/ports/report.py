@@ -9,7 +9,7 @@ from policy.plan import Action, NodeDecision, Plan
 from scheduler.ports.codec import plain_of
 from scheduler.ports.readings import Write
 
-_BOUNDED = ("verify", "checkpoint")
+_TOLERATED_VERBS = ("verify", "checkpoint")
 # A failure of these does not fail the round: diagnostics are retried, checkpoint requests have a deadline.
 
 
@@ -84,7 +84,7 @@ class RoundReport:
         Failed checkpoint requests and diagnostics are reported in ``work`` and the metrics, but do not fail the round.
         """
         outcomes = {step.outcome for step in self.steps}
-        outcomes |= {step.outcome for step in self.work if step.verb not in _BOUNDED}
+        outcomes |= {step.outcome for step in self.work if step.verb not in _TOLERATED_VERBS}
         return bool(self.errors) or not outcomes.isdisjoint(("failed", "unknown"))
 
     def at_risk(self) -> tuple[NodeDecision, ...]:
@@ -105,13 +105,13 @@ class RoundReport:
             "failed": self.failed,
             "decision": self.number,
             "steps": [
-                _picked(step.action, "verb", "node", "to", "tier", "risk", "reasons")
+                _subset(step.action, "verb", "node", "to", "tier", "risk", "reasons")
                 | {"outcome": step.outcome, "message": step.message, "writes": plain_of(step.writes)}
                 for step in self.steps
             ],
             "work": plain_of(self.work),
             "at_risk": [
-                _picked(decision, "node", "tier", "risk", "wanted", "target", "reasons") for decision in self.at_risk()
+                _subset(decision, "node", "tier", "risk", "wanted", "target", "reasons") for decision in self.at_risk()
             ],
             "over_budget": dict(plan.over_budget) if plan else {},
             "breaker": {key: cause.message for key, cause in plan.open_causes.items()} if plan else {},
@@ -124,5 +124,5 @@ class RoundReport:
         }
 
 
-def _picked(value: Action | NodeDecision, *names: str) -> dict[str, Any]:
+def _subset(value: Action | NodeDecision, *names: str) -> dict[str, Any]:
     return {name: plain_of(getattr(value, name)) for name in names}

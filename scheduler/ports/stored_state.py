@@ -18,14 +18,14 @@ from scheduler.ports.readings import StoredState, WriteResult
 
 T = TypeVar("T")
 
-LONGEST = 900_000
+MAX_CHARACTERS = 900_000
 """Limit in characters: etcd limits a request to 1.5 MiB, and a ConfigMap's data to 1 MiB."""
 
 FORMAT = 1
 """Version of the stored value; others are rejected."""
 
 _WHAT = "the safety state"
-_LARGEST = 64 * 2**20
+_MAX_BYTES = 64 * 2**20
 
 
 def state_json(state: PolicyState) -> dict[str, Any]:
@@ -41,14 +41,14 @@ def state_from_json(content: object) -> PolicyState:
 class StoredValue(Generic[T]):
     """A value stored in the scheduler, as last read or written by this process.
 
-    ``head``: prefix of the text. ``what``: its name in errors. ``setting``: the setting to lower if it is too long.
+    ``prefix``: prefix of the text. ``what``: its name in errors. ``setting``: the setting to lower if it is too long.
     ``known``: whether it was ever read in this process.
     """
 
     def __init__(
         self,
         empty: T,
-        head: str,
+        prefix: str,
         what: str,
         setting: str,
         load: Callable[[], StoredState],
@@ -56,7 +56,7 @@ class StoredValue(Generic[T]):
     ) -> None:
         self.value = self._empty = empty
         self.known = False
-        self._head, self._what, self._setting = head, what, setting
+        self._prefix, self._what, self._setting = prefix, what, setting
         self._load, self._save = load, save
         self._version = ""
         self._text: str | None = None  # packed form of the value
@@ -71,7 +71,7 @@ class StoredValue(Generic[T]):
             self.value, self._text = self._empty, None
             try:
                 if stored.text is not None:
-                    self.value = unpacked(self._head, type(self._empty), stored.text, self._what)
+                    self.value = unpack(self._prefix, type(self._empty), stored.text, self._what)
                     self._text = stored.text
             except ValueError as error:
                 message = str(error)
@@ -84,17 +84,17 @@ class StoredValue(Generic[T]):
         Raises ``LeaseLostError`` if another process has written it in between.
         """
         try:
-            text = packed(self._head, value, self._what, self._setting)
-            answer = self._save(text, self._version)
-            if answer.kind == "conflict":
-                raise LeaseLostError(f"another process wrote {self._what}: {answer.message}")
-            stored = StoredState(text if answer.confirmed else None, answer.version or self._version)
-            if answer.kind == "timeout":
+            text = pack(self._prefix, value, self._what, self._setting)
+            result = self._save(text, self._version)
+            if result.kind == "conflict":
+                raise LeaseLostError(f"another process wrote {self._what}: {result.message}")
+            stored = StoredState(text if result.confirmed else None, result.version or self._version)
+            if result.kind == "timeout":
                 stored = self._load()
         except (ValueError, SchedulerError) as error:
             return str(error)
         if stored.text != text:
-            return f"{answer.kind} {answer.message}"
+            return f"{result.kind} {result.message}"
         self._version, self.value, self._text = stored.version, value, text
         return None
 
@@ -105,30 +105,30 @@ def stored_policy_state(scheduler: SchedulerAdapter) -> StoredValue[PolicyState]
     return StoredValue(PolicyState(), "predrain-state 1", _WHAT, "policy.forget", load, save)
 
 
-def packed(head: str, value: object, what: str, setting: str) -> str:
+def pack(prefix: str, value: object, what: str, setting: str) -> str:
     """Pack a value as one text with a prefix and a checksum.
 
     Raises ``ValueError``, which names ``what`` and ``setting``, if it is too long to be stored in a scheduler.
     """
     plain = orjson.dumps({"format": FORMAT, **plain_of(value)}, option=orjson.OPT_SORT_KEYS)
-    text = f"{head} {hashlib.sha256(plain).hexdigest()} {base64.b64encode(zlib.compress(plain, 6)).decode()}"
-    if len(text) > LONGEST:
-        raise ValueError(f"{what} has {len(text)} characters, more than {LONGEST}: lower {setting}")
+    text = f"{prefix} {hashlib.sha256(plain).hexdigest()} {base64.b64encode(zlib.compress(plain, 6)).decode()}"
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"{what} has {len(text)} characters, more than {MAX_CHARACTERS}: lower {setting}")
     return text
 
 
-def unpacked(head: str, kind: type[T], text: str, what: str) -> T:
-    """Unpack the result of :func:`packed`.
+def unpack(prefix: str, kind: type[T], text: str, what: str) -> T:
+    """Unpack the result of :func:`pack`.
 
     Raises ``ValueError``, which names ``what``, if the text is corrupt, or has another prefix or format.
     """
     start, _, rest = text.rpartition(" ")
     name, _, digest = start.rpartition(" ")
-    if name != head:
-        raise ValueError(f"{what} begins with {text[:24]!r}, expected {head!r}")
+    if name != prefix:
+        raise ValueError(f"{what} begins with {text[:24]!r}, expected {prefix!r}")
     try:
         unpacker = zlib.decompressobj()
-        plain = unpacker.decompress(base64.b64decode(rest, validate=True), _LARGEST)
+        plain = unpacker.decompress(base64.b64decode(rest, validate=True), _MAX_BYTES)
     except (binascii.Error, zlib.error) as error:
         raise ValueError(f"{what} is damaged: {error}") from None
     if unpacker.unconsumed_tail or not unpacker.eof or hashlib.sha256(plain).hexdigest() != digest:

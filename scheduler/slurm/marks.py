@@ -12,7 +12,14 @@ from typing import Any, Final
 
 from policy.fleet import JobView, Level, Marks, NodeView, Published
 from policy.plan import Action
-from scheduler.ports.ownership import MAX_TRIES, DamagedRecordError, OwnershipRecord, foreign_marks, sealed, unsealed
+from scheduler.ports.ownership import (
+    MAX_TRIES,
+    DamagedRecordError,
+    OwnershipRecord,
+    foreign_marks,
+    seal_record,
+    unseal_record,
+)
 from scheduler.ports.readings import Write
 from scheduler.slurm.node import NodeChange, SlurmNode
 from scheduler.slurm.settings import HIGHEST_WEIGHT, SlurmSettings
@@ -34,7 +41,7 @@ def record_in(extra: str, node: str, owner: str) -> OwnershipRecord | None:
     Raises ``DamagedRecordError`` if it is invalid or belongs to another installation.
     """
     content = _split(extra)[1]
-    return None if content is None else unsealed(content, node, owner)
+    return None if content is None else unseal_record(content, node, owner)
 
 
 def with_record(extra: str, record: OwnershipRecord | None, node: str, owner: str) -> str:
@@ -46,7 +53,7 @@ def with_record(extra: str, record: OwnershipRecord | None, node: str, owner: st
     others, current = _split(extra)
     if record is None and current is None:
         return extra
-    own = {} if record is None else {KEY: sealed(record, node, owner)}
+    own = {} if record is None else {KEY: seal_record(record, node, owner)}
     if isinstance(others, dict):
         return json.dumps(others | own) if others or own else ""
     return f"{others} {json.dumps(own, separators=(',', ':'))}" if own else others

@@ -10,7 +10,7 @@ from typing import Any, Final
 from foundation.slurm import SlurmFormatError
 from scheduler.ports.codec import read_json
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.readings import AnswerKind, WriteResult
+from scheduler.ports.readings import ResultKind, WriteResult
 from scheduler.slurm.job import PROBE_PREFIX, CheckpointSignal, SlurmJob, job_of
 from scheduler.slurm.node import NodeChange, SlurmNode, node_of
 from scheduler.slurm.settings import SlurmSettings
@@ -19,7 +19,7 @@ OLDEST: Final = 38
 NEWEST: Final = 45
 """Supported versions of Slurm's data parser (``v0.0.38``: Slurm 22.05); with others Slurm is only read."""
 
-_ERRORS: Final[tuple[tuple[str, AnswerKind], ...]] = (
+_ERRORS: Final[tuple[tuple[str, ResultKind], ...]] = (
     ("invalid node name", "gone"), ("invalid job id", "gone"), ("already completing or completed", "gone"),
     ("job is pending execution", "already"), ("unable to contact slurm controller", "timeout"),
     ("socket timed out", "timeout"), ("zero bytes were transmitted", "timeout"), ("connection refused", "timeout"),
@@ -143,7 +143,7 @@ def errors_in(content: bytes) -> str | None:
     return " ".join(messages)[:300]
 
 
-def kind_of(errors: str) -> AnswerKind:
+def kind_of(errors: str) -> ResultKind:
     """Return the kind of result for Slurm's error message; ``refused`` if unknown."""
     return next((kind for text, kind in _ERRORS if text in errors.lower()), "refused")
 

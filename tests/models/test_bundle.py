@@ -21,7 +21,7 @@ import skops.io
 
 from foundation.errors import InputError
 from models.bundle import serialization
-from models.bundle.manifest import sealed
+from models.bundle.manifest import manifest_bytes
 from models.bundle.serialization import FitStore, read_learner, write_learner
 from models.bundle.store import load_bundle, save_bundle
 from models.learners.factory import Fit, FitRows, make_learner
@@ -43,7 +43,7 @@ def manifest_of(path):
 def rewrite(path, change):
     content = manifest_of(path)
     change(content)
-    (path / "manifest.json").write_bytes(sealed(content))
+    (path / "manifest.json").write_bytes(manifest_bytes(content))
 
 
 def refuse(path):

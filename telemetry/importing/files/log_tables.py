@@ -18,10 +18,10 @@ from telemetry.values.dates import DateOrder
 
 _DATE: Final = re.compile(r"^(\d{1,2})/(\d{1,2})/(\d{4})\b")
 _YEAR_FIRST: Final[dict[DateOrder | None, str]] = {"dmy": r"\3-\2-\1", "mdy": r"\3-\1-\2"}
-_OF_LOGS_ONLY: Final = {"_raw", "_msg", "@message", "short_message", "textpayload", "syslogmessage", "logmessage"}
-_OF_TICKETS: Final = {"gpu", "serial", "type", "known_at", "resolved_at", "resolution", "replaced_at"}
+_LOG_COLUMNS: Final = {"_raw", "_msg", "@message", "short_message", "textpayload", "syslogmessage", "logmessage"}
+_TICKET_COLUMNS: Final = {"gpu", "serial", "type", "known_at", "resolved_at", "resolution", "replaced_at"}
 _PROSE: Final = re.compile(r"\bgpus?\b|replac|repair|\brma\b", re.IGNORECASE)
-_CLEAR: Final = 20
+_DECISIVE_VOTES: Final = 20
 
 
 def is_log_table(path: Path) -> bool:
@@ -31,13 +31,13 @@ def is_log_table(path: Path) -> bool:
     if not fields & {*TEXT_FIELDS} or not fields & {*TIME_FIELDS}:
         return False
     aliases = aliases_by_words(names, TableMapping(), "events")
-    of_tickets = {aliases.get(name) for name in names if name.lower() not in TEXT_FIELDS} & _OF_TICKETS
-    if of_tickets and not fields & _OF_LOGS_ONLY:
+    ticket_columns = {aliases.get(name) for name in names if name.lower() not in TEXT_FIELDS} & _TICKET_COLUMNS
+    if ticket_columns and not fields & _LOG_COLUMNS:
         return False
     votes = 0
     for line in table_lines(path, Quarantine()):
         votes += 1 if shipped().start(line) >= 0 else -bool(_PROSE.search(line))
-        if abs(votes) == _CLEAR:
+        if abs(votes) == _DECISIVE_VOTES:
             break
     return votes > 0
 

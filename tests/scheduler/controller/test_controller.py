@@ -298,10 +298,10 @@ def test_a_damaged_state_is_reported_and_what_stands_stays():
 def test_the_state_is_unpacked_only_where_another_process_wrote_it(monkeypatch):
     cluster = drained()
 
-    def unpacked(*_):
+    def unpack(*_):
         raise ValueError("unpacked")
 
-    monkeypatch.setattr(stored_state, "unpacked", unpacked)
+    monkeypatch.setattr(stored_state, "unpack", unpack)
     cluster.clock.move(MINUTE)
     assert not cluster.round().failed
     cluster.scheduler.state = f"{cluster.scheduler.state} "

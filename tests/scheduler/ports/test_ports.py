@@ -15,8 +15,8 @@ from policy.fleet import Level, NodeView, Signals
 from policy.plan import Action, PolicyState
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.node_object import Keys, NodeObject, Taint, after, view_of, writes_between
-from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord, foreign_marks, sealed, unsealed
-from scheduler.ports.stored_state import packed, unpacked
+from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord, foreign_marks, seal_record, unseal_record
+from scheduler.ports.stored_state import pack, unpack
 from tests.policy.decide_world import HOUR, T0, config, node, once
 
 KEYS = Keys()
@@ -41,11 +41,11 @@ def test_every_setting_and_signal_comes_back_from_json():
 
 def test_the_state_comes_back_and_a_damaged_one_is_refused():
     state = once([node("n", 0.9), node("m", 0.4)], config()).state
-    text = packed("predrain-state 1", state, "the state", "forget")
-    assert unpacked("predrain-state 1", PolicyState, text, "the state") == state
+    text = pack("predrain-state 1", state, "the state", "forget")
+    assert unpack("predrain-state 1", PolicyState, text, "the state") == state
     for damaged in (text[:-8], text[:40] + text[41:], "", "predrain-state 2 x y", text + "!"):
         with pytest.raises(ValueError, match="the state"):
-            unpacked("predrain-state 1", PolicyState, damaged, "the state")
+            unpack("predrain-state 1", PolicyState, damaged, "the state")
 
 
 @given(
@@ -187,14 +187,14 @@ def test_a_mark_is_set_beside_what_a_person_removed_and_all_of_ours_goes():
 
 
 def test_a_record_is_of_one_node_and_of_exactly_its_content():
-    content = json.loads(json.dumps(sealed(RECORD, "n", "a")))
-    assert unsealed(content, "n", "a") == RECORD
-    assert unsealed(dict(reversed(content.items())), "n", "a") == RECORD
+    content = json.loads(json.dumps(seal_record(RECORD, "n", "a")))
+    assert unseal_record(content, "n", "a") == RECORD
+    assert unseal_record(dict(reversed(content.items())), "n", "a") == RECORD
     for wrong in ({**content, "level": "avoid"}, {**content, "more": 1}, {**content, "marks": {}}, {}, None, [content]):
         with pytest.raises(DamagedRecordError):
-            unsealed(wrong, "n", "a")
+            unseal_record(wrong, "n", "a")
     with pytest.raises(DamagedRecordError):
-        unsealed(content, "m", "a")
+        unseal_record(content, "m", "a")
 
 
 def test_a_mark_is_ours_where_it_is_exactly_the_recorded_one():

@@ -216,14 +216,14 @@ def grant(
     """
     since = now - config.memory
     recent = [start for start in starts if start.at > since]
-    own: dict[tuple[str, datetime], datetime] = {}
+    own_starts: dict[tuple[str, datetime], datetime] = {}
     for start in recent:
         key = (start.node, start.episode)
-        own[key] = max(own.get(key, start.at), start.at)
+        own_starts[key] = max(own_starts.get(key, start.at), start.at)
     scopes = {node.name: node.scopes for node in nodes}
     resting = {node.name for node in nodes if not node.counted and node.name not in released}
     total: Counter[ScopeName] = Counter(chain.from_iterable([scopes[name] for name in scopes if name not in resting]))
-    lost: Counter[ScopeName] = Counter(
+    unavailable: Counter[ScopeName] = Counter(
         chain.from_iterable([scopes[node.name] for node in nodes if node.why_out_of_service or node.name in released])
     )
     # A job that cannot shrink stops with the first node it loses. Draining its other nodes later would stop it again
@@ -238,21 +238,22 @@ def grant(
     ]
     granted: set[str] = set()
     refused: dict[str, str] = {}
-    touched: set[ScopeName] = set(lost)
+    affected: set[ScopeName] = set(unavailable)
 
     def counts(ask: Ask) -> list[bool]:
         """Return for each rate limit whether the node counts as a new start."""
-        began = own.get((ask.node, ask.episode))
+        began = own_starts.get((ask.node, ask.episode))
         return [began is None or began <= now - rate.window for rate in config.rate_limits]
 
     def refusal(node: str, counted: list[bool]) -> str | None:
         """Return the limit that refuses a node; None if there is none."""
         for scope in scopes[node]:
-            of = total[scope] + (node in resting)  # a resting node counts once it is taken out
+            size = total[scope] + (node in resting)  # a resting node counts once it is taken out
             for budget in () if scope in stops_once else limited.get(scope[0], ()):
-                allowed = budget.allowed(of)
-                if lost[scope] + 1 > allowed:
-                    return f"{_name(scope)}: {lost[scope]} of {of} nodes are out of service, at most {allowed} allowed"
+                allowed = budget.allowed(size)
+                if unavailable[scope] + 1 > allowed:
+                    used = f"{unavailable[scope]} of {size} nodes are out of service"
+                    return f"{_name(scope)}: {used}, at most {allowed} allowed"
         for counter, rate, counts_in in zip(counters, config.rate_limits, counted, strict=True):
             for scope in scopes[node] if counts_in else ():
                 if scope[0] == rate.scope and counter[scope] >= (allowed := rate.allowed(total[scope])):
@@ -261,26 +262,26 @@ def grant(
         return None
 
     def order(ask: Ask) -> tuple[bool, float, str]:
-        return (ask.node, ask.episode) in own and any(counts(ask)), -ask.worth, ask.node
+        return (ask.node, ask.episode) in own_starts and any(counts(ask)), -ask.worth, ask.node
 
     for ask in sorted(asks, key=order):
         node_scopes, counted = scopes[ask.node], counts(ask)
         why = refusal(ask.node, counted)
-        touched.update(node_scopes)
+        affected.update(node_scopes)
         if why is not None:
             refused[ask.node] = why
             continue
         granted.add(ask.node)
-        lost.update(node_scopes)
+        unavailable.update(node_scopes)
         total.update(node_scopes if ask.node in resting else ())
-        if any(counted) or (ask.node, ask.episode) not in own:
+        if any(counted) or (ask.node, ask.episode) not in own_starts:
             recent = [start for start in recent if (start.node, start.episode) != (ask.node, ask.episode)]
             recent.append(Start(ask.node, now, ask.episode, node_scopes))
             for counter, counts_in in zip(counters, counted, strict=True):
                 counter.update(node_scopes if counts_in else ())
     uses = tuple(
-        Use(scope, total[scope], lost[scope], min(budget.allowed(total[scope]) for budget in limited[scope[0]]))
-        for scope in sorted(touched)
+        Use(scope, total[scope], unavailable[scope], min(limit.allowed(total[scope]) for limit in limited[scope[0]]))
+        for scope in sorted(affected)
         if scope[0] in limited and scope not in stops_once
     )
     recent.sort(key=lambda start: (start.at, start.node))

@@ -44,19 +44,19 @@ class DriftWatch:
         self._references: dict[int, Reference] = {}
         self._last: tuple[int, LabelledRows] | None = None
 
-    def check(self, fold: int, before: Sequence[Fold], labelled: LabelledRows) -> CheckFindings | None:
+    def check(self, fold: int, earlier: Sequence[Fold], labelled: LabelledRows) -> CheckFindings | None:
         """Compare the time since the last fit before a fold with that fit; None before the first fit."""
-        fits = [past.facts["fold"] for past in before if past.facts["unfit"] is None]
+        fits = [past.facts["fold"] for past in earlier if past.facts["unfit"] is None]
         if not fits:
             self._last = fold, labelled
             return None
         fit = fits[-1]
         now_ms, fit_ms = self._refits_ms[fold], self._refits_ms[fit]
         width = max(duration_ms(RECENT_SPAN), now_ms - self._refits_ms[fold - 1])
-        reference = self._reference(fit, before[fit].facts)
+        reference = self._reference(fit, earlier[fit].facts)
         self._last = fold, labelled
         numbers = {name: i for i, name in enumerate(self._trainer.names)}
-        since = before[fit:]
+        since = earlier[fit:]
         return examine(
             reference,
             labelled,
@@ -67,7 +67,7 @@ class DriftWatch:
             seed=self._trainer.seed,
             alerts=(
                 self._alerts(
-                    [past for past in before[:fit] if self._refits_ms[past.facts["fold"]] >= fit_ms - _EARLIER_MS],
+                    [past for past in earlier[:fit] if self._refits_ms[past.facts["fold"]] >= fit_ms - _EARLIER_MS],
                     numbers[self._profile],
                     labelled,
                     length=len(since),
@@ -83,7 +83,7 @@ class DriftWatch:
                 self._last[1] if self._last and self._last[0] == fit else self._trainer.labels_at(self._refits_ms[fit])
             )
             fit_facts = facts["sliding"]
-            made = make_reference(
+            reference = make_reference(
                 labelled,
                 self._read,
                 self._columns_read,
@@ -92,15 +92,17 @@ class DriftWatch:
                 as_of_ms=self._refits_ms[fit],
                 seed=self._trainer.seed,
             )
-            self._references = {fit: made}
+            self._references = {fit: reference}
         return self._references[fit]
 
     def _alerts(self, folds: Sequence[Fold], model: int, labelled: LabelledRows, *, length: int) -> AlertCounts:
         alerted = []
         for fold in folds:
             columns = {name: fold.table[name].to_numpy() for name in ("row", "alert", "model", "variant")}
-            mine = (columns["model"] == model) & (columns["variant"] == VARIANTS.index("sliding")) & columns["alert"]
-            alerted.append(columns["row"][mine])
+            is_alert = (
+                (columns["model"] == model) & (columns["variant"] == VARIANTS.index("sliding")) & columns["alert"]
+            )
+            alerted.append(columns["row"][is_alert])
         return count_in_windows([(self._trainer.rows.node[rows], labelled.label[rows]) for rows in alerted], length)
 
 
@@ -132,7 +134,7 @@ class Refit:
     ``span``: training window of that fit.
     ``chosen``: training window selected for this fold.
     ``unfit``: why this fold is not refitted; None: it is.
-    ``once_for``: folds to score with the same models for the ``train_once`` variant.
+    ``train_once_folds``: folds to score with the same models for the ``train_once`` variant.
     """
 
     fold: int
@@ -140,7 +142,7 @@ class Refit:
     span: timedelta
     chosen: timedelta
     unfit: str | None
-    once_for: tuple[int, ...] = ()
+    train_once_folds: tuple[int, ...] = ()
 
 
 class Backtest:
@@ -173,31 +175,31 @@ class Backtest:
 
     def plan(self, done: Mapping[int, Fold]) -> Iterator[Refit]:
         """Plan each fold that is not done yet, in order; fits models only to select the training window."""
-        window, source = None, None
+        span, source = None, None
         for fold, refit_ms in enumerate(self.schedule.refits_ms):
             if fold in done:
-                window, unfit = timedelta(milliseconds=done[fold].facts["span_ms"]), done[fold].facts["unfit"]
+                span, unfit = timedelta(milliseconds=done[fold].facts["span_ms"]), done[fold].facts["unfit"]
             else:
-                unfit = None if source is None else self._nothing_new(source[0], refit_ms)
+                unfit = None if source is None else self._why_repeated(source[0], refit_ms)
                 if unfit is None:
                     labels = self._trainer.labels_at(refit_ms)
-                    window = self._trainer.choose_span(refit_ms, labels, window)
-                    assert window is not None  # the schedule starts where a window fits
-                    unfit = self._trainer.unfit(refit_ms, labels, window)
-            assert window is not None
-            first = source is None and unfit is None
-            source = (fold, window) if unfit is None else source
+                    span = self._trainer.choose_span(refit_ms, labels, span)
+                    assert span is not None  # the schedule starts where a window fits
+                    unfit = self._trainer.unfit(refit_ms, labels, span)
+            assert span is not None
+            is_first_fit = source is None and unfit is None
+            source = (fold, span) if unfit is None else source
             if fold in done:
                 continue
             if source is None:
-                yield Refit(fold, None, window, window, unfit, once_for=(fold,) if self._full else ())
+                yield Refit(fold, None, span, span, unfit, train_once_folds=(fold,) if self._full else ())
             else:
-                later = range(fold, len(self.schedule.refits_ms)) if first and self._full else ()
-                yield Refit(fold, *source, window, unfit, once_for=tuple(later))
+                later = range(fold, len(self.schedule.refits_ms)) if is_first_fit and self._full else ()
+                yield Refit(fold, *source, span, unfit, train_once_folds=tuple(later))
 
-    def _nothing_new(self, source: int, refit_ms: int) -> str | None:
+    def _why_repeated(self, source: int, refit_ms: int) -> str | None:
         """Return why a refit would repeat an earlier one; None if it would not."""
-        why = self._trainer.nothing_new(self.schedule.refits_ms[source], refit_ms)
+        why = self._trainer.why_repeated(self.schedule.refits_ms[source], refit_ms)
         return None if why is None else f"refit at {format_instant(refit_ms)}: {why}"
 
     def refit(self, refit: Refit) -> Fold:
@@ -205,7 +207,7 @@ class Backtest:
         models = self._models(refit)
         scored = self._scores(refit.fold, models)
         parts = self._parts(refit.fold, models, scored, "sliding")
-        for fold in refit.once_for:
+        for fold in refit.train_once_folds:
             parts += self._parts(
                 fold, models, scored if fold == refit.fold else self._scores(fold, models), "train_once"
             )
@@ -215,13 +217,13 @@ class Backtest:
             "span_ms": duration_ms(refit.chosen),
             "unfit": refit.unfit,
             "refit_fold": refit.fold if refit.source is None else refit.source,
-            "sliding": _facts(models),
+            "sliding": _fit_facts(models),
         }
         return Fold(table, facts | self._explained(refit.fold, models, table))
 
-    def check_drift(self, before: Sequence[Fold]) -> CheckFindings | None:
-        """Check for drift between the last fit in ``before`` and the next refit, with data known at that refit."""
-        return self._watch.check(len(before), before, self._trainer.labels_at(self.schedule.refits_ms[len(before)]))
+    def check_drift(self, earlier: Sequence[Fold]) -> CheckFindings | None:
+        """Check for drift between the last fit in ``earlier`` and the next refit, with data known at that refit."""
+        return self._watch.check(len(earlier), earlier, self._trainer.labels_at(self.schedule.refits_ms[len(earlier)]))
 
     def _models(self, refit: Refit) -> FittedModels:
         refit_ms = self.schedule.refits_ms[refit.fold if refit.source is None else refit.source]
@@ -272,7 +274,7 @@ class Backtest:
         return parts
 
 
-def _facts(models: FittedModels) -> dict[str, Any]:
+def _fit_facts(models: FittedModels) -> dict[str, Any]:
     return {
         "refit_ms": instant_ms(models.refit_at),
         "span_ms": duration_ms(models.span),

@@ -67,13 +67,13 @@ def rate_changes(before: Outcomes, now: Outcomes) -> list[RateChange]:
     """Compare the failure rates of two spans: all classes together first, then each class by ascending p-value."""
     if not before.rows or not now.rows:
         return []
-    whole = rate_change(before.total, before.rows, now.total, now.rows)
+    overall = rate_change(before.total, before.rows, now.total, now.rows)
     classes = sorted({*before.incidents, *now.incidents})
     class_changes = [
         rate_change(before.incidents.get(name, 0), before.rows, now.incidents.get(name, 0), now.rows, name)
         for name in classes
     ]
-    return [whole, *sorted(class_changes, key=lambda change: (change.p, change.failure_class))]
+    return [overall, *sorted(class_changes, key=lambda change: (change.p, change.failure_class))]
 
 
 def exact_interval(hits: int, n: int) -> tuple[float, float]:
@@ -125,9 +125,9 @@ class RiskCounts:
         """
         if not self.expected:
             return float("nan"), float("nan")
-        few, many = poisson_interval(self.incidents, level)
-        seen = self.positives / self.incidents if self.incidents else 0.0
-        return few * seen / self.expected, many * max(seen, self.rows_each) / self.expected
+        low, high = poisson_interval(self.incidents, level)
+        rows_per_incident = self.positives / self.incidents if self.incidents else 0.0
+        return low * rows_per_incident / self.expected, high * max(rows_per_incident, self.rows_each) / self.expected
 
 
 class AlertCounts(NamedTuple):
@@ -201,26 +201,26 @@ def outcomes_over_time(predictions: pd.DataFrame, model: str, *, every: timedelt
     over right plus wrong, with the exact interval; ``expected`` is the sum of risks of labelled rows; ``calibration``
     is positives over expected, with the exact Poisson interval of the number of incidents.
     """
-    mine = predictions[(predictions["model"] == model) & (predictions["variant"] == "sliding")]
-    if mine.empty:
+    of_model = predictions[(predictions["model"] == model) & (predictions["variant"] == "sliding")]
+    if of_model.empty:
         return pd.DataFrame(columns=list(OUTCOME_COLUMNS))
-    time, node = mine["decision_time"], node_codes(mine)
-    label = mine["label"].fillna(-1).to_numpy(dtype=np.int8)
-    alert = mine["alert"].to_numpy(dtype=bool)
-    cause = mine["common_cause"].fillna(-1).to_numpy(dtype=np.int64)
+    time, node = of_model["decision_time"], node_codes(of_model)
+    label = of_model["label"].fillna(-1).to_numpy(dtype=np.int8)
+    alert = of_model["alert"].to_numpy(dtype=bool)
+    cause = of_model["common_cause"].fillna(-1).to_numpy(dtype=np.int64)
     first = time.min()
-    records = []
-    for number in range((time.max() - first) // every + 1):
-        until = first + (number + 1) * every
-        begin = max(first, until - ROLLING)
-        inside = ((time >= begin) & (time < until)).to_numpy()
+    rows = []
+    for window in range((time.max() - first) // every + 1):
+        until = first + (window + 1) * every
+        since = max(first, until - ROLLING)
+        inside = ((time >= since) & (time < until)).to_numpy()
         counts = count_alerts(node[inside & alert], label[inside & alert])
         positive = inside & (label == 1)
-        expected = float(mine["risk"].to_numpy(dtype=np.float64)[inside & (label >= 0)].sum())
+        expected = float(of_model["risk"].to_numpy(dtype=np.float64)[inside & (label >= 0)].sum())
         risks = RiskCounts(int(positive.sum()), len(np.unique(cause[positive])), expected)
-        records.append(
-            (begin, until, sum(counts), *counts, counts.precision,
+        rows.append(
+            (since, until, sum(counts), *counts, counts.precision,
              *exact_interval(counts.right, counts.right + counts.wrong),
              risks.expected, risks.positives, risks.incidents, risks.ratio, *risks.interval())
         )  # fmt: skip
-    return pd.DataFrame.from_records(records, columns=list(OUTCOME_COLUMNS))
+    return pd.DataFrame.from_records(rows, columns=list(OUTCOME_COLUMNS))

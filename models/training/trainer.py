@@ -179,7 +179,7 @@ class Trainer:
             return f"{where}: no positive rows (0 positives): no incident has one"
         return f"{where}: {chosen.n_positive} positives and {chosen.n_negative} negatives"
 
-    def nothing_new(self, since_ms: int, refit_ms: int) -> str | None:
+    def why_repeated(self, since_ms: int, refit_ms: int) -> str | None:
         """Return why a refit would repeat the one at ``since_ms``; None: it would not.
 
         With telemetry: no incident became known since, and no newly complete row has telemetry (a sample of

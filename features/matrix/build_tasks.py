@@ -211,7 +211,7 @@ class Build:
         with self._guard:
             service = self._service
         samples = read_samples(self.plan, self.dataset, work.bucket, self._first)
-        self.store.keep(work.bucket, bucket_values(self.plan, self.fleet, self.rows, service, work, samples))
+        self.store.put(work.bucket, bucket_values(self.plan, self.fleet, self.rows, service, work, samples))
 
     def part(self, number: int) -> MatrixPart | None:
         """Write a part of the matrix and return its metadata; None if it has no rows."""

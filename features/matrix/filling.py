@@ -49,7 +49,7 @@ class RowPositions:
 
     @classmethod
     def of(
-        cls, frame: pd.DataFrame, fleet: Fleet, decision: DecisionSection, record: IncidentEvidence
+        cls, frame: pd.DataFrame, fleet: Fleet, decision: DecisionSection, evidence: IncidentEvidence
     ) -> "RowPositions":
         """Build from row keys (``decision_time``, ``node``, ``unit``)."""
         decided = milliseconds(frame["decision_time"], "decision_time")
@@ -58,17 +58,17 @@ class RowPositions:
         times = np.union1d(distinct, newest)
         node_code, nodes = pd.factorize(frame["node"])
         unit_code, units = pd.factorize(frame["unit"])
-        width = max(len(units), 1)
-        both, where = np.unique(node_code.astype(np.int64) * width + unit_code, return_inverse=True)
+        units_count = max(len(units), 1)
+        pair_codes, pair_of_row = np.unique(node_code.astype(np.int64) * units_count + unit_code, return_inverse=True)
         node_names, unit_names = nodes.tolist(), units.tolist()
         pair = fleet.numbers(
-            [str(node_names[code // width]) for code in both.tolist()],
-            [str(unit_names[code % width]) for code in both.tolist()],
+            [str(node_names[code // units_count]) for code in pair_codes.tolist()],
+            [str(unit_names[code % units_count]) for code in pair_codes.tolist()],
         )
-        pairs = pair[where] if len(both) else where.astype(np.int64)
+        pairs = pair[pair_of_row] if len(pair_codes) else pair_of_row.astype(np.int64)
         planned = None
-        if len(record.maintenance.start):
-            planned = record.maintenance, record.installations.codes([unit for _, unit in fleet.pairs])
+        if len(evidence.maintenance.start):
+            planned = evidence.maintenance, evidence.installations.codes([unit for _, unit in fleet.pairs])
         return cls(pairs, np.searchsorted(times, decided), times, np.isin(times, newest), planned)
 
     @property
@@ -77,7 +77,7 @@ class RowPositions:
         return self.times[self.time]
 
     @property
-    def last_grid(self) -> IntArray:
+    def last_grid_position(self) -> IntArray:
         """For each row, the position among the grid times of the last one at or before its time."""
         return (np.cumsum(self.grid, dtype=np.int64) - 1)[self.time]
 
@@ -91,9 +91,9 @@ class RowPositions:
         if self.planned is None:
             return none, none
         maintenance, unit = self.planned
-        over = maintenance.last_end(unit[self.pair], self.milliseconds)
-        chosen = np.flatnonzero(self.milliseconds - span < over)
-        return chosen, over[chosen]
+        ends = maintenance.last_end(unit[self.pair], self.milliseconds)
+        chosen = np.flatnonzero(self.milliseconds - span < ends)
+        return chosen, ends[chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class BucketWork:
 class BucketValues:
     """Values computed from the samples of one bucket.
 
-    ``values``: columns that need no other bucket (:func:`own_columns`); shape (rows of the bucket, columns).
+    ``values``: columns that need no other bucket (:func:`bucket_columns`); shape (rows of the bucket, columns).
     ``amounts``: of the group ``onset``, not yet compared with the fleet; shape (rows of the bucket, amounts).
     ``peers``: first pass of the group ``peers``; shape (grid times, values, pairs of the bucket).
     """
@@ -125,7 +125,7 @@ class BucketValues:
     peers: Float32Array
 
 
-def own_columns(plan: FeaturePlan) -> IntArray:
+def bucket_columns(plan: FeaturePlan) -> IntArray:
     """Return the columns computed within a bucket; those of ``peers`` still lack the fleet comparison."""
     groups = ("telemetry", "peers", "gaps", "workload")
     return np.array([i for i, column in enumerate(plan.columns) if column.group in groups], dtype=np.int64)
@@ -143,24 +143,24 @@ def bucket_values(
 
     ``service``: from :meth:`features.fleet.Fleet.in_service` at ``rows.times``; shape (times, pairs of the fleet).
     """
-    positions, columns = rows.take(work.rows), own_columns(plan)
+    positions, columns = rows.take(work.rows), bucket_columns(plan)
     order = np.argsort(positions.pair, kind="stable")
     starts = np.searchsorted(positions.pair[order], np.arange(len(fleet.pairs) + 1))
-    compared = len(plan.peers.names) if plan.peers else 0
+    peer_values = len(plan.peers.names) if plan.peers else 0
     bucket = BucketValues(
         values=np.empty((order.size, columns.size), dtype=np.float32),
         amounts=np.empty((order.size, len(plan.onset.amounts.columns) if plan.onset else 0), dtype=np.float32),
-        peers=np.empty((int(rows.grid.sum()), compared, work.pairs.size), dtype=np.float32),
+        peers=np.empty((int(rows.grid.sum()), peer_values, work.pairs.size), dtype=np.float32),
     )
     for block, spans in _block_by_block(blocks, work.nodes, plan.layout):
         pairs = np.concatenate([np.arange(first, last, dtype=np.int64) for first, last in spans])
         chosen = np.concatenate([order[starts[first] : starts[last]] for first, last in spans])
         panes, chosen_rows = Panes(block, plan.panes), positions.take(chosen)
         filled = np.full((chosen.size, len(plan.columns)), np.nan, dtype=np.float32)
-        taken = _fill_block(plan, panes, fleet, pairs, chosen_rows, service, filled)
+        first_pass = _fill_block(plan, panes, fleet, pairs, chosen_rows, service, filled)
         _copy_columns(filled, columns, chosen, bucket.values)
-        if taken is not None:
-            bucket.peers[:, :, np.searchsorted(work.pairs, pairs)] = taken
+        if first_pass is not None:
+            bucket.peers[:, :, np.searchsorted(work.pairs, pairs)] = first_pass
         if plan.onset is not None:
             bucket.amounts[chosen] = _onset_amounts(plan, plan.onset.amounts, panes, fleet, chosen_rows)
     return bucket
@@ -201,16 +201,16 @@ def _onset_amounts(
     """Return the amounts of the group ``onset``, shape (rows, amounts)."""
     wanted = np.unique(rows.pair)
     begins, ends = panes.block.ranges([fleet.pairs[pair] for pair in wanted.tolist()])
-    local = np.searchsorted(wanted, rows.pair)
-    spans = RowSpans(begins[local], ends[local], rows.milliseconds - duration_ms(plan.features.delay))
-    taken = np.full((rows.pair.size, len(amounts.columns)), np.nan, dtype=np.float32)
-    amounts.fill(panes, spans, taken)
-    chosen, over = rows.since_maintenance(int(amounts.edges[-1]) + duration_ms(plan.features.delay))
+    pair_position = np.searchsorted(wanted, rows.pair)
+    spans = RowSpans(begins[pair_position], ends[pair_position], rows.milliseconds - duration_ms(plan.features.delay))
+    values = np.full((rows.pair.size, len(amounts.columns)), np.nan, dtype=np.float32)
+    amounts.fill(panes, spans, values)
+    chosen, maintenance_end = rows.since_maintenance(int(amounts.edges[-1]) + duration_ms(plan.features.delay))
     if chosen.size:  # increases during maintenance come from the work itself
-        filled = np.full((chosen.size, taken.shape[1]), np.nan, dtype=np.float32)
-        amounts.fill(panes, _since(panes.block, spans, chosen, over), filled)
-        taken[chosen] = filled
-    return taken
+        recomputed = np.full((chosen.size, values.shape[1]), np.nan, dtype=np.float32)
+        amounts.fill(panes, _spans_from(panes.block, spans, chosen, maintenance_end), recomputed)
+        values[chosen] = recomputed
+    return values
 
 
 def _fill_block(
@@ -230,8 +230,8 @@ def _fill_block(
     block, delay = panes.block, duration_ms(plan.features.delay)
     borders = rows.milliseconds - delay
     begins, ends = block.ranges([fleet.pairs[pair] for pair in pairs.tolist()])
-    local = np.searchsorted(pairs, rows.pair)
-    spans = RowSpans(begins[local], ends[local], borders)
+    pair_position = np.searchsorted(pairs, rows.pair)
+    spans = RowSpans(begins[pair_position], ends[pair_position], borders)
     first = np.searchsorted(pairs, fleet.first_of_node[rows.pair])
     last = np.searchsorted(pairs, fleet.last_of_node[rows.pair])
     if plan.telemetry is not None:
@@ -240,39 +240,40 @@ def _fill_block(
         plan.workload.fill(panes, spans, out, plan.at["workload"])
     present = np.ascontiguousarray(service[:, pairs])
     if plan.gaps is not None:
-        since, at = np.append(fleet.installed, 0)[fleet.stay_at(rows.pair, rows.milliseconds)], plan.at["gaps"]
-        plan.gaps.fill(panes, spans, since, out, at)
-        chosen, over = rows.since_maintenance(plan.gaps.look_back + delay)
+        since = np.append(fleet.installed, 0)[fleet.stay_at(rows.pair, rows.milliseconds)]
+        columns = slice(plan.at["gaps"], plan.at["gaps"] + len(plan.gaps.columns))
+        plan.gaps.fill(panes, spans, since, out, columns.start)
+        chosen, end = rows.since_maintenance(plan.gaps.look_back + delay)
         if chosen.size:  # silence during maintenance is planned: treat its end as start of service
-            filled = out[chosen, at : at + len(plan.gaps.columns)]
-            plan.gaps.fill(panes, _since(block, spans, chosen, over), np.maximum(since[chosen], over), filled)
+            gap_values, cut_spans = out[chosen, columns], _spans_from(block, spans, chosen, end)
+            plan.gaps.fill(panes, cut_spans, np.maximum(since[chosen], end), gap_values)
             age = plan.gaps.windows.size + 1
-            filled[:, age] = np.minimum(filled[:, age], (rows.milliseconds[chosen] - over) / 3_600_000)
-            out[chosen, at : at + len(plan.gaps.columns)] = filled
+            gap_values[:, age] = np.minimum(gap_values[:, age], (rows.milliseconds[chosen] - end) / 3_600_000)
+            out[chosen, columns] = gap_values
         if plan.gaps.with_node:
-            column, window = plan.at["gaps"] + len(plan.gaps.columns) - 1, int(plan.gaps.windows[0])
-            awake = present if rows.planned is None else present & ~_lately(rows, pairs, window + delay)
-            fresh_share(block.times, begins, ends, awake, rows.time, first, last, borders, window, column, out)
+            column, window = columns.stop - 1, int(plan.gaps.windows[0])
+            expected = present if rows.planned is None else present & ~_recently_maintained(rows, pairs, window + delay)
+            fresh_share(block.times, begins, ends, expected, rows.time, first, last, borders, window, column, out)
     if plan.peers is None:
         return None
     compared = present & _compared(rows, first, last, present.shape)
     values = plan.peers.first_pass(panes, begins, ends, rows.times - delay, compared)
     tables = (plan.peers.deviation, plan.peers.rank)
-    compare_with_node(values, rows.time, local, first, last, *tables, plan.at["peers"], out)
+    compare_with_node(values, rows.time, pair_position, first, last, *tables, plan.at["peers"], out)
     on_grid = values[rows.grid]
-    plan.peers.fill_own(on_grid, rows.last_grid, local, out, plan.at["peers"])
+    plan.peers.fill_own(on_grid, rows.last_grid_position, pair_position, out, plan.at["peers"])
     return np.moveaxis(on_grid, 2, 1)
 
 
-def _since(block: SampleBlock, spans: RowSpans, chosen: IntArray, over: IntArray) -> RowSpans:
+def _spans_from(block: SampleBlock, spans: RowSpans, chosen: IntArray, start: IntArray) -> RowSpans:
     """Restrict some rows to samples from an instant of each on (ms)."""
     begins = spans.begins[chosen].copy()
     for i, end in enumerate(spans.ends[chosen].tolist()):
-        begins[i] += np.searchsorted(block.times[begins[i] : end], over[i], side="left")
+        begins[i] += np.searchsorted(block.times[begins[i] : end], start[i], side="left")
     return RowSpans(begins, spans.ends[chosen], spans.borders[chosen], cut=True)
 
 
-def _lately(rows: RowPositions, pairs: IntArray, span: int) -> BoolArray:
+def _recently_maintained(rows: RowPositions, pairs: IntArray, span: int) -> BoolArray:
     """Return which pairs were known to be in maintenance, or out of it for less than ``span`` (ms), at each time."""
     assert rows.planned is not None
     maintenance, unit = rows.planned
@@ -301,12 +302,12 @@ class BucketStore:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._held: dict[int, BucketValues] = {}
+        self._in_memory: dict[int, BucketValues] = {}
 
-    def keep(self, bucket: int, values: BucketValues) -> None:
+    def put(self, bucket: int, values: BucketValues) -> None:
         """Store the values of a bucket; safe for concurrent processes, even for the same bucket."""
         if self._folder is None:
-            self._held[bucket] = values
+            self._in_memory[bucket] = values
             return
         self._folder.mkdir(exist_ok=True)
         for field in fields(values):
@@ -317,7 +318,7 @@ class BucketStore:
     def read(self, bucket: int, name: str, begin: int, end: int, shape: tuple[int, ...]) -> Float32Array:
         """Read entries ``begin`` to ``end`` of one of a bucket's arrays; shape (end - begin, *shape)."""
         if self._folder is None:
-            array: Float32Array = getattr(self._held[bucket], name)
+            array: Float32Array = getattr(self._in_memory[bucket], name)
             return array[begin:end]
         size = int(np.prod(shape))
         path, count = self._folder / f"bucket-{bucket:05d}.{name}", (end - begin) * size

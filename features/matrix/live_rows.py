@@ -75,7 +75,7 @@ def live_rows(
         blocks = (block for runs in prefetch(samples) for block in blocks_of(runs, plan.layout, unit=plan.unit))
         # overlap reading buckets and cutting blocks with computing rows
         service = fleet.in_service(rows.times)
-        store.keep(0, bucket_values(plan, fleet, rows, service, work[0], prefetch(blocks)))
+        store.put(0, bucket_values(plan, fleet, rows, service, work[0], prefetch(blocks)))
     joiner = PartJoiner(plan, fleet, rows, keys, events, inventory, record, work, store)
     values = joiner.columns(PartRows("", 0, len(keys))).T
     features = pd.DataFrame(values, columns=[column.name for column in plan.columns])

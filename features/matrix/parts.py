@@ -23,7 +23,7 @@ from features.groups.history import EventHistory
 from features.groups.onset import FleetKinds
 from features.groups.peers import fleet_medians, model_codes
 from features.labels.evidence import IncidentEvidence
-from features.matrix.filling import BucketStore, BucketWork, Float32Array, RowPositions, own_columns
+from features.matrix.filling import BucketStore, BucketWork, Float32Array, RowPositions, bucket_columns
 from features.matrix.meta import ROW_COLUMNS, MatrixPart
 from features.matrix.plan import FeaturePlan
 from features.windows.blocks import IntArray
@@ -102,7 +102,7 @@ class PartJoiner:
         if "history" in plan.features.groups:
             self._history = EventHistory.of(record, plan.features, inventory, unit=plan.unit)
         self._kept = threading.local()  # allocating arrays this large costs more than filling them
-        self._own = own_columns(plan)
+        self._columns = bucket_columns(plan)
         self._model, self._models = model_codes(fleet, inventory)
         self._static = plan.static.of_fleet(fleet, inventory, events) if plan.static else None
         self._kinds = FleetKinds.of(fleet, inventory, events) if plan.onset else None
@@ -129,7 +129,7 @@ class PartJoiner:
 
     def _fill_sampled(self, part: PartRows, rows: RowPositions, out: Float32Array) -> None:
         plan, read = self._plan, self._store.read
-        at = rows.last_grid
+        at = rows.last_grid_position
         first, last = int(at[0]), int(at[-1]) + 1
         compared = len(plan.peers.names) if plan.peers is not None else 0
         peers = np.empty((compared, last - first, len(self._fleet.pairs)), dtype=np.float32)
@@ -137,7 +137,7 @@ class PartJoiner:
         for work in self._work:
             begin, end = np.searchsorted(work.rows, (part.begin, part.end)).tolist()
             here = work.rows[begin:end] - part.begin
-            _put_columns(read(work.bucket, "values", begin, end, self._own.shape), here, self._own, out)
+            _put_columns(read(work.bucket, "values", begin, end, self._columns.shape), here, self._columns, out)
             amounts[here] = read(work.bucket, "amounts", begin, end, amounts.shape[1:])
             bucket_peers = read(work.bucket, "peers", first, last, (compared, work.pairs.size))
             peers[:, :, work.pairs] = np.moveaxis(bucket_peers, 0, 1)

@@ -186,7 +186,7 @@ def test_a_worker_that_fails_is_heard(small, tmp_path, monkeypatch):
 def build_until_death(dataset: str, out: str, at: int) -> None:
     """Build, and die before one of the calls by which something gets its place."""
     os.cpu_count = lambda: 1
-    die_at(at, [(filling.BucketStore, "keep"), (build_tasks, "write_part"), (building, "write_bytes")])
+    die_at(at, [(filling.BucketStore, "put"), (build_tasks, "write_part"), (building, "write_bytes")])
     make_matrix(Dataset.open(Path(dataset)), Path(out))
 
 

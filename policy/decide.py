@@ -286,29 +286,29 @@ def _remember(
     alerts: list[Alert] = []
     for case in cases:
         assessment = case.assessment
-        kept, maintenance = assessment.state, observed(case.node, assessment.state.maintenance, now)
+        node_state, maintenance = assessment.state, observed(case.node, assessment.state.maintenance, now)
         if case.node.readable:
             level = case.level
             given_back = level.hard and not case.target.hard
-            at = now if given_back or kept.released_at == now else None
-            kept = changed(kept, maintenance=maintenance, seen=level, target=case.target, released_at=at)
+            at = now if given_back or node_state.released_at == now else None
+            node_state = changed(node_state, maintenance=maintenance, seen=level, target=case.target, released_at=at)
         else:  # its taints are unknown
-            kept = changed(kept, maintenance=maintenance)
+            node_state = changed(node_state, maintenance=maintenance)
         request, decided_at = requested.get(case.node.name), assessment.reading.decided_at
         if request is not None and request.rung == "probe" and decided_at is not None:
-            kept = changed(kept, probed=LastRequest(now, request.risk, decided_at))
-        elif kept.probed is not None and now - kept.probed.at >= config.probes.base_every:
-            kept = changed(kept, probed=None)  # due again regardless
-        if TIERS.index(assessment.tier) > max(TIERS.index(kept.alerted), TIERS.index("watch")):
-            kept = replace(kept, alerted=assessment.tier)
+            node_state = changed(node_state, probed=LastRequest(now, request.risk, decided_at))
+        elif node_state.probed is not None and now - node_state.probed.at >= config.probes.base_every:
+            node_state = changed(node_state, probed=None)  # due again regardless
+        if TIERS.index(assessment.tier) > max(TIERS.index(node_state.alerted), TIERS.index("watch")):
+            node_state = replace(node_state, alerted=assessment.tier)
             unit, by_rule = assessment.blamed
-            at = now if by_rule else kept.tier.counted or now
+            at = now if by_rule else node_state.tier.counted or now
             group, node = case.node.group_key, case.node.name
             alerts.append(Alert(unit, group, assessment.tier, at, config.horizon, node, by_rule, case.held_out))
-        if kept != _NOTHING:
-            remembered[case.node.name] = kept
-    here = {case.node.name for case in cases}
-    for name in state.nodes.keys() - here:
+        if node_state != _NOTHING:
+            remembered[case.node.name] = node_state
+    current_nodes = {case.node.name for case in cases}
+    for name in state.nodes.keys() - current_nodes:
         since = state.nodes[name].absent_since or now
         if now - since < config.forget:
             remembered[name] = replace(state.nodes[name], absent_since=since)

@@ -105,23 +105,23 @@ class PolicyState:
     checkpoints: Mapping[str, LastRequest] = field(default_factory=dict)
 
 
-def not_after(value: Any, latest: datetime, kept: Collection[str]) -> Any:
+def not_after(value: Any, latest: datetime, unchanged: Collection[str]) -> Any:
     """Move remembered instants after ``latest`` to it: the clock was ahead when they were recorded.
 
     Otherwise every wait that counts from them would last longer by as much as the clock was ahead.
 
-    ``kept``: fields to leave unchanged, such as expiries.
+    ``unchanged``: fields to leave unchanged, such as expiries.
     """
     if isinstance(value, datetime):
         return min(value, latest)
     if isinstance(value, tuple):
-        return tuple(not_after(item, latest, kept) for item in value)
+        return tuple(not_after(item, latest, unchanged) for item in value)
     if isinstance(value, Mapping):
-        return {name: not_after(item, latest, kept) for name, item in value.items()}
+        return {name: not_after(item, latest, unchanged) for name, item in value.items()}
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    names = [field.name for field in fields(value) if field.name not in kept]
-    return replace(value, **{name: not_after(getattr(value, name), latest, kept) for name in names})
+    names = [field.name for field in fields(value) if field.name not in unchanged]
+    return replace(value, **{name: not_after(getattr(value, name), latest, unchanged) for name in names})
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class Thresholds:
         value = next((value for name, value in self.rise.items() if name == tier), None)
         return float("inf") if value is None else value * self.config.fall_share
 
-    def held(self, risk: float, at_most: Tier) -> Tier:
+    def fall_to(self, risk: float, at_most: Tier) -> Tier:
         """Return the highest tier up to ``at_most`` whose lower threshold a risk reaches."""
         for tier in reversed(TIERS[: TIERS.index(at_most) + 1]):
             if risk >= self.lower(tier):
@@ -138,7 +138,7 @@ def adopt(at_most: Tier, reading: "RiskReading", thresholds: Thresholds, risks: 
     ``rise_after``.
     """
     fresh = reading.risk
-    tier = "clear" if fresh is None else thresholds.held(fresh, at_most)
+    tier = "clear" if fresh is None else thresholds.fall_to(fresh, at_most)
     if fresh is None or tier == "clear":
         return TierState()
     state = TierState(tier=tier, moved=f"{tier} restored from the marker, no other state: risk {fresh:.1%}")
@@ -184,7 +184,7 @@ def _count(state: TierState, reading: "RiskReading", fresh: float, valid: float,
     calm, worst = state.calm + 1, max(state.calm_worst, valid)
     if calm < thresholds.config.fall_after:
         return replace(state, calm=calm, calm_worst=worst)
-    fallen = thresholds.held(worst, tier)
+    fallen = thresholds.fall_to(worst, tier)
     why = f"{calm} consecutive decisions of at most {worst:.1%}"
     return replace(_moved(state, fallen, why), calm=0, calm_worst=0.0)
 

@@ -150,7 +150,7 @@ class Controller:
             decision = self._decide(fleet, log, ready=ready)
         else:
             log.error(f"no decision, only expired markers are released: {self.unusable}")
-        blocked = frozenset[str]() if decision is None else self._held(decision)
+        blocked = frozenset[str]() if decision is None else self._unreadable_nodes(decision)
         views = tuple(reading.view for reading in fleet.nodes) if decision is None else decision.views
         boots = {reading.view.name: reading.boot_id for reading in fleet.nodes}
         expected = {view.name: Expected(view, boots[view.name], view.marks.level) for view in views}
@@ -193,7 +193,7 @@ class Controller:
             drained = frozenset(action.node for action in executor.done if action.verb == "drain")
             known = {view.name: view for view in decision.views}
             with log.boundary("the evacuation"):
-                self.evacuation.round(log, decision.plan, known, drained, unheard=executor.held)
+                self.evacuation.round(log, decision.plan, known, drained, unread=executor.blocked)
 
     def _load_evacuation(self, log: RoundLog) -> bool:
         """Read the evacuation state; False if evacuation is off or the state cannot be read."""
@@ -342,7 +342,7 @@ class Controller:
                 log.report.number = self.ledger.begin_releases(plan, self.holder, self.code)
         executor.carry_out(plan)
 
-    def _held(self, decision: _Decision) -> frozenset[str]:
+    def _unreadable_nodes(self, decision: _Decision) -> frozenset[str]:
         """Return the nodes to leave unchanged because their evidence has not been readable since the process started.
 
         The reason for a marker may still hold although it cannot be seen, so the marker stays until it expires.

@@ -21,7 +21,7 @@ class Executor:
 
     ``expected``: the state that was decided on, by node; updated after each action.
     ``evidence``: returns a node's units with the newest scores and facts.
-    ``held``: nodes to leave unchanged, including releases.
+    ``blocked``: nodes to leave unchanged, including releases.
     ``done``: actions confirmed by the scheduler.
     """
 
@@ -30,7 +30,7 @@ class Executor:
     settings: ControllerSettings
     expected: "dict[str, Expected]"
     evidence: Callable[[NodeView], tuple[UnitView, ...]]
-    held: frozenset[str] = frozenset()
+    blocked: frozenset[str] = frozenset()
     done: list[Action] = field(default_factory=list)
     _stuck: set[str] = field(default_factory=set)
     _new: int = 0
@@ -58,7 +58,7 @@ class Executor:
                 self._note(action, "failed", described(error))
 
     def _held_back(self, action: Action) -> str | None:
-        if action.node in self.held:
+        if action.node in self.blocked:
             return "its evidence cannot be read, and its markers have not expired"
         if action.verb == "release":
             return None

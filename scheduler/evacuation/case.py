@@ -25,8 +25,8 @@ class DrainCase:
 
     ``reading``: as re-read in this round.
     ``entry``: its progress, replaced on each change.
-    ``held``: why no new action at all is allowed.
-    ``frozen``: why no workload may be asked or moved; a diagnostic on an empty node is still allowed.
+    ``hold_reason``: why no new action at all is allowed.
+    ``freeze_reason``: why no workload may be asked or moved; a diagnostic on an empty node is still allowed.
     ``going``: workloads that must leave, as listed in this round; None: not listed, see ``unlisted``.
     """
 
@@ -34,8 +34,8 @@ class DrainCase:
     decision: NodeDecision | None
     units: tuple[str, ...]
     entry: Evacuating
-    held: str | None = None
-    frozen: str | None = None
+    hold_reason: str | None = None
+    freeze_reason: str | None = None
     going: tuple[Workload, ...] | None = None
     unlisted: str = ""
 
@@ -45,9 +45,9 @@ class DrainCase:
         return self.reading.view.name
 
     @property
-    def stopped(self) -> str | None:
-        """Why no workload may be asked or moved: ``held`` or ``frozen``."""
-        return self.held or self.frozen
+    def stop_reason(self) -> str | None:
+        """Why no workload may be asked or moved: ``hold_reason`` or ``freeze_reason``."""
+        return self.hold_reason or self.freeze_reason
 
     @property
     def why(self) -> str:

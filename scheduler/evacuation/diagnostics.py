@@ -78,7 +78,7 @@ class Diagnostics:
         boots = {case.reading.boot_id, entry.boot_id} - {None}  # an unknown boot id is not a reboot
         other = len(boots) > 1 or bool(case.units and entry.units and case.units != entry.units)
         asked = remedy not in (None, entry.remedy) and entry.phase == "inconclusive"
-        if case.held is None and (other or asked or now - since >= self.settings.retry_after):
+        if case.hold_reason is None and (other or asked or now - since >= self.settings.retry_after):
             again = entry.attempt + 1
             reported = tuple(what for what in entry.reported if what != "stuck")
             case.change(
@@ -88,11 +88,11 @@ class Diagnostics:
 
     def _start(self, verification: Verification, case: DrainCase, log: RoundLog) -> Result | None:
         now, entry = log.clock.now(), case.entry
-        if case.held is not None and entry.request is not None:
-            case.change(phase="done", message=f"not started: {case.held}")
-            log.step(case.node, entry.rung, "held", None, case.held)
+        if case.hold_reason is not None and entry.request is not None:
+            case.change(phase="done", message=f"not started: {case.hold_reason}")
+            log.step(case.node, entry.rung, "held", None, case.hold_reason)
             return None
-        if case.held is not None:
+        if case.hold_reason is not None:
             case.change(empty_at=None)  # the start timeout runs only while a start is allowed
             return None
         if entry.empty_at is None:
@@ -121,10 +121,10 @@ class Diagnostics:
 
     def _may_start(self, case: DrainCase, log: RoundLog) -> bool:
         """Re-check right before the start: the marker is set, no operator intervened, and the node is still empty."""
-        if case.held is not None or log.over():
+        if case.hold_reason is not None or log.over():
             return False
-        case.held = self.still(case)
-        if case.held is not None:
+        case.hold_reason = self.still(case)
+        if case.hold_reason is not None:
             return False
         try:
             back = [workload.name for workload in self.workloads.on_node(case.node) if workload.stays is None]

@@ -112,7 +112,7 @@ class Drainer:
 
         ``requests``: active requests by recipient (:meth:`asked_as`).
         """
-        if case.stopped is not None:
+        if case.stop_reason is not None:
             # the deadline of a request that was never sent must not expire; the request keeps its key
             answered = {uid: known for uid, known in case.entry.leaving.items() if known.asked != "planned"}
             case.change(leaving=answered)
@@ -234,7 +234,7 @@ class Drainer:
         for case in cases:
             for workload in case.going or ():
                 leaving = case.entry.leaving.get(workload.uid)
-                if case.stopped is not None or leaving is None:
+                if case.stop_reason is not None or leaving is None:
                     continue
                 step, message = _next_step(workload, leaving, log.clock.now())
                 yield case, workload, leaving, step, message
@@ -245,8 +245,8 @@ class Drainer:
         for request in requests:
             case, number = request.case, None
             if request.first:
-                case.held = case.held or self.still(case)
-                if case.held is not None:
+                case.hold_reason = case.hold_reason or self.still(case)
+                if case.hold_reason is not None:
                     continue
                 means, key = request.offer.means, request.ask.key
                 number = log.intend(
@@ -371,8 +371,8 @@ class Drainer:
 
     def _evict_one(self, case: DrainCase, workload: Workload, log: RoundLog) -> bool:
         fence = log.fence()
-        case.held = self.still(case)
-        if case.held is not None:
+        case.hold_reason = self.still(case)
+        if case.hold_reason is not None:
             return False
         key = key_of(case.node, case.entry.began_at, f"evict {workload.uid}")
         number = None

@@ -78,13 +78,13 @@ class Evacuation:
         self._progress = bounded_waits(self._store.value, self.settings, self.clock.now())
 
     def round(
-        self, log: RoundLog, plan: Plan, views: Mapping[str, NodeView], drained: frozenset[str], unheard: frozenset[str]
+        self, log: RoundLog, plan: Plan, views: Mapping[str, NodeView], drained: frozenset[str], unread: frozenset[str]
     ) -> None:
         """Do the next step for each node; call :meth:`load` first.
 
         ``views``: the nodes as decided on, with their units.
         ``drained``: nodes that got their drain marker in this round.
-        ``unheard``: nodes whose events were never read: their workloads are not moved.
+        ``unread``: nodes whose events were never read: their workloads are not moved.
         Raises ``LeaseLostError`` if the lease is lost.
         """
         if not self.settings.enabled:
@@ -93,7 +93,7 @@ class Evacuation:
         self._settle_open(log)
         cases = self._open(log, plan, views, drained)
         for case in cases:
-            case.frozen = _frozen(plan, case.reading.view, unheard)
+            case.freeze_reason = _freeze_reason(plan, case.reading.view, unread)
         now = self.clock.now()
         evacuating = [case for case in cases if case.entry.phase in _ASKING]
         requests = {uid: leaving for entry in self._evacuating() for uid, leaving in entry.leaving.items()}
@@ -167,7 +167,7 @@ class Evacuation:
                 continue
             self._stuck(case, log)
             self._diagnostics.settled(case, log)
-            why = case.stopped if case.entry.phase == "evacuating" else case.held
+            why = case.stop_reason if case.entry.phase == "evacuating" else case.hold_reason
             if why is not None and case.entry.phase not in SETTLED:
                 log.step(case.node, "hold", "held", None, why)
 
@@ -235,7 +235,9 @@ class Evacuation:
             nodes[name] = entry
             units = tuple(unit.name for unit in views[name].units) if name in views else ()
             case = DrainCase(reading, plan.nodes.get(name), units, entry)
-            case.held = "the switches cannot be read" if switches is None else self._held(case, reading, switches)
+            case.hold_reason = (
+                "the switches cannot be read" if switches is None else self._why_held(case, reading, switches)
+            )
             cases.append(case)
         self._progress = replace(progress, nodes=nodes)
         return cases
@@ -251,7 +253,7 @@ class Evacuation:
             what = "to empty it" if entry.request is None else f"for its {entry.rung}"
             log.step(name, "hold", "held", None, f"paused {what}: {why}")
 
-    def _held(self, case: DrainCase, reading: NodeReading, switches: Switches) -> str | None:
+    def _why_held(self, case: DrainCase, reading: NodeReading, switches: Switches) -> str | None:
         """Return why nothing new may be done on a node now; None if it may."""
         view, now, decision = reading.view, self.clock.now(), case.decision
         published, passed_at = view.marks.published, self._progress.passed_at(reading.view.name)
@@ -286,7 +288,7 @@ class Evacuation:
             return "the node was removed"
         if reading.boot_id != case.reading.boot_id:
             return "it booted since it was read"
-        return self._held(case, reading, switches)
+        return self._why_held(case, reading, switches)
 
     def _switches(self, log: RoundLog) -> Switches | None:
         try:
@@ -316,16 +318,17 @@ class Evacuation:
         if entry.phase == "verifying":
             if entry.started_at is not None:  # the diagnostic has its own timeout
                 return
-            left, message = [], f"its diagnostic did not start ({case.held or entry.message or 'not yet possible'})"
+            remaining: list[str] = []
+            message = f"its diagnostic did not start ({case.hold_reason or entry.message or 'not yet possible'})"
         else:
-            left = [workload.name for workload in case.going or ()]
-            waiting = [case.unlisted or case.stopped or ""] + [
+            remaining = [workload.name for workload in case.going or ()]
+            waiting = [case.unlisted or case.stop_reason or ""] + [
                 f"{workload.name} ({why_there(workload, entry.leaving.get(workload.uid), log.clock.now())})"
                 for workload in (case.going or ())[:10]
             ]
             message = f"not empty: {'; '.join(filter(None, waiting))}"
         message = f"waiting since {since:%Y-%m-%d %H:%M} UTC, {message}; the taint stays"
-        case.notify(log, "stuck", "stuck", message, {"workloads": left})
+        case.notify(log, "stuck", "stuck", message, {"workloads": remaining})
 
     def _settle_open(self, log: RoundLog) -> None:
         """Settle calls of dead processes."""
@@ -389,9 +392,9 @@ def _barred(request: RungRequest, view: NodeView, now: datetime) -> str | None:
     return "the prediction has expired" if now >= request.expires_at else None
 
 
-def _frozen(plan: Plan, view: NodeView, unheard: frozenset[str]) -> str | None:
+def _freeze_reason(plan: Plan, view: NodeView, unread: frozenset[str]) -> str | None:
     """Return why no workload of a node may be moved: the breaker blocks evictions like any hard action."""
-    if view.name in unheard:
+    if view.name in unread:
         return "the events of its GPUs cannot be read"
     causes = plan.state.breaker.frozen(view.group_key, view.name)
     return f"the breaker is open: {'; '.join(causes)}" if causes else None

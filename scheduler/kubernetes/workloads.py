@@ -156,9 +156,9 @@ class KubernetesWorkloads:
         """Return the opt-out of a pod, if any. Only a clear value allows eviction; a duration counts from its start."""
         keys, labels = self._keys, pod["metadata"].get("labels") or {}
         started = instant((pod.get("status") or {}).get("startTime") or pod["metadata"].get("creationTimestamp"))
-        held = self._held_by(opt_outs_of(pod, keys), started)
-        if held is not None:
-            return held
+        reason = self._active_opt_out(opt_outs_of(pod, keys), started)
+        if reason is not None:
+            return reason
         if _SLURM_WORKER in labels or str((owner or {}).get("apiVersion")).startswith(_SLURM_GROUPS):
             return "it runs slurmd: its jobs leave through Slurm"
         asked = annotations_of(pod).get(keys.checkpoint)
@@ -169,12 +169,12 @@ class KubernetesWorkloads:
     def _opt_out_elsewhere(self, gang: str | None, name: str) -> str | None:
         """Return the opt-out of another pod of a gang, if any: it would stop as well."""
         for part in self._scheduler.opted_out(gang):
-            held = None if part.name == name else self._held_by(part.opt_outs, part.started_at)
-            if held is not None:
-                return f"{part.name} of the same job, on {part.node}, has {held}"
+            reason = None if part.name == name else self._active_opt_out(part.opt_outs, part.started_at)
+            if reason is not None:
+                return f"{part.name} of the same job, on {part.node}, has {reason}"
         return None
 
-    def _held_by(self, opt_outs: OptOuts, started: datetime | None) -> str | None:
+    def _active_opt_out(self, opt_outs: OptOuts, started: datetime | None) -> str | None:
         for key, value in opt_outs:
             wait = None if OPT_OUTS.get(key, True) else duration(value)
             if wait is None:

@@ -28,7 +28,7 @@ from benchmarks.shared.processes import peak_mb, run_json
 from features.matrix.matrix import FeatureMatrix
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params
-from pipeline.stages import replay
+from pipeline.stages import backtest_matrix
 from simulator.simulate import simulate
 from telemetry.dataset.writer import DatasetWriter
 
@@ -67,7 +67,9 @@ def measure(matrix: Path, out: Path, files: list[Path], *, full: bool) -> None:
     """Replay in this process, and print seconds and peak memory as JSON."""
     truth = matrix.with_name("dataset-truth")
     begin = time.perf_counter()
-    replay(FeatureMatrix.open(matrix), load_params(files), out, truth=truth if truth.is_dir() else None, full=full)
+    backtest_matrix(
+        FeatureMatrix.open(matrix), load_params(files), out, truth=truth if truth.is_dir() else None, full=full
+    )
     print(json.dumps({"seconds": time.perf_counter() - begin, "peak": peak_mb()}))
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    O/predictions.parquet       predictions of the profile
+    O/predictions.parquet       predictions of the profile: pipeline.stages.PREDICTION_COLUMNS
     O/predictions_all.parquet   predictions of every model and variant
     O/metrics.json              all metrics, nested
     O/summary.json              main metrics of the profile, flat

@@ -145,7 +145,7 @@ def train_bundle(
     return summary
 
 
-def replay(
+def backtest_matrix(
     matrix: FeatureMatrix,
     params: Params,
     out: Path,

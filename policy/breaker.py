@@ -1,4 +1,8 @@
-"""Circuit breaker: conditions that freeze new hard actions, for how long, and why. It never blocks a release."""
+"""Circuit breaker: conditions that freeze new hard actions, for how long, and why. It never blocks a release.
+
+Conditions: too many nodes at risk, down or unreadable; missing scores or channels; software changes; an old model or
+reading. Feature drift is not one of them: ``predrain doctor`` reports it (:mod:`pipeline.health`).
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

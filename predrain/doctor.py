@@ -1,4 +1,4 @@
-"""``predrain doctor``: what a telemetry source lacks, how important it is, and how to enable it."""
+"""``predrain doctor``: what a telemetry source lacks and how to enable it; drift of a trained model."""
 
 import sys
 from collections.abc import Mapping

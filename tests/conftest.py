@@ -81,11 +81,11 @@ def small_fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_backtest(small_fleet: Path, small_params: Params, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folder of a finished backtest of the small fleet, report included."""
     from pipeline.matrix_stage import make_matrix
-    from pipeline.stages import replay, write_report_for
+    from pipeline.stages import backtest_matrix, write_report_for
 
     out = tmp_path_factory.mktemp("replay") / "replay"
     matrix = make_matrix(small_fleet, small_params, out / "matrix")
-    replay(matrix, small_params, out, truth=small_fleet.with_name("fleet-truth"))
+    backtest_matrix(matrix, small_params, out, truth=small_fleet.with_name("fleet-truth"))
     write_report_for(out)
     return out
 

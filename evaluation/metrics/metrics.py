@@ -1,4 +1,4 @@
-"""Ranking and calibration metrics of arrays, with ties and cluster weights.
+"""Ranking and calibration metrics of arrays, with ties and cluster weights; bootstrap samples and intervals.
 
 Every ranking metric is a function of the number of labelled rows of each cluster in each *segment* of the ranking, so
 one sparse product yields the point estimate and all bootstrap replicates (see :class:`Ranking`).

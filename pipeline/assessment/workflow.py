@@ -26,7 +26,7 @@ from pipeline.artefacts import VALUE, load_evaluation, write_json
 from pipeline.assessment.policies import Begin, predictions_of, replay_policies
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params, with_step
-from pipeline.stages import replay
+from pipeline.stages import backtest_matrix
 from pipeline.tracking import code_revision
 from policy.ladder.rungs import Rung
 from policy.stages import Stage
@@ -174,7 +174,7 @@ def _backtested(
     if not (stamp_file.is_file() and json.loads(stamp_file.read_text(encoding="utf-8")) == stamp):
         try:
             stamp_file.unlink(missing_ok=True)  # a killed backtest may leave some files of each run
-            replay(matrix, params, folder, truth=truth, progress=begin("backtest"), full=False, brief=True)
+            backtest_matrix(matrix, params, folder, truth=truth, progress=begin("backtest"), full=False, brief=True)
         except InputError:
             if failures >= MIN_FAILURES_UNLESS_YES:
                 raise

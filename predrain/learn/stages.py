@@ -148,7 +148,7 @@ def backtest(
         from features.matrix.matrix import FeatureMatrix
         from pipeline.matrix_stage import make_matrix
         from pipeline.report.terminal import summary_of
-        from pipeline.stages import replay, write_report_for
+        from pipeline.stages import backtest_matrix, write_report_for
 
         loaded = read_params(params)
         place = None if dataset is None else read_place(dataset, out)
@@ -161,7 +161,7 @@ def backtest(
             refuse_inside(out, matrix, "matrix")
             feature_matrix = FeatureMatrix.open(matrix)
         with progress("backtest") as advance:
-            replay(
+            backtest_matrix(
                 feature_matrix, loaded, out, truth=truth, registry=registry, progress=advance, full=full, engine=chosen
             )
         if report:

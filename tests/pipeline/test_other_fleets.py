@@ -9,7 +9,7 @@ from features.matrix.matrix import FeatureMatrix
 from models.bundle.store import load_bundle
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params
-from pipeline.stages import replay, train_bundle, write_report_for
+from pipeline.stages import backtest_matrix, train_bundle, write_report_for
 from telemetry.dataset.channels import resolve_channels
 from telemetry.importing.importer import import_dataset
 from telemetry.importing.sampling import STEPS
@@ -42,7 +42,7 @@ def run_shipped(
     )
     assert imported.quarantined == {}
     matrix = make_matrix(tmp_path / "dataset", params, tmp_path / "matrix")
-    replay(matrix, params, tmp_path / "out")
+    backtest_matrix(matrix, params, tmp_path / "out")
     train_bundle(matrix, params, tmp_path / "bundle")
     assert set(load_bundle(tmp_path / "bundle").fitted.learners) >= set(params.models.parallel.members)
     write_report_for(tmp_path / "out")

@@ -10,7 +10,7 @@ from features.matrix.matrix import FeatureMatrix
 from models.bundle.store import load_bundle
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params
-from pipeline.stages import replay, train_bundle, write_report_for
+from pipeline.stages import backtest_matrix, train_bundle, write_report_for
 
 pytest.importorskip("torch")
 
@@ -34,7 +34,7 @@ def paper(small_fleet, tmp_path_factory):
     (out / "quick.yaml").write_text(QUICK)
     params = load_params([ROOT / "params.yaml", ROOT / "params" / "paper.yaml", out / "quick.yaml"])
     matrix = make_matrix(small_fleet, params, out / "matrix")
-    replay(matrix, params, out)
+    backtest_matrix(matrix, params, out)
     write_report_for(out)
     return out, params
 

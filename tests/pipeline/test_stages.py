@@ -21,7 +21,7 @@ from models.training.trainer import Trainer
 from pipeline.artefacts import VALUE, figures, load_evaluation
 from pipeline.matrix_stage import check_made_with, make_matrix
 from pipeline.params import Params
-from pipeline.stages import replay, train_bundle, write_report_for
+from pipeline.stages import backtest_matrix, train_bundle, write_report_for
 from pipeline.tracking import record_backtest
 from telemetry.dataset.store import Dataset
 
@@ -107,7 +107,7 @@ def test_a_backtest_of_what_the_profile_needs_predicts_the_same(
     small_params: Params, small_backtest: Path, tmp_path: Path
 ) -> None:
     (tmp_path / VALUE).write_text("{}")  # of an earlier backtest, which this one replaces
-    replay(FeatureMatrix.open(small_backtest / "matrix"), small_params, tmp_path, full=False)
+    backtest_matrix(FeatureMatrix.open(small_backtest / "matrix"), small_params, tmp_path, full=False)
     assert not (tmp_path / VALUE).exists()
     assert (tmp_path / "predictions.parquet").read_bytes() == (small_backtest / "predictions.parquet").read_bytes()
     fitted = pd.read_parquet(tmp_path / "predictions_all.parquet")
@@ -176,9 +176,9 @@ def test_a_killed_backtest_goes_on_and_ends_the_same(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        replay(matrix, small_params, tmp_path / "out", truth=truth, progress=stop)
+        backtest_matrix(matrix, small_params, tmp_path / "out", truth=truth, progress=stop)
     assert list((tmp_path / "out" / ".folds").iterdir())
-    replay(matrix, small_params, tmp_path / "out", truth=truth)
+    backtest_matrix(matrix, small_params, tmp_path / "out", truth=truth)
     resumed = {name: digest for name, digest in digests(tmp_path / "out").items() if not name.startswith(".folds")}
     before = digests(small_backtest)
     assert resumed == {name: before[name] for name in resumed}
@@ -188,7 +188,7 @@ def test_a_killed_backtest_goes_on_and_ends_the_same(
     changed = small_params.backtest.model_copy(update={"bootstrap": 11, "cooldown": timedelta(days=5)})
     again = small_params.model_copy(update={"backtest": changed})
     monkeypatch.setattr(Trainer, "fit", lambda *_: fits.append("fitted"))
-    replay(matrix, again, tmp_path / "out")
+    backtest_matrix(matrix, again, tmp_path / "out")
     assert fits == []  # the evaluation alone was done again
     assert list((tmp_path / "out" / ".folds").iterdir()) == kept
     second, first = (pq.read_table(out / "predictions_all.parquet") for out in (tmp_path / "out", small_backtest))
@@ -211,7 +211,7 @@ def test_parameters_that_say_something_else_than_the_matrix_are_refused(
 ) -> None:
     matrix = FeatureMatrix.open(small_backtest / "matrix")
     params = small_params.model_copy(update={section: getattr(small_params, section).model_copy(update=change)})
-    for stage in (replay, train_bundle):
+    for stage in (backtest_matrix, train_bundle):
         with pytest.raises(InputError, match=f"the matrix was made with {difference}"):
             stage(matrix, params, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -235,6 +235,6 @@ def test_a_full_disk_loses_nothing(
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(InputError, match="the disk is full"):
-        replay(FeatureMatrix.open(small_backtest / "matrix"), small_params, out)
+        backtest_matrix(FeatureMatrix.open(small_backtest / "matrix"), small_params, out)
     after = digests(out)
     assert {name: after[name] for name in before} == before

@@ -122,10 +122,10 @@ def evaluate_gate(
 def _precision(
     challenger: Scored, other: Scored, section: PromotionSection, weights: Floats, incidents: int
 ) -> Criterion:
-    mine, theirs = (precision_of(side, side.alert, weights) for side in (challenger, other))
-    difference = mine - theirs
+    precision, other_precision = (precision_of(side, side.alert, weights) for side in (challenger, other))
+    difference = precision - other_precision
     bounds = interval(difference[1:])
-    margin = min(section.precision_margin, section.margin_share * float(np.nan_to_num(theirs[0])))
+    margin = min(section.precision_margin, section.margin_share * float(np.nan_to_num(other_precision[0])))
     limit = f"lower bound of the difference at least {_points(-margin)}, upper bound at least 0"
     hits = int((challenger.alert & challenger.positive).sum())
     spread = f"{_points(difference[0])} [{_points(bounds.low)}, {_points(bounds.high)}] at 95 %"
@@ -142,16 +142,15 @@ def _precision(
         outcome, why = "passed", spread
     else:
         outcome, why = "failed", f"non-inferiority not significant: {spread}"
-    return Criterion(
-        "precision at K", other.model, _number(theirs[0]), _number(mine[0]), limit, outcome, f"{why}, {hits} hits"
-    )
+    values = _number(other_precision[0]), _number(precision[0])
+    return Criterion("precision at K", other.model, *values, limit, outcome, f"{why}, {hits} hits")
 
 
 def _risk_ratio(challenger: Scored, champion: Scored | None, section: PromotionSection, weights: Floats) -> Criterion:
-    mine = _ratios(challenger, weights)
+    ratios = _ratios(challenger, weights)
     low, high = section.risk_ratio
-    bounds = interval(mine[1:])
-    value, spread = mine[0], f"{mine[0]:.2f} [{bounds.low:.2f}, {bounds.high:.2f}]"
+    bounds = interval(ratios[1:])
+    value, spread = ratios[0], f"{ratios[0]:.2f} [{bounds.low:.2f}, {bounds.high:.2f}]"
     outcome: Outcome
     if not np.isfinite(value):
         outcome, why = "undecided", "no incidents: no rate to compare the risk with"
@@ -161,16 +160,16 @@ def _risk_ratio(challenger: Scored, champion: Scored | None, section: PromotionS
         outcome, why = "failed", f"risks are {'too low' if value < low else 'too high'}: {spread}"
     else:
         outcome, why = "undecided", f"outside the limits, but not significantly: {spread}"
-    theirs = None if champion is None else _number(_ratios(champion, weights[:1])[0])
+    champion_ratio = None if champion is None else _number(_ratios(champion, weights[:1])[0])
     return Criterion(
-        "mean risk over base rate", "", theirs, _number(value), f"between {low:g} and {high:g}", outcome, why
+        "mean risk over base rate", "", champion_ratio, _number(value), f"between {low:g} and {high:g}", outcome, why
     )
 
 
 def _brier(challenger: Scored, champion: Scored | None, section: PromotionSection, weights: Floats) -> Criterion:
-    mine = _skills(challenger, weights)
-    theirs = np.zeros(len(mine)) if champion is None else _skills(champion, weights)
-    difference = mine - theirs
+    skill = _skills(challenger, weights)
+    other_skill = np.zeros(len(skill)) if champion is None else _skills(champion, weights)
+    difference = skill - other_skill
     bounds = interval(difference[1:])
     spread = f"{difference[0]:+.3f} [{bounds.low:+.3f}, {bounds.high:+.3f}]"
     outcome: Outcome
@@ -184,26 +183,26 @@ def _brier(challenger: Scored, champion: Scored | None, section: PromotionSectio
         outcome, why = "undecided", f"worse, but not significantly: {spread}"
     name = _BASE_RATE if champion is None else champion.model
     limit = f"at most {section.brier_margin:g} below the other"
-    return Criterion("Brier skill", name, _number(theirs[0]), _number(mine[0]), limit, outcome, why)
+    return Criterion("Brier skill", name, _number(other_skill[0]), _number(skill[0]), limit, outcome, why)
 
 
 def _recalls(other: Scored, incidents: pd.DataFrame, section: PromotionSection) -> list[Criterion]:
-    mine = incidents.set_index("incident")
+    table = incidents.set_index("incident")
     caught = incident_table(other).set_index("incident")["caught"]
-    mine = mine.assign(other=caught.reindex(mine.index).to_numpy(dtype=bool))
-    rows = [_recall("recall of incidents", other, mine, section)]
-    by_family = mine.assign(family=mine["failure_class"].str.split(", ")).explode("family")
+    table = table.assign(other=caught.reindex(table.index).to_numpy(dtype=bool))
+    rows = [_recall("recall of incidents", other, table, section)]
+    by_family = table.assign(family=table["failure_class"].str.split(", ")).explode("family")
     rows += [_recall(f"recall of {name}", other, part, section) for name, part in by_family.groupby("family")]
     return rows
 
 
 def _recall(name: str, other: Scored, incidents: pd.DataFrame, section: PromotionSection) -> Criterion:
-    here, there = incidents["caught"].to_numpy(dtype=bool), incidents["other"].to_numpy(dtype=bool)
-    n, gained, lost = len(here), int((here & ~there).sum()), int((there & ~here).sum())
-    margin = min(section.recall_margin, section.margin_share * float(there.mean())) if n else section.recall_margin
+    caught, by_other = incidents["caught"].to_numpy(dtype=bool), incidents["other"].to_numpy(dtype=bool)
+    n, gained, lost = len(caught), int((caught & ~by_other).sum()), int((by_other & ~caught).sum())
+    margin = min(section.recall_margin, section.margin_share * float(by_other.mean())) if n else section.recall_margin
     limit = f"at most {_points(margin)} below the other"
-    counts = f"{int(here.sum())} against {int(there.sum())} of {n}"
-    values = (_number(there.mean()), _number(here.mean())) if n else (None, None)
+    counts = f"{int(caught.sum())} against {int(by_other.sum())} of {n}"
+    values = (_number(by_other.mean()), _number(caught.mean())) if n else (None, None)
     # exact one-sided McNemar test on the incidents that only one side caught
     chance = float(binom.cdf(gained, gained + lost, 0.5))
     outcome: Outcome

@@ -33,20 +33,20 @@ def incident_table(scored: Scored) -> pd.DataFrame:
     ``nodes``: number of node incidents; ``failure_class``: classes of its units, joined by ``, ``; ``start`` and
     ``first_alert`` in UTC (NaT if missed); ``lead_time_hours`` (NaN if missed).
     """
-    rows, there = scored.rows, scored.rows.incidents
-    first = np.flatnonzero(group_starts(there.place))
-    last = np.append(first[1:], len(there.place)) - 1
+    rows, incidents = scored.rows, scored.rows.incidents
+    first = np.flatnonzero(group_starts(incidents.place))
+    last = np.append(first[1:], len(incidents.place)) - 1
     never = np.iinfo(np.int64).max
-    alerted_at = np.where(scored.alert[there.row], scored.shared.times_ms[rows.time[there.row]], never)
+    alerted_at = np.where(scored.alert[incidents.row], scored.shared.times_ms[rows.time[incidents.row]], never)
     in_service = scored.per_time(np.ones(len(rows.time), np.bool_))
     top = scored.top(np.ceil(TOP_SHARE * in_service).astype(np.int64))
     node_incidents = pd.DataFrame(
         {
-            "cause": there.cause,
-            "incident": there.number,
-            "start": there.start_ms,
+            "cause": incidents.cause,
+            "incident": incidents.number,
+            "start": incidents.start_ms,
             "alerted_at": np.minimum.reduceat(alerted_at, first) if len(first) else np.empty(0, np.int64),
-            "in_top": top[there.row[last]] if len(first) else np.empty(0, np.bool_),
+            "in_top": top[incidents.row[last]] if len(first) else np.empty(0, np.bool_),
         }
     )
     alerted = node_incidents["alerted_at"] != never
@@ -56,9 +56,9 @@ def incident_table(scored: Scored) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "incident": grouped["incident"].min().to_numpy(),
-            "node": pd.array(scored.shared.nodes[there.node], dtype="str"),
+            "node": pd.array(scored.shared.nodes[incidents.node], dtype="str"),
             "nodes": grouped.size().to_numpy(),
-            "failure_class": pd.array(there.families, dtype="str"),
+            "failure_class": pd.array(incidents.families, dtype="str"),
             "start": _times(grouped["start"].min().to_numpy()),
             "caught": caught,
             "first_alert": _times(np.where(caught, grouped["alerted_at"].min().to_numpy(), np.iinfo(np.int64).min)),
@@ -118,7 +118,7 @@ def unforeseen_incidents(predictions: pd.DataFrame, truth: pd.DataFrame | None =
     parts = split_predictions(predictions[used], 1, more=truth)
     models = [part for part in parts if part.variant == "sliding"]
     oracle = next((part for part in parts if part.variant != "sliding"), None)
-    shared, rows, there = models[0].shared, models[0].rows, models[0].rows.incidents
+    shared, rows, incidents = models[0].shared, models[0].rows, models[0].rows.incidents
     shape = (len(shared.times_ms), len(shared.nodes))
     present, top, true = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool), np.full(shape, np.nan)
     present[rows.time, rows.node] = True
@@ -129,33 +129,33 @@ def unforeseen_incidents(predictions: pd.DataFrame, truth: pd.DataFrame | None =
     if oracle is not None:
         true[oracle.rows.time, oracle.rows.node] = oracle.risk
     records = []
-    for place, pairs in enumerate(np.split(there.row, np.flatnonzero(group_starts(there.place))[1:])):
+    for place, pairs in enumerate(np.split(incidents.row, np.flatnonzero(group_starts(incidents.place))[1:])):
         if not len(pairs):
             break
-        when, who = rows.time[pairs], int(rows.node[pairs[0]])
-        others = np.flatnonzero(present[when].any(axis=0))
+        times, node = rows.time[pairs], int(rows.node[pairs[0]])
+        others = np.flatnonzero(present[times].any(axis=0))
         records.append(
             {
-                "cause": int(there.cause[place]),
-                "incident": int(there.number[place]),
-                "seen": bool(top[when, who].any()),
-                "chance": float(np.any(top[np.ix_(when, others)], axis=0).mean()),
+                "cause": int(incidents.cause[place]),
+                "incident": int(incidents.number[place]),
+                "seen": bool(top[times, node].any()),
+                "chance": float(np.any(top[np.ix_(times, others)], axis=0).mean()),
             }
-            | _true(true[when], who)
+            | _true_risks(true[times], node)
         )
     return _by_cause(pd.DataFrame.from_records(records), models[0]).astype(kinds)
 
 
-def _by_cause(found: pd.DataFrame, scored: Scored) -> pd.DataFrame:
-    if found.empty:
+def _by_cause(table: pd.DataFrame, scored: Scored) -> pd.DataFrame:
+    if table.empty:
         return pd.DataFrame(columns=list(COLUMNS))
-    there, grouped = scored.rows.incidents, found.groupby("cause", sort=True)
+    incidents, grouped = scored.rows.incidents, table.groupby("cause", sort=True)
     risk, base = grouped["true_risk"].max(), grouped["true_base"].mean()
     frame = pd.DataFrame(
         {
             "incident": grouped["incident"].min(),
-            "node": pd.array(scored.shared.nodes[there.node], dtype="str"),
-            "failure_class": pd.array(there.families, dtype="str"),
+            "node": pd.array(scored.shared.nodes[incidents.node], dtype="str"),
+            "failure_class": pd.array(incidents.families, dtype="str"),
             "seen": grouped["seen"].mean() >= 0.5,
             "chance": grouped["chance"].mean(),
             "true_risk": risk,
@@ -166,8 +166,8 @@ def _by_cause(found: pd.DataFrame, scored: Scored) -> pd.DataFrame:
     return frame[list(COLUMNS)].sort_values("incident", ignore_index=True)
 
 
-def _true(risk: np.ndarray, who: int) -> dict[str, float]:
-    own = risk[:, who]
-    if not np.isfinite(own).any():
+def _true_risks(risk: np.ndarray, node: int) -> dict[str, float]:
+    node_risk = risk[:, node]
+    if not np.isfinite(node_risk).any():
         return {"true_risk": math.nan, "true_base": math.nan}
-    return {"true_risk": float(np.nanmax(own)), "true_base": float(np.nanmean(risk))}
+    return {"true_risk": float(np.nanmax(node_risk)), "true_base": float(np.nanmean(risk))}

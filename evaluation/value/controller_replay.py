@@ -268,38 +268,39 @@ class Controlled:
 
     def _fleet_at(self, at: int, now: datetime, newest: ScoredDecision) -> tuple[list[NodeView], list[ObservedNode]]:
         """Return the nodes to decide about, and those at rest, which are only counted."""
-        heard = min(now - LONGEST, newest.decided_at)  # older reports are neither valid nor void anything
+        oldest = min(now - LONGEST, newest.decided_at)  # older reports are neither valid nor void anything
         reports = reported(
-            self.events[bisect_right(self._known, instant_ms(heard)) : bisect_right(self._known, at)], now
+            self.events[bisect_right(self._known, instant_ms(oldest)) : bisect_right(self._known, at)], now
         )
         down = self.fleet.down(at)
-        spoken = {unit for unit, time in self._void.items() if time > heard}
-        spoken |= {unit for unit, fact in self._sick.items() if fact.seen_at > heard}
-        known, unknown, quiet = self._quiet(at, newest, reports.keys() | spoken)
-        kept = {name: state for name, state in self._state.nodes.items() if not quiet[self._place[name]]}
-        self._state = replace(self._state, nodes=kept)  # those of the others are at rest
+        reported_units = {unit for unit, time in self._void.items() if time > oldest}
+        reported_units |= {unit for unit, fact in self._sick.items() if fact.seen_at > oldest}
+        known, unknown, low_risk = self._low_risk_nodes(at, newest, reports.keys() | reported_units)
+        states = {name: state for name, state in self._state.nodes.items() if not low_risk[self._place[name]]}
+        self._state = replace(self._state, nodes=states)  # those of the others are at rest
         running: defaultdict[int, list[JobView]] = defaultdict(list)
         entries = self._running()
-        # jobs that run only on quiet nodes affect no decision
-        entries = entries[np.isin(self.jobs.job[entries], self.jobs.job[entries[~quiet[self.jobs.node[entries]]]])]
+        # jobs that run only on nodes of low risk affect no decision
+        entries = entries[np.isin(self.jobs.job[entries], self.jobs.job[entries[~low_risk[self.jobs.node[entries]]]])]
         shown_jobs = job_views(self.jobs, entries, at, self._jobs)
         for place, job in zip(self.jobs.node[entries].tolist(), shown_jobs, strict=True):
             if place not in down:
                 running[place].append(job)
         passed = {} if self.probing is None else self.probing.passes(at)
         planned_at, others, fleet = self._planned_at(now), list[ObservedNode](), list[NodeView]()
-        for place, (calm, here, gone) in enumerate(zip(quiet.tolist(), known.tolist(), unknown.tolist(), strict=True)):
+        columns = zip(low_risk.tolist(), known.tolist(), unknown.tolist(), strict=True)
+        for place, (is_low, scored, unscored) in enumerate(columns):
             node, marks, is_down = self._views[place], self._node_marks[place], place in down
-            jobs_here, planned_here = tuple(running.get(place, ())), () if calm else planned_at.get(node.name, ())
-            units = _COUNTED * (here + gone) if calm else self._units(place, at, newest, reports, passed)
-            shown = (units, jobs_here, marks, is_down, planned_here)
-            if shown != (node.units, node.jobs, node.marks, node.down, node.planned):
+            jobs_here, planned_here = tuple(running.get(place, ())), () if is_low else planned_at.get(node.name, ())
+            units = _COUNTED * (scored + unscored) if is_low else self._units(place, at, newest, reports, passed)
+            inputs = (units, jobs_here, marks, is_down, planned_here)
+            if inputs != (node.units, node.jobs, node.marks, node.down, node.planned):
                 node = self._views[place] = NodeView(
                     node.name, node.cluster, node.group, node.rack, node.domain, units, jobs_here, marks, down=is_down,
                     planned=planned_here,
                 )  # fmt: skip
-            if calm:
-                others.append(ObservedNode(node, False, here, False, decided_at=newest.decided_at))
+            if is_low:
+                others.append(ObservedNode(node, False, scored, False, decided_at=newest.decided_at))
             else:
                 fleet.append(node)
         return fleet, others
@@ -310,21 +311,21 @@ class Controlled:
             self._planned = known, planned(self._maintenance[:known], now)
         return self._planned[1]
 
-    def _quiet(self, at: int, newest: ScoredDecision, spoken: Iterable[str]) -> tuple[Ints, Ints, Bools]:
+    def _low_risk_nodes(self, at: int, newest: ScoredDecision, exempt: Iterable[str]) -> tuple[Ints, Ints, Bools]:
         """Return each node's number of units with and without a risk, and whether it only has low risks."""
         lowest = self.policy.thresholds.watch or 0.0
         place, code, since, until = self._member.T
-        here = (since <= at) & (at < until)
-        place, code = place[here], code[here]
+        installed = (since <= at) & (at < until)
+        place, code = place[installed], code[installed]
         risk = np.where(code < 0, np.nan, newest.risk[code])
         valid = ~np.isnan(risk)
         nodes = len(self.fleet.nodes)
         known, total = np.bincount(place[valid], minlength=nodes), np.bincount(place, minlength=nodes)
-        quiet = (known > 0) & (np.bincount(place[valid], risk[valid], nodes) < lowest)
-        quiet &= newest.decided_at <= from_ms(at) < newest.expires_at
-        quiet[[self._place[name] for name, state in self._state.nodes.items() if not state.at_rest]] = False
-        quiet[[self._homes[name] for name in spoken if name in self._homes]] = False
-        return known, total - known, quiet
+        low_risk = (known > 0) & (np.bincount(place[valid], risk[valid], nodes) < lowest)
+        low_risk &= newest.decided_at <= from_ms(at) < newest.expires_at
+        low_risk[[self._place[name] for name, state in self._state.nodes.items() if not state.at_rest]] = False
+        low_risk[[self._homes[name] for name in exempt if name in self._homes]] = False
+        return known, total - known, low_risk
 
     def _units(
         self, place: int, at: int, newest: ScoredDecision, reports: Mapping[str, Reported], passes: Mapping[int, int]
@@ -333,27 +334,27 @@ class Controlled:
         node, passed = self.fleet.nodes[place].name, passes.get(place)
         if passed is not None and at >= passed + duration_ms(self.policy.probes.lowers_for):
             passed = None
-        here = [
+        rows = [
             (name, code, reports.get(name) or reports.get(node), self._void.get(name), self._sick.get(name))
             for (name, since, until), code in zip(self.fleet.installations[place], self._code[place], strict=True)
             if since <= at < until
         ]
         known, units = self._shown.get(place, (None, ()))
-        if known != (newest.at, passed, here):
+        if known != (newest.at, passed, rows):
             probed_at = None if passed is None else from_ms(passed)
             units = tuple(
-                _unit(newest.view(name, code), probed_at, said, void, sick) for name, code, said, void, sick in here
+                _unit(newest.view(name, code), probed_at, report, void, sick) for name, code, report, void, sick in rows
             )
-            self._shown[place] = (newest.at, passed, here), units
+            self._shown[place] = (newest.at, passed, rows), units
         return units
 
 
 def _unit(
-    scored: UnitView, probed_at: datetime | None, said: Reported | None, void: datetime | None, sick: Fact | None
+    scored: UnitView, probed_at: datetime | None, report: Reported | None, void: datetime | None, sick: Fact | None
 ) -> UnitView:
-    if not (probed_at or said or void or sick):
+    if not (probed_at or report or void or sick):
         return scored
-    facts, repaired = said or ((), None)
+    facts, repaired = report or ((), None)
     since = max((time for time in (void, repaired) if time is not None), default=None)
     return UnitView(scored.name, scored.score, (*facts, *(() if sick is None else (sick,))), since, probed_at)
 

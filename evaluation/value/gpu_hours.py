@@ -82,25 +82,25 @@ def count_outcome(
     nodes while GPUs are free, so no GPU is left idle.
     ``extras``: probes and checkpoints of each load; they count as actions if there are no marks.
     """
-    within, ready = duration_ms(reach), duration_ms(costs.checkpoint + LEAVE)
+    reach_ms, ready = duration_ms(reach), duration_ms(costs.checkpoint + LEAVE)
     same = fleet.failed == marks.node[:, None]
     began = marks.at[:, None]
-    sound = ~(same & (fleet.at <= began) & (fleet.until > began)).any(axis=1)
-    right = sound & (same & (fleet.at > began) & (fleet.at <= began + within)).any(axis=1)
+    was_up = ~(same & (fleet.at <= began) & (fleet.until > began)).any(axis=1)
+    right = was_up & (same & (fleet.at > began) & (fleet.at <= began + reach_ms)).any(axis=1)
     early = marks.at + np.where(marks.drained < NEVER, np.minimum(marks.drained, marks.until) - marks.at + ready, 0)
     caught = (same & (fleet.at >= early[:, None]) & (fleet.at < marks.until[:, None])).any(axis=0)
     cheap = [Extras()] * len(loads) if extras is None else extras
-    counted = [_counted(fleet, jobs, marks, costs, more, soft=soft) for jobs, more in zip(loads, cheap, strict=True)]
-    known = right | (sound & (marks.at + within <= fleet.end))
+    counted = [_counted(fleet, jobs, marks, costs, extra, soft=soft) for jobs, extra in zip(loads, cheap, strict=True)]
+    known = right | (was_up & (marks.at + reach_ms <= fleet.end))
     hits, moved, hit, spent, idle, repaired = (np.stack(values) for values in zip(*counted, strict=True))
     actions, actions_right, actions_known = len(marks.at), int(right.sum()), int(known.sum())
-    probes = [more.probes for more in cheap]
+    probes = [extra.probes for extra in cheap]
     if extras is not None and not actions:
         finished = [len(probe.node) - int(probe.preempted.sum()) for probe in probes]
-        found = [int((probe.failure >= 0).sum()) for probe in probes]
-        asked = [len(more.checkpoints.job) for more in cheap]
-        actions = round(float(np.mean([len(probe.node) for probe in probes]) + np.mean(asked)))
-        actions_right, actions_known = round(float(np.mean(found))), round(float(np.mean(finished)))
+        found_counts = [int((probe.failure >= 0).sum()) for probe in probes]
+        requested_counts = [len(extra.checkpoints.job) for extra in cheap]
+        actions = round(float(np.mean([len(probe.node) for probe in probes]) + np.mean(requested_counts)))
+        actions_right, actions_known = round(float(np.mean(found_counts))), round(float(np.mean(finished)))
     spared = [int((caught | np.isin(np.arange(len(caught)), probe.failure)).sum()) for probe in probes]
     nodes, alerts = np.unique(marks.node[known], return_counts=True)
     hit_by = np.array([int(right[known & (marks.node == node)].sum()) for node in nodes], dtype=np.int64)
@@ -116,7 +116,7 @@ def _counted(
 ) -> tuple[float, float, Floats, Floats, Floats, Floats]:
     """Return numbers of jobs hit and moved, and per node the GPU-hours lost, spent, idle and saved in repairs."""
     marks = hard if not len(extras.probes.node) else hard.joined(extras.probes.repairs(fleet))
-    again = jobs.again(costs)
+    restart_times = jobs.restart_times(costs)
     bounds, size = np.searchsorted(jobs.node, np.arange(len(fleet.nodes) + 1)), jobs.size
     hits, moved, (hit, spent, idle, repaired) = 0.0, 0.0, np.zeros((4, len(fleet.nodes)))
     shorter = (costs.unplanned_repair - costs.planned_repair) / timedelta(hours=1)
@@ -145,11 +145,11 @@ def _counted(
             written = gone - duration_ms(LEAVE) - drained
             rework = np.where(jobs.writes(left_by), written, jobs.unsaved(left_by, int(drained)))
             left_at[left_by], moved = gone, moved + len(left_by)
-            spent[node] += float((size[left_by] * (again[left_by] + rework)).sum()) / HOUR_MS
+            spent[node] += float((size[left_by] * (restart_times[left_by] + rework)).sum()) / HOUR_MS
         left.append(left_at[entries].copy())
         left_at[entries] = NEVER
         occupied_until = np.minimum(jobs.end[entries], left[mark])
-        for since, ends in [] if soft else _sound(fleet, int(node), int(at), int(ends_at[mark])):
+        for since, ends in [] if soft else _up_intervals(fleet, int(node), int(at), int(ends_at[mark])):
             busy = np.clip(occupied_until, since, ends) - np.clip(jobs.start[entries], since, ends)
             idle[node] += max(float(fleet.gpus[node] * (ends - since)) - float(jobs.gpus[entries] @ busy), 0) / HOUR_MS
     up_again = np.full(len(fleet.nodes), fleet.begin)
@@ -168,7 +168,7 @@ def _counted(
         if len(extras.checkpoints.job):
             asked = [extras.checkpoints.unsaved(int(job), int(at)) for job in jobs.job[hit_entries]]
             unsaved = np.minimum(unsaved, np.array(asked, dtype=np.int64))
-        hit[node] += float((share * size[hit_entries] * (unsaved + again[hit_entries])).sum()) / HOUR_MS
+        hit[node] += float((share * size[hit_entries] * (unsaved + restart_times[hit_entries])).sum()) / HOUR_MS
     return hits, moved, hit, spent, idle, repaired
 
 
@@ -186,7 +186,7 @@ def _free(fleet: ReplayedFleet, jobs: Placements, marks: ReplayMarks) -> Callabl
     return lambda times: total - taken[np.searchsorted(instants, times)]
 
 
-def _sound(fleet: ReplayedFleet, node: int, begin: int, end: int) -> list[tuple[int, int]]:
+def _up_intervals(fleet: ReplayedFleet, node: int, begin: int, end: int) -> list[tuple[int, int]]:
     """Return the parts of an interval in which a node is not down."""
     parts = []
     for at, until in [*zip(fleet.at[fleet.failed == node], fleet.until[fleet.failed == node], strict=True), (end, end)]:
@@ -226,8 +226,8 @@ def _mean_load(fleet: ReplayedFleet, jobs: Placements, costs: CostBenefitConfig)
     """Return the fields of :class:`policy.ladder.cost_benefit.JobHours` for the average node."""
     lasted = np.maximum(np.minimum(jobs.end, fleet.end) - np.maximum(jobs.start, fleet.begin), 0)
     busy = jobs.size * lasted / (len(fleet.nodes) * (fleet.end - fleet.begin))
-    again = jobs.again(costs) / HOUR_MS
+    restart_hours = jobs.restart_times(costs) / HOUR_MS
     ask, unsaved = costs.checkpoint / timedelta(hours=1), jobs.every / 2 / HOUR_MS
-    hit = busy * (unsaved + again) * jobs.gpus / fleet.gpus[jobs.node]
+    hit = busy * (unsaved + restart_hours) * jobs.gpus / fleet.gpus[jobs.node]
     able = busy * jobs.writes(np.arange(len(busy)))
-    return np.array([(busy * (ask + again)).sum(), hit.sum(), (able * ask).sum(), (able * unsaved).sum()])
+    return np.array([(busy * (ask + restart_hours)).sum(), hit.sum(), (able * ask).sum(), (able * unsaved).sum()])

@@ -196,11 +196,11 @@ class LadderReplay:
             ]
         return self._checkpoints[id(probes)]
 
-    def risks_after(self, found: float) -> Floats:
-        """Return the risks of nodes after a passed diagnostic with sensitivity ``found``."""
-        if found not in self._passed:
-            self._passed[found] = node_risks(self.fleet, self.scores, found)
-        return self._passed[found]
+    def risks_after(self, sensitivity: float) -> Floats:
+        """Return the risks of nodes after a passed diagnostic with sensitivity ``sensitivity``."""
+        if sensitivity not in self._passed:
+            self._passed[sensitivity] = node_risks(self.fleet, self.scores, sensitivity)
+        return self._passed[sensitivity]
 
     def settings(self, probes: ProbeConfig) -> PolicyConfig:
         """Return the controller's settings for probes and checkpoints."""

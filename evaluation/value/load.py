@@ -99,7 +99,7 @@ class Placements:
         """Return whether jobs write a checkpoint on request."""
         return np.asarray(np.broadcast_to(self.on_request, self.every.shape)[entry] & (self.every[entry] > 0))
 
-    def again(self, costs: CostBenefitConfig) -> Ints:
+    def restart_times(self, costs: CostBenefitConfig) -> Ints:
         """Return the time from a job's stop on a node until it computes again, in milliseconds; shape (n,)."""
         return np.where(self.shrinks, duration_ms(costs.resize), duration_ms(costs.restart))
 
@@ -171,8 +171,8 @@ def generated_load(
     kind = rng.choice(len(sizes), count, p=shares / shares.sum())
     durations = np.empty(count)
     for number, row in enumerate(_SHAPE):
-        mine = kind == number
-        durations[mine] = _hours_of(row[2], rng.random(int(mine.sum())))
+        of_kind = kind == number
+        durations[of_kind] = _hours_of(row[2], rng.random(int(of_kind.sum())))
     arrival = np.sort(rng.integers(begin, end, count))
     long = np.maximum(1, (durations * HOUR_MS)).astype(np.int64)
     return first_fit(gpus, capped[kind], arrival, long, end, duration_ms(checkpoint_every))
@@ -194,8 +194,8 @@ def first_fit(gpus: Ints, size: Ints, arrival: Ints, duration: Ints, end: int, e
     began: list[int] = []
     taken: list[tuple[Ints, Ints]] = []
     running: list[tuple[int, int]] = []
-    for job, (wanted, came, long) in enumerate(zip(size.tolist(), arrival.tolist(), duration.tolist(), strict=True)):
-        now = max(now, came)
+    for job, (wanted, arrived, long) in enumerate(zip(size.tolist(), arrival.tolist(), duration.tolist(), strict=True)):
+        now = max(now, arrived)
         while True:
             while running and running[0][0] <= now:
                 nodes, gpus_by_node = taken[heapq.heappop(running)[1]]
@@ -337,5 +337,5 @@ def evicted(
     entry = np.arange(*np.searchsorted(jobs.node, (node, node + 1)))
     entry = entry[(jobs.start[entry] <= at) & (left[entry] > at) & (node not in fleet.down(at))]
     writes = at + np.where(jobs.writes(entry), duration_ms(checkpoint), 0)
-    stays = jobs.end[entry] > writes
-    return writes[stays] + duration_ms(LEAVE), entry[stays]
+    outlasts = jobs.end[entry] > writes
+    return writes[outlasts] + duration_ms(LEAVE), entry[outlasts]

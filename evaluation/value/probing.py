@@ -66,9 +66,9 @@ class Probes:
         hours = fleet.gpus[self.node] * (self.end - self.begin) / HOUR_MS * config.idle_cost
         delay = config.preemption / timedelta(hours=1)
         for probe in np.flatnonzero(self.preempted):
-            mine = slice(*np.searchsorted(jobs.node, (self.node[probe], self.node[probe] + 1)))
-            starts = jobs.start[mine] == self.end[probe]
-            hours[probe] += float(jobs.size[mine][starts].sum()) * delay
+            on_node = slice(*np.searchsorted(jobs.node, (self.node[probe], self.node[probe] + 1)))
+            starts = jobs.start[on_node] == self.end[probe]
+            hours[probe] += float(jobs.size[on_node][starts].sum()) * delay
         return hours
 
 
@@ -76,30 +76,30 @@ _NONE: Final = np.array([], dtype=np.int64)
 NO_PROBES: Final = Probes(_NONE, _NONE, _NONE, _NONE.astype(np.bool_), _NONE)
 
 
-def findable(fleet: ReplayedFleet, found: Mapping[str, float], seed: int) -> Bools:
+def findable(fleet: ReplayedFleet, shares: Mapping[str, float], seed: int) -> Bools:
     """Sample which failures a diagnostic can find before they start, fixed for the whole replay.
 
-    ``found``: share by failure family; a larger share finds a superset of a smaller one.
+    ``shares``: share by failure family; a larger share finds a superset of a smaller one.
     """
-    share = np.array([found.get(family, found.get("other", 0.0)) for family in fleet.family], dtype=np.float64)
+    share = np.array([shares.get(family, shares.get("other", 0.0)) for family in fleet.family], dtype=np.float64)
     return np.asarray(np.random.default_rng(seed).random(len(fleet.at)) < share)
 
 
-def node_risks(fleet: ReplayedFleet, scores: Readings, found: float = 0.0) -> Floats:
+def node_risks(fleet: ReplayedFleet, scores: Readings, sensitivity: float = 0.0) -> Floats:
     """Return the risk of each node at each decision; NaN: unknown; shape (decisions, nodes).
 
-    ``found``: sensitivity of a diagnostic that all units have passed; 0: none.
+    ``sensitivity``: sensitivity of a diagnostic that all units have passed; 0: none.
     """
     rows = [(place, *unit) for place, units in enumerate(fleet.installations) for unit in units]
     code = scores.units.get_indexer([name for _, name, _, _ in rows])
     place, since, until = np.array([(place, since, until) for place, _, since, until in rows], dtype=np.int64).T
     risks = np.full((len(scores), len(fleet.nodes)), np.nan)
     for number, reading in enumerate(scores):
-        here = (since <= reading.at) & (reading.at < until) & (code >= 0)
-        risk = risk_after_pass(np.minimum(reading.risk[code[here]], 1 - 1e-12), found)
-        known, of = ~np.isnan(risk), place[here]
-        total = np.bincount(of[known], np.log1p(-risk[known]), len(fleet.nodes))
-        scored = np.bincount(of[known], minlength=len(fleet.nodes)) > 0
+        installed = (since <= reading.at) & (reading.at < until) & (code >= 0)
+        risk = risk_after_pass(np.minimum(reading.risk[code[installed]], 1 - 1e-12), sensitivity)
+        known, node = ~np.isnan(risk), place[installed]
+        total = np.bincount(node[known], np.log1p(-risk[known]), len(fleet.nodes))
+        scored = np.bincount(node[known], minlength=len(fleet.nodes)) > 0
         risks[number, scored] = -np.expm1(total[scored])
     return risks
 
@@ -112,9 +112,9 @@ def idle_times(fleet: ReplayedFleet, jobs: Placements) -> list[tuple[int, int, i
     bounds = np.searchsorted(node[order], np.arange(len(fleet.nodes) + 1))
     gaps: list[tuple[int, int, int]] = []
     for place, rows in enumerate(pairwise(bounds)):
-        mine = order[slice(*rows)]
-        since = np.maximum.accumulate(np.concatenate([[fleet.begin], end[mine]]))
-        until = np.minimum(np.concatenate([begin[mine], [fleet.end]]), fleet.end)
+        on_node = order[slice(*rows)]
+        since = np.maximum.accumulate(np.concatenate([[fleet.begin], end[on_node]]))
+        until = np.minimum(np.concatenate([begin[on_node], [fleet.end]]), fleet.end)
         gaps += [(*gap, place) for gap in zip(since.tolist(), until.tolist(), strict=True) if gap[1] > gap[0]]
     return sorted(gaps)
 

@@ -151,8 +151,8 @@ class Exhaustive(Controlled):
 
     skipped, woken = 0, False
 
-    def _quiet(self, *args):
-        known, unknown, quiet = super()._quiet(*args)
+    def _low_risk_nodes(self, *args):
+        known, unknown, quiet = super()._low_risk_nodes(*args)
         self.skipped += int(quiet.sum())
         return known, unknown, np.zeros_like(quiet)
 

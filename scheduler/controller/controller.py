@@ -113,7 +113,7 @@ class Controller:
             of_node: dict[str, list[Action]] = {}
             for action in plan.actions:
                 of_node.setdefault(action.node, []).append(action)
-            writes = {name: iter(self.scheduler.preview(mine, readings[name])) for name, mine in of_node.items()}
+            writes = {name: iter(self.scheduler.preview(actions, readings[name])) for name, actions in of_node.items()}
             report.steps += [Step(action, "would", "", next(writes[action.node])) for action in plan.actions]
             self._rehearse_announcing(plan, views, report, new=not decision.signals.kill)
             if self.evacuation is not None and ready:

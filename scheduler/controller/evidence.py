@@ -17,8 +17,8 @@ _NOTHING = ReportedFacts()
 
 
 def _named(names: Sequence[str], between: str = ", ") -> str:
-    few = between.join(names[:_NAMED])
-    return few if len(names) <= _NAMED else f"{few} and {len(names) - _NAMED} more"
+    shown = between.join(names[:_NAMED])
+    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
 
 
 @dataclass(slots=True)

@@ -79,10 +79,10 @@ class Diagnostics:
         other = len(boots) > 1 or bool(case.units and entry.units and case.units != entry.units)
         asked = remedy not in (None, entry.remedy) and entry.phase == "inconclusive"
         if case.hold_reason is None and (other or asked or now - since >= self.settings.retry_after):
-            again = entry.attempt + 1
+            attempt = entry.attempt + 1
             reported = tuple(what for what in entry.reported if what != "stuck")
             case.change(
-                phase="evacuating", attempt=again, first_attempt=again, started_at=None, empty_at=None,
+                phase="evacuating", attempt=attempt, first_attempt=attempt, started_at=None, empty_at=None,
                 waiting_since=now, reported=reported,
             )  # fmt: skip
 

@@ -194,11 +194,11 @@ class Drainer:
                 self._report_wait(case, workload, leaving, step, message, log)
                 continue
             # exempt from the limit: evicting a part of a stopping job later would stop the restarted job again
-            again = leaving.gone_by is not None or workload.gang in stopping
+            is_exempt = leaving.gone_by is not None or workload.gang in stopping
             if workload.uid in stopped:
                 self._evicted(case, workload, WriteResult("already"), log.clock.now())
                 log.step(case.node, "wait", "waiting", workload.name, "it was stopped on another of its nodes")
-            elif not again and len(under_way) >= self.settings.max_concurrent:
+            elif not is_exempt and len(under_way) >= self.settings.max_concurrent:
                 full = f"{len(under_way)} workloads are already terminating"
                 log.step(case.node, "wait", "waiting", workload.name, full)
             elif not log.over() and self._evict_one(case, workload, log):
@@ -404,9 +404,9 @@ class Drainer:
             )  # fmt: skip
         elif answer.kind in ("blocked", "refused", "timeout"):
             pause = now + min(settings.retry_max_delay, settings.retry_initial_delay * 2 ** min(leaving.tries, 20))
-            again = max(pause, min(answer.again_at, now + settings.retry_max_delay) if answer.again_at else pause)
-            message = f"{answer.kind}: {answer.message}; retried from {again:%H:%M:%S} UTC"
-            case.move(workload.uid, tries=leaving.tries + 1, again_at=again, message=message)
+            retry_at = max(pause, min(answer.again_at, now + settings.retry_max_delay) if answer.again_at else pause)
+            message = f"{answer.kind}: {answer.message}; retried from {retry_at:%H:%M:%S} UTC"
+            case.move(workload.uid, tries=leaving.tries + 1, again_at=retry_at, message=message)
 
 
 def _answer_of(call: Callable[[], WriteResult]) -> WriteResult:

@@ -130,11 +130,11 @@ class EvacuationProgress:
 
     def passed_at(self, node: str) -> datetime | None:
         """When a diagnostic last passed on the drained node; None if never, or if one failed since."""
-        mine = [
+        of_node = [
             result for result in self.results
             if result.node == node and (result.kind == "failed" or (result.kind, result.rung) == ("passed", "drain"))
         ]  # fmt: skip
-        return mine[-1].at if mine and mine[-1].kind == "passed" else None
+        return of_node[-1].at if of_node and of_node[-1].kind == "passed" else None
 
     def with_results(self, new: Iterable[Result], oldest: datetime) -> "EvacuationProgress":
         """Add results, each once, and drop those before ``oldest``."""

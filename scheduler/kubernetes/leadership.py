@@ -39,11 +39,11 @@ class Leadership:
         self._waits = waits
         self._sleep = sleep
         self._observed = ObservedLease()
-        self._held: tuple[str, datetime, float] | None = None  # holder, end, and the end by the monotonic clock
+        self._lease: tuple[str, datetime, float] | None = None  # holder, end, and the end by the monotonic clock
 
     def blocked(self, holder: str, until: datetime) -> str | None:
         """Return why a process may not write now, including after ``until``; None if it may."""
-        if self._held is None or self._held[0] != holder:
+        if self._lease is None or self._lease[0] != holder:
             return f"{holder} does not hold the lease"
         if self.left() <= timedelta(0):
             return f"the lease of {holder} has expired"
@@ -63,14 +63,14 @@ class Leadership:
 
     def left(self) -> timedelta:
         """Return the remaining time of the lease."""
-        if self._held is None:
+        if self._lease is None:
             return timedelta(0)
-        _, until, ends_s = self._held
+        _, until, ends_s = self._lease
         return min(until - self._clock.now(), timedelta(seconds=ends_s - self._api.elapsed()))
 
     def take(self, holder: str, duration: timedelta) -> datetime | None:
         """Acquire or renew the lease; None if another process holds it. Raises ``SchedulerError`` if unknown."""
-        self._held = None
+        self._lease = None
         while True:
             asked, asked_s = self._clock.now(), self._api.elapsed()
             current = self._api.read(self._path, named=self._name)
@@ -84,7 +84,7 @@ class Leadership:
 
     def drop(self, holder: str) -> None:
         """Release the lease if this process holds it; failures are ignored."""
-        self._held = None
+        self._lease = None
         try:
             current = self._api.read(self._path, named=self._name)
             if current is None or _spec(current).get("holderIdentity") != holder:
@@ -142,7 +142,7 @@ class Leadership:
             raise SchedulerError(f"{self._api.name}{self._path}: the response is not this Lease")
         self._observed.forget()
         until = asked + duration
-        self._held = holder, until, asked_s + duration.total_seconds()
+        self._lease = holder, until, asked_s + duration.total_seconds()
         return until
 
     def _is(self, holder: str, stamp: str) -> bool:

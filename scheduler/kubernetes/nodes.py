@@ -103,11 +103,11 @@ def _parsed(
         since=created,
     )  # fmt: skip
     view = view_of(node_object, base, keys, now)
-    own = next((condition for condition in conditions if condition.get("type") == CONDITION), None)
+    prediction = next((condition for condition in conditions if condition.get("type") == CONDITION), None)
     if not metadata["resourceVersion"]:
         raise ValueError("a patch without a resourceVersion has no optimistic locking")
     reading = NodeReading(view, metadata["resourceVersion"], collected.boot_id)
-    return NodeSnapshot(reading, node_object, taints, own, collected.has_gpus)
+    return NodeSnapshot(reading, node_object, taints, prediction, collected.has_gpus)
 
 
 def _taint(raw: Object, keys: Keys) -> Taint:
@@ -141,9 +141,9 @@ def _software(labels: Mapping[str, str]) -> str | None:
 
 
 def _units(annotations: Mapping[str, str], settings: KubernetesSettings) -> tuple[str, ...]:
-    own = annotations.get(f"{settings.prefix}/gpus")
-    if own is not None:
-        return tuple(dict.fromkeys(_NAME.findall(own)))
+    gpus = annotations.get(f"{settings.prefix}/gpus")
+    if gpus is not None:
+        return tuple(dict.fromkeys(_NAME.findall(gpus)))
     named = (uuid for key in settings.gpu_annotations for uuid in _UUID.findall(annotations.get(key, "")))
     return tuple(dict.fromkeys(named))
 

@@ -50,13 +50,13 @@ class PlacementCheck:
             return Placement(None, f"its specification cannot be parsed: {error!r}")
 
     def _checked(self, pod: Object) -> Placement:
-        spec, here = pod["spec"], pod["spec"]["nodeName"]
+        spec, home = pod["spec"], pod["spec"]["nodeName"]
         if _names_its_node(pod):
-            return Placement(False, f"its template sets nodeName {here}")
+            return Placement(False, f"its template sets nodeName {home}")
         if _HOSTNAME in (spec.get("nodeSelector") or {}) and _is_placed_by_kueue(pod):
             if not self._kueue_replaces_nodes:
                 raise UndecidedError(
-                    f"Kueue assigned it to {here} (set kubernetes.kueue_replaces_nodes if Kueue replaces tainted nodes)"
+                    f"Kueue assigned it to {home} (set kubernetes.kueue_replaces_nodes if Kueue replaces tainted nodes)"
                 )
             spec = {**spec, "nodeSelector": {k: v for k, v in spec["nodeSelector"].items() if k != _HOSTNAME}}
         selectors = [*_own_selectors(spec), *self._volume_selectors(pod)]
@@ -68,17 +68,17 @@ class PlacementCheck:
         excluded_by_pods = False
         admits: Callable[[_Node], bool] | None = None
         for node in self._nodes():
-            if node.name == here or not all(_selects(terms, node) for _, terms in selectors):
+            if node.name == home or not all(_selects(terms, node) for _, terms in selectors):
                 continue
             matching += 1
             if not all(_is_tolerated(taint, tolerations) for taint in node.taints):
                 continue
             tolerated += 1
-            if not _is_large_enough(node, requests) or not drivers.get(here, set()) <= drivers.get(node.name, set()):
+            if not _is_large_enough(node, requests) or not drivers.get(home, set()) <= drivers.get(node.name, set()):
                 continue
             if admits is None and (anti_affinity or spread):
                 admits = self._beside_others(pod, anti_affinity, spread, [terms for _, terms in selectors])
-            if (admits is not None and not admits(node)) or not self._same_domains(here, node, affinity):
+            if (admits is not None and not admits(node)) or not self._same_domains(home, node, affinity):
                 excluded_by_pods = True
                 continue
             return ANYWHERE
@@ -88,7 +88,7 @@ class PlacementCheck:
             )
         if tolerated:
             wanted = ", ".join(f"{name} {amount}" for name, amount in sorted(requests.items()))
-            claimed = f"; devices of {', '.join(sorted(drivers[here]))}" if drivers.get(here) else ""
+            claimed = f"; devices of {', '.join(sorted(drivers[home]))}" if drivers.get(home) else ""
             return Placement(False, f"no other node that it may use is large enough ({wanted}{claimed})")
         if matching:
             return Placement(False, f"the {matching} other nodes that it may use are tainted, cordoned or not ready")
@@ -139,16 +139,16 @@ class PlacementCheck:
         except SchedulerError as error:
             raise UndecidedError(f"it has resource claims, and the devices of nodes cannot be read: {error}") from None
 
-    def _label_here(self, here: str, key: str) -> str | None:
-        raw = self._reads.object(f"{_CORE}/nodes/{quote(here, safe='')}", "nodes")
+    def _home_label(self, home: str, key: str) -> str | None:
+        raw = self._reads.object(f"{_CORE}/nodes/{quote(home, safe='')}", "nodes")
         labels = (raw.get("metadata") or {}).get("labels") or {}
-        return here if key == _HOSTNAME else labels.get(key)
+        return home if key == _HOSTNAME else labels.get(key)
 
-    def _same_domains(self, here: str, node: _Node, affinity: list[Object]) -> bool:
-        """Whether a node shares every topology domain of the pod's required affinity with ``here``."""
+    def _same_domains(self, home: str, node: _Node, affinity: list[Object]) -> bool:
+        """Whether a node shares every topology domain of the pod's required affinity with ``home``."""
         for term in affinity:
             key = term.get("topologyKey") or _HOSTNAME
-            domain = self._label_here(here, key)
+            domain = self._home_label(home, key)
             if domain is None or _label_of(node, key) != domain:
                 return False
         return True

@@ -200,7 +200,7 @@ class ClaimCounts:
         self._api = api
         self._rules = rules
         self._version: str | None = None
-        self._held: Mapping[Claim, int] = {}
+        self._gpus_of: Mapping[Claim, int] = {}
 
     def refresh(self, parts: Iterable[PodPart]) -> None:
         """List the claims if any pod has one; if that fails, the previous list is kept."""
@@ -211,7 +211,7 @@ class ClaimCounts:
                 self._version = next((v for v in CLAIM_VERSIONS if self._api.read(f"{_GROUP}/{v}") is not None), None)
             if self._version is not None:
                 path = f"{_GROUP}/{self._version}/resourceclaims"
-                self._held = dict(self._api.listing(path, {}, _PAGE, self._view))
+                self._gpus_of = dict(self._api.listing(path, {}, _PAGE, self._view))
         except SchedulerError:
             self._version = None  # no permission, or the server has changed
 
@@ -226,7 +226,7 @@ class ClaimCounts:
             for claim in part.claims:
                 if (part.job, part.namespace, claim) not in seen:
                     seen.add((part.job, part.namespace, claim))
-                    claimed += self._held.get((part.namespace, claim), 1)
+                    claimed += self._gpus_of.get((part.namespace, claim), 1)
             yield replace(part, gpus=part.gpus + claimed) if part.claims else part
 
     def _view(self, raw: Object) -> tuple[Claim, int] | None:

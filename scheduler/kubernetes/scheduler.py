@@ -394,8 +394,8 @@ class KubernetesScheduler(SchedulerExtras):
         for snapshot in nodes:
             view = snapshot.reading.view
             condition = condition_repaired(snapshot.condition, view.marks.published, now)
-            theirs = isinstance(own_marks(snapshot.node_object, self.keys).damaged, OtherInstallationError)
-            if condition is not None and view.readable and not theirs and repaired < _MAX_REPAIRED:
+            is_foreign = isinstance(own_marks(snapshot.node_object, self.keys).damaged, OtherInstallationError)
+            if condition is not None and view.readable and not is_foreign and repaired < _MAX_REPAIRED:
                 self._recent.pop(view.name, None)
                 write = condition_write(view.name, snapshot.condition, condition)
                 with contextlib.suppress(Unreachable):

@@ -202,8 +202,8 @@ class LedgerReader:
                 self._where,
                 f"Replay it with predrain {code}, which made it.",
             ) from None
-        again = json.loads(json.dumps(plain_of(decide(fleet, state, signals, config, now))))
-        return Replayed(number, code, tuple(_differences(then, again, "")), then)
+        repeated = json.loads(json.dumps(plain_of(decide(fleet, state, signals, config, now))))
+        return Replayed(number, code, tuple(_differences(then, repeated, "")), then)
 
     def marks(self) -> list[dict[str, Any]]:
         """Return all confirmed hard markers and releases, oldest first."""
@@ -261,15 +261,15 @@ def _json(text: str | None) -> Any:
         raise InputError(f"a row is damaged: {error}", "the ledger", "Keep the file, and start a new ledger.") from None
 
 
-def _differences(then: Any, again: Any, place: str) -> Iterator[str]:
-    if isinstance(then, dict) and isinstance(again, dict):
-        for name in sorted({*then, *again}):
-            yield from _differences(then.get(name), again.get(name), f"{place}.{name}" if place else str(name))
-    elif isinstance(then, list) and isinstance(again, list) and len(then) == len(again):
-        for i, (one, other) in enumerate(zip(then, again, strict=True)):
+def _differences(then: Any, repeated: Any, place: str) -> Iterator[str]:
+    if isinstance(then, dict) and isinstance(repeated, dict):
+        for name in sorted({*then, *repeated}):
+            yield from _differences(then.get(name), repeated.get(name), f"{place}.{name}" if place else str(name))
+    elif isinstance(then, list) and isinstance(repeated, list) and len(then) == len(repeated):
+        for i, (one, other) in enumerate(zip(then, repeated, strict=True)):
             yield from _differences(one, other, f"{place}[{i}]")
-    elif then != again:
-        yield f"{place}: {json.dumps(then)} -> {json.dumps(again)}"
+    elif then != repeated:
+        yield f"{place}: {json.dumps(then)} -> {json.dumps(repeated)}"
 
 
 SOURCE = "predrain"

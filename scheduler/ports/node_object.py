@@ -21,8 +21,8 @@ from scheduler.ports.ownership import (
     OwnershipRecord,
     digest_of,
     foreign_marks,
-    seal_record,
-    unseal_record,
+    seal,
+    unseal,
 )
 from scheduler.ports.readings import Write
 
@@ -152,7 +152,7 @@ def own_marks(node: NodeObject, keys: Keys) -> OwnMarks:
 def _record_of(text: str, node: str, owner: str) -> tuple[OwnershipRecord | None, DamagedRecordError | None]:
     """Parse a record, or return why it is invalid; cached because the text rarely changes between rounds."""
     try:
-        return unseal_record(json.loads(text), node, owner), None
+        return unseal(json.loads(text), node, owner), None
     except DamagedRecordError as error:
         return None, error
     except (ValueError, RecursionError):
@@ -304,7 +304,7 @@ def _recorded(node: NodeObject, record: OwnershipRecord | None, own: OwnMarks, k
         others = {name: digest for name, digest in record.marks.items() if _is_avoided(name, keys)}
         marks = {name: digest_of(content) for name, content in _present(node, keys).items() if name not in own.foreign}
         annotations[keys.applied] = json.dumps(
-            seal_record(replace(record, marks={**others, **marks}), node.name, keys.owner), sort_keys=True
+            seal(replace(record, marks={**others, **marks}), node.name, keys.owner), sort_keys=True
         )
     return replace(node, annotations=annotations)
 
@@ -329,24 +329,24 @@ def _released(action: Action, node: NodeObject, own: OwnMarks, keys: Keys) -> No
         if own.is_ours(name, present):
             texts.pop(key, None)
 
-    stays = own.cordon and own.user is not None  # another tool may rely on the cordon it found
+    keeps_cordon = own.cordon and own.user is not None  # another tool may rely on the cordon it found
     if action.to < Level.DRAIN:
         drop(annotations, keys.drain, _annotation(keys.drain))
     if action.to < Level.PUBLISH:
         _, record = _avoid(labels, record, keys, None)
         drop(annotations, keys.prediction, _annotation(keys.prediction))
-        if not stays:  # the label finds nodes that left the selector
+        if not keeps_cordon:  # the label finds nodes that left the selector
             drop(labels, keys.tier, _label(keys.tier))
     then = replace(node, labels=labels, annotations=annotations, taints=taints)
     remembered = False
-    if action.to < Level.SWAP and not stays and _annotation(keys.cordon) in present:
+    if action.to < Level.SWAP and not keeps_cordon and _annotation(keys.cordon) in present:
         drop(annotations, keys.cordon, _annotation(keys.cordon))
         if own.cordon:
             then = replace(then, unschedulable=False, cordoner=None)
         else:  # removed by another client: remembered until the prediction expires
             remembered = action.to is Level.PUBLISH
     if action.to < Level.PUBLISH:
-        return _recorded(then, replace(record, level=Level.NONE, since=None) if stays else None, own, keys)
+        return _recorded(then, replace(record, level=Level.NONE, since=None) if keeps_cordon else None, own, keys)
     if not remembered and record.level > action.to:
         soft, tainted = (
             effect in own.taints and taint_effects[effect] for effect in ("PreferNoSchedule", "NoSchedule")
@@ -379,9 +379,9 @@ def refused(node: NodeObject, then: NodeObject, keys: Keys) -> NodeObject | None
 
 def missing_from(node: NodeObject, then: NodeObject, keys: Keys) -> list[str]:
     """Return how predrain's markers in a response differ from the requested ones; any difference is a failure."""
-    expected, found = _present(then, keys), _present(node, keys)
-    wrong = [f"{name} is missing from the response" for name in expected if found.get(name) != expected[name]]
-    wrong += [f"{name} was not removed" for name in found if name not in expected]
+    expected, actual = _present(then, keys), _present(node, keys)
+    wrong = [f"{name} is missing from the response" for name in expected if actual.get(name) != expected[name]]
+    wrong += [f"{name} was not removed" for name in actual if name not in expected]
     if node.unschedulable != then.unschedulable:
         wrong.append("its cordon is not as requested")
     return wrong

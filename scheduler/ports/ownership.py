@@ -84,7 +84,7 @@ def digest_of(content: str) -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
-def seal_record(record: OwnershipRecord, node: str, owner: str) -> dict[str, Any]:
+def seal(record: OwnershipRecord, node: str, owner: str) -> dict[str, Any]:
     """Return the record as a sealed JSON object for a node."""
     plain = plain_of(replace(record, risk=None if record.risk is None else round(record.risk, 6)))
     content = {name: value for name, value in plain.items() if value is not None and (name, value) != ("refused", 0)}
@@ -92,7 +92,7 @@ def seal_record(record: OwnershipRecord, node: str, owner: str) -> dict[str, Any
     return {**content, _SEAL: _seal(content, node)}
 
 
-def unseal_record(content: object, node: str, owner: str) -> OwnershipRecord:
+def unseal(content: object, node: str, owner: str) -> OwnershipRecord:
     """Parse a node's sealed record.
 
     Raises ``DamagedRecordError`` if it was edited or copied, and ``OtherInstallationError`` if another installation

@@ -12,14 +12,7 @@ from typing import Any, Final
 
 from policy.fleet import JobView, Level, Marks, NodeView, Published
 from policy.plan import Action
-from scheduler.ports.ownership import (
-    MAX_TRIES,
-    DamagedRecordError,
-    OwnershipRecord,
-    foreign_marks,
-    seal_record,
-    unseal_record,
-)
+from scheduler.ports.ownership import MAX_TRIES, DamagedRecordError, OwnershipRecord, foreign_marks, seal, unseal
 from scheduler.ports.readings import Write
 from scheduler.slurm.node import NodeChange, SlurmNode
 from scheduler.slurm.settings import HIGHEST_WEIGHT, SlurmSettings
@@ -41,7 +34,7 @@ def record_in(extra: str, node: str, owner: str) -> OwnershipRecord | None:
     Raises ``DamagedRecordError`` if it is invalid or belongs to another installation.
     """
     content = _split(extra)[1]
-    return None if content is None else unseal_record(content, node, owner)
+    return None if content is None else unseal(content, node, owner)
 
 
 def with_record(extra: str, record: OwnershipRecord | None, node: str, owner: str) -> str:
@@ -53,24 +46,24 @@ def with_record(extra: str, record: OwnershipRecord | None, node: str, owner: st
     others, current = _split(extra)
     if record is None and current is None:
         return extra
-    own = {} if record is None else {KEY: seal_record(record, node, owner)}
+    addition = {} if record is None else {KEY: seal(record, node, owner)}
     if isinstance(others, dict):
-        return json.dumps(others | own) if others or own else ""
-    return f"{others} {json.dumps(own, separators=(',', ':'))}" if own else others
+        return json.dumps(others | addition) if others or addition else ""
+    return f"{others} {json.dumps(addition, separators=(',', ':'))}" if addition else others
 
 
 def _split(extra: str) -> tuple[dict[str, Any] | str, object]:
     """Split ``extra`` into foreign content, an object or a text, and the content under predrain's key."""
     content = _object(extra or "{}")
     others: dict[str, Any] | str = extra if content is None else content
-    own: object = None
+    record: object = None
     if content is not None:
-        own = content.pop(KEY, None)
+        record = content.pop(KEY, None)
     elif (match := _IN_TEXT.search(extra)) is not None:  # appended to the text, possibly followed by more
-        others, own = extra[: match.start()] + extra[match.end() :], _object(match["record"]) or {}
-    if len(_AS_KEY.findall(extra)) != (own is not None):
+        others, record = extra[: match.start()] + extra[match.end() :], _object(match["record"]) or {}
+    if len(_AS_KEY.findall(extra)) != (record is not None):
         raise DamagedRecordError(f"extra contains {KEY!r} in an unexpected place or more than once")
-    return others, own
+    return others, record
 
 
 def _object(text: str) -> dict[str, Any] | None:

@@ -118,12 +118,12 @@ class SlurmScheduler(SchedulerExtras):
         def lost(node: SlurmNode) -> NodeChange:
             return weight_again(node, self._settings, now)
 
-        writes = [self._again(name, holder, until, self._late.put_back) for name in self._late.nodes]
+        writes = [self._correct(name, holder, until, self._late.put_back) for name in self._late.nodes]
         unset = [node.name for node in self._read.values() if not lost(node).empty]
-        writes += [self._again(name, holder, until, lost) for name in unset]
+        writes += [self._correct(name, holder, until, lost) for name in unset]
         return tuple(itertools.chain.from_iterable(writes))
 
-    def _again(
+    def _correct(
         self, name: str, holder: str, until: datetime, change_of: Callable[[SlurmNode], NodeChange]
     ) -> tuple[Write, ...]:
         with self.folder.fenced(holder, until) as barred:
@@ -265,19 +265,19 @@ class LateWrites:
 
     def seen(self, node: SlurmNode, foreign: bool) -> None:
         """Record a read of a node; ``foreign``: it has the reason of an operator or another tool."""
-        sent, theirs = self._open.get(node.name, (None, None))
+        sent, foreign_node = self._open.get(node.name, (None, None))
         if sent is not None:
             resumed = node.reason != sent
-            self._open[node.name] = (sent, node if foreign else None if resumed else theirs)
+            self._open[node.name] = (sent, node if foreign else None if resumed else foreign_node)
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """Nodes that had a foreign reason while a write was open."""
-        return tuple(name for name, (_, theirs) in self._open.items() if theirs is not None)
+        return tuple(name for name, (_, foreign_node) in self._open.items() if foreign_node is not None)
 
     def put_back(self, node: SlurmNode) -> NodeChange:
         """Return the change that restores a foreign reason overwritten by a late write; empty if there was none."""
-        sent, theirs = self._open.get(node.name, (None, None))
-        if theirs is None or not theirs.out or node.reason != sent:
+        sent, foreign_node = self._open.get(node.name, (None, None))
+        if foreign_node is None or not foreign_node.out or node.reason != sent:
             return NodeChange()
-        return NodeChange("FAIL" if theirs.out == {"FAIL"} else "DRAIN", theirs.reason, theirs.extra)
+        return NodeChange("FAIL" if foreign_node.out == {"FAIL"} else "DRAIN", foreign_node.reason, foreign_node.extra)

@@ -83,12 +83,12 @@ class SlurmWorkloads:
         A requeue includes all components of a heterogeneous job, so one immovable component makes it immovable.
         """
         parts = self._components(job, known)
-        own = self._component(job, node)
-        if own.immovable is None:
+        workload = self._component(job, node)
+        if workload.immovable is None:
             others = (self._component(part, node) for part in parts if part.uid != job.uid)
-            kept = next((f"component {part.name}: {part.immovable}" for part in others if part.immovable), None)
-            own = replace(own, loss=kept)
-        return replace(own, checkpoint=_offer(_asked(job, parts)))
+            loss = next((f"component {part.name}: {part.immovable}" for part in others if part.immovable), None)
+            workload = replace(workload, loss=loss)
+        return replace(workload, checkpoint=_offer(_component_to_signal(job, parts)))
 
     def _component(self, job: SlurmJob, node: str) -> Workload:
         return Workload(
@@ -123,7 +123,7 @@ class SlurmWorkloads:
         job = self._find(workload)
         if isinstance(job, WriteResult):
             return CheckpointState("gone", job.message)
-        job = _asked(job, self._components(job))
+        job = _component_to_signal(job, self._components(job))
         entry = self._folder.notes(ASKED).get(job.uid)
         if entry is None or key not in _keys(entry):
             return CheckpointState("waiting", "it has no request with this key")
@@ -150,11 +150,11 @@ class SlurmWorkloads:
     def _fenced(self, workload: Workload, fence: Fence, call: Callable[[SlurmJob], WriteResult]) -> WriteResult:
         """Make a call for exactly this run of a job, under the lease."""
 
-        def found() -> WriteResult:
+        def call_current() -> WriteResult:
             job = self._find(workload)
             return job if isinstance(job, WriteResult) else call(job)
 
-        return self._folder.guarded(fence.holder, fence.until, found)
+        return self._folder.guarded(fence.holder, fence.until, call_current)
 
     def _requeue(self, job: SlurmJob, node: str) -> WriteResult:
         workload = self._workload(job, node)
@@ -175,7 +175,7 @@ class SlurmWorkloads:
         return WriteResult("gone", f"job {workload.name} left {workload.node}")
 
     def _ask(self, job: SlurmJob, ask: CheckpointAsk) -> WriteResult:
-        job = _asked(job, self._components(job))
+        job = _component_to_signal(job, self._components(job))
         signal, now = job.signal, self._clock.now()
         if signal is None:
             return WriteResult("refused", "its comment names no signal")
@@ -201,7 +201,7 @@ class SlurmWorkloads:
         self._folder.note(ASKED, uid, entry, lambda noted: _seconds(noted, "until") > oldest)
 
 
-def _asked(job: SlurmJob, parts: Collection[SlurmJob]) -> SlurmJob:
+def _component_to_signal(job: SlurmJob, parts: Collection[SlurmJob]) -> SlurmJob:
     """Return the component to signal: the job itself, or the first component that names a signal if it names none."""
     return job if job.signal is not None else next((part for part in parts if part.signal is not None), job)
 

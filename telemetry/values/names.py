@@ -22,17 +22,15 @@ class SourceName:
 
 
 _CATALOGUE: Final = [SourceName(row["name"], row["target"], row["unit"] or None) for row in read_table("names.csv")]
-_ALL_NAMES: Final = _CATALOGUE + [  # Telegraf and nvidia_gpu_exporter make metrics of nvidia-smi's query fields
+_NAMES: Final = _CATALOGUE + [  # Telegraf and nvidia_gpu_exporter make metrics of nvidia-smi's query fields
     SourceName(f"nvidia_smi_{row.name.lower().replace('.', '_')}", row.target, None)
     for row in _CATALOGUE
     if row.target and "." in row.name
 ]
-EXACT_NAMES: Final[Mapping[str, SourceName]] = {
-    row.name: row for row in _ALL_NAMES if row.target and "*" not in row.name
-}
+EXACT_NAMES: Final[Mapping[str, SourceName]] = {row.name: row for row in _NAMES if row.target and "*" not in row.name}
 
 
-_UNUSED: Final = re.compile("|".join(translate(row.name) for row in _ALL_NAMES if not row.target))
+_UNUSED: Final = re.compile("|".join(translate(row.name) for row in _NAMES if not row.target))
 _DCGM: Final = frozenset(row["name"] for row in read_table("dcgm_fields.csv"))
 
 

@@ -15,7 +15,7 @@ from policy.fleet import Level, NodeView, Signals
 from policy.plan import Action, PolicyState
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.node_object import Keys, NodeObject, Taint, after, view_of, writes_between
-from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord, foreign_marks, seal_record, unseal_record
+from scheduler.ports.ownership import DamagedRecordError, OwnershipRecord, foreign_marks, seal, unseal
 from scheduler.ports.stored_state import pack, unpack
 from tests.policy.decide_world import HOUR, T0, config, node, once
 
@@ -187,14 +187,14 @@ def test_a_mark_is_set_beside_what_a_person_removed_and_all_of_ours_goes():
 
 
 def test_a_record_is_of_one_node_and_of_exactly_its_content():
-    content = json.loads(json.dumps(seal_record(RECORD, "n", "a")))
-    assert unseal_record(content, "n", "a") == RECORD
-    assert unseal_record(dict(reversed(content.items())), "n", "a") == RECORD
+    content = json.loads(json.dumps(seal(RECORD, "n", "a")))
+    assert unseal(content, "n", "a") == RECORD
+    assert unseal(dict(reversed(content.items())), "n", "a") == RECORD
     for wrong in ({**content, "level": "avoid"}, {**content, "more": 1}, {**content, "marks": {}}, {}, None, [content]):
         with pytest.raises(DamagedRecordError):
-            unseal_record(wrong, "n", "a")
+            unseal(wrong, "n", "a")
     with pytest.raises(DamagedRecordError):
-        unseal_record(content, "m", "a")
+        unseal(content, "m", "a")
 
 
 def test_a_mark_is_ours_where_it_is_exactly_the_recorded_one():

@@ -377,10 +377,10 @@ def _of_group(name: str, members: list[ObservedNode], past: tuple[RiskyShare, ..
         risky += observed.risky
         changed += observed.changed
         if not observed.node.down and observed.node.resting is None:
-            here = len(observed.node.units)
-            units += here
-            missing += here - observed.known
-            without += observed.known < here
+            unit_count = len(observed.node.units)
+            units += unit_count
+            missing += unit_count - observed.known
+            without += observed.known < unit_count
     usual = median(share.share for share in past) if len(past) >= config.min_history else None
     if risky >= config.min_risky:
         sentence = f"{risky} of {total} nodes of {where} are at risk at the same time"

@@ -10,7 +10,7 @@ from foundation.settings import PositiveTime
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
 from policy.fleet import NodeView
-from policy.ladder.cost_benefit import CostBenefitConfig, worth_of
+from policy.ladder.cost_benefit import CostBenefitConfig, evaluate_drain
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import Rung
 from policy.maintenance import MaintenanceWindow
@@ -61,12 +61,12 @@ class PolicyConfig:
         """
         if self.thresholds_from != "costs":
             return self.thresholds
-        gpus, found = max(1, len(node.units)), self.probes.mean_found
-        even = worth_of(gpus, node.jobs, 0.0, self.horizon, self.cost_benefit, now, found).break_even
-        if even is None:
+        gpus, sensitivity = max(1, len(node.units)), self.probes.mean_found
+        break_even = evaluate_drain(gpus, node.jobs, 0.0, self.horizon, self.cost_benefit, now, sensitivity).break_even
+        if break_even is None:
             return self.thresholds
-        below = [value for _, value in self.thresholds.items() if value is not None]
-        return replace(self.thresholds, high=max(even, *below) if below else even)
+        lower_tiers = [value for _, value in self.thresholds.items() if value is not None]
+        return replace(self.thresholds, high=max(break_even, *lower_tiers) if lower_tiers else break_even)
 
     def by_scores(self, chosen: ChosenThresholds) -> "PolicyConfig":
         """Return the settings with the thresholds that scoring used, and the node risk they apply to."""

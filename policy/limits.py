@@ -8,7 +8,7 @@ from datetime import datetime
 from policy.breaker import BreakerState
 from policy.config import PolicyConfig
 from policy.fleet import Level, NodeView, Signals
-from policy.ladder.cost_benefit import Worth, worth_of
+from policy.ladder.cost_benefit import Worth, evaluate_drain
 from policy.node_tier.node_assessment import Assessment
 from policy.stages import ALLOWED_LEVELS, StageState, held_out
 
@@ -158,15 +158,15 @@ def is_blind(signals: Signals, config: PolicyConfig, now: datetime) -> bool:
     return signals.read_at is None or now - signals.read_at > config.breaker.max_read_age
 
 
-def value(case: Case, config: PolicyConfig, now: datetime) -> None:
+def add_worth(case: Case, config: PolicyConfig, now: datetime) -> None:
     """Evaluate the cost-benefit of draining a node at risk."""
     if case.assessment.tier in ("elevated", "high"):
         node, ruled = case.node, case.assessment.ruled
-        risk, found = (1.0, 1.0) if ruled else (case.assessment.risk or 0.0, config.probes.mean_found)
-        case.worth = worth_of(len(node.units), node.jobs, risk, config.horizon, config.cost_benefit, now, found)
+        risk, share = (1.0, 1.0) if ruled else (case.assessment.risk or 0.0, config.probes.mean_found)
+        case.worth = evaluate_drain(len(node.units), node.jobs, risk, config.horizon, config.cost_benefit, now, share)
 
 
-def weigh(case: Case) -> None:
+def limit_by_worth(case: Case) -> None:
     """Lower a node's target if a drain does not pay now."""
     if case.worth is None or case.target is not Level.DRAIN or case.node.marks.drained:
         return

@@ -106,7 +106,7 @@ def planned(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tuple
     for row, at, code in coded:
         if code == "end":
             ends[row["node"], row["gpu"]].append(at)
-    found: defaultdict[str, set[tuple[datetime, datetime]]] = defaultdict(set)
+    windows: defaultdict[str, set[tuple[datetime, datetime]]] = defaultdict(set)
     for row, start, code in coded:
         last = start + LONGEST
         if code == "begin":
@@ -117,5 +117,5 @@ def planned(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tuple
             except ValueError:
                 end = start
         if end > max(start, now - _KEPT):
-            found[row["node"]].add((start, end))
-    return {node: tuple(sorted(periods)) for node, periods in found.items()}
+            windows[row["node"]].add((start, end))
+    return {node: tuple(sorted(periods)) for node, periods in windows.items()}

@@ -128,18 +128,18 @@ def choose_thresholds(
     :data:`PROMISED`, and absent without a promise. A derived threshold above that of a higher tier is lowered to it;
     one below a given lower tier is raised to it.
     """
-    own = dict(given.items())
+    given_values = dict(given.items())
     values: dict[str, float | None] = {}
     sources: dict[str, str] = {}
     for i in reversed(range(len(RAISED))):
         name = RAISED[i]
-        values[name], sources[name] = own[name], GIVEN
-        if own[name] is not None:
+        values[name], sources[name] = given_values[name], GIVEN
+        if given_values[name] is not None:
             continue
         derived, sources[name] = _derive(name, decisions, why_none)
         if derived is None:
             continue
-        low = max((value for tier in RAISED[:i] if (value := own[tier]) is not None), default=0.0)
+        low = max((value for tier in RAISED[:i] if (value := given_values[tier]) is not None), default=0.0)
         high = min((value for tier in RAISED[i + 1 :] if (value := values[tier]) is not None), default=1.0)
         values[name] = min(max(derived, low), high)
         if values[name] != derived:

@@ -82,19 +82,19 @@ class Worth:
     message: str
 
 
-def worth_of(
+def evaluate_drain(
     gpus: int,
     jobs: Sequence[JobView],
     risk: float,
     horizon: timedelta,
     config: CostBenefitConfig,
     now: datetime,
-    found: float = 1.0,
+    sensitivity: float = 1.0,
 ) -> Worth:
     """Evaluate a drain now.
 
     ``risk``: calibrated probability that the node fails within ``horizon`` from now.
-    ``found``: share of these failures that the diagnostic finds; the others occur after the node is back in service.
+    ``sensitivity``: share of these failures that the diagnostic finds; the others occur after the node returns.
 
     A failure costs all GPUs of a job the work since its last checkpoint and a restart, and the node an unplanned
     repair. A drain costs the work since the last checkpoint (little if the job writes one on demand) and a restart;
@@ -104,7 +104,7 @@ def worth_of(
     failure, plus the cost of stopping the jobs then, is below the cost of stopping them now.
     """
     hours = hours_of(jobs, config, now)
-    price, averted = drain_price(gpus, hours.fail, hours.stop, config, found)
+    price, averted = drain_price(gpus, hours.fail, hours.stop, config, sensitivity)
     saved, lost, break_even = risk * price.saved, (1 - risk) * price.unneeded, price.break_even
     waits: list[tuple[float, datetime, str]] = []
     for until, what in _turns(jobs, config):
@@ -117,15 +117,17 @@ def worth_of(
     choice: Literal["drain", "wait", "leave"] = "drain" if worthy else "leave"
     if config.may_wait and wait is not None and wait > 0 and (worthy or saved - lost + wait > 0):
         choice = "wait"
-    even = "no break-even" if break_even is None else f"break-even: {break_even:.1%}"
-    summary = f"a drain now saves {saved:.1f} and loses {lost:.1f} GPU-hours at a risk of {risk:.1%} ({even})"
+    shown = "no break-even" if break_even is None else f"break-even: {break_even:.1%}"
+    summary = f"a drain now saves {saved:.1f} and loses {lost:.1f} GPU-hours at a risk of {risk:.1%} ({shown})"
     if wait is not None and wait_until is not None:
         side = "better" if wait > 0 else "worse"
         summary += f"; waiting for {what} at {wait_until:%Y-%m-%d %H:%M} UTC is {abs(wait):.1f} {side}"
     return Worth(risk, saved, lost, break_even, wait, wait_until, choice, summary)
 
 
-def drain_price(gpus: float, fail: float, stop: float, config: CostBenefitConfig, found: float) -> tuple[Price, float]:
+def drain_price(
+    gpus: float, fail: float, stop: float, config: CostBenefitConfig, sensitivity: float
+) -> tuple[Price, float]:
     """Return the price of a drain, and the GPU-hours it averts if a failure follows.
 
     ``fail``, ``stop``: of :class:`JobHours`; ``stop`` is 0 if jobs are left to finish. Faults that the diagnostic does
@@ -134,8 +136,8 @@ def drain_price(gpus: float, fail: float, stop: float, config: CostBenefitConfig
     verify, planned, unplanned = (
         gpus * _hours(duration) for duration in (config.verify, config.planned_repair, config.unplanned_repair)
     )
-    averted = found * (unplanned + fail - planned)
-    return Price(stop + verify, averted - (1 - found) * verify - stop), averted
+    averted = sensitivity * (unplanned + fail - planned)
+    return Price(stop + verify, averted - (1 - sensitivity) * verify - stop), averted
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ def hours_of(jobs: Sequence[JobView], config: CostBenefitConfig, now: datetime) 
     able = [job for job in jobs if job.can_checkpoint and job.checkpointed_at is not None]
     return JobHours(
         _stop(jobs, config, now, now),
-        sum(job.gpus * _hours(_rework_at_failure(job, config, now) + _again(job, config)) for job in jobs),
+        sum(job.gpus * _hours(_rework_at_failure(job, config, now) + _restart_time(job, config)) for job in jobs),
         sum(job.gpus * _hours(config.checkpoint) for job in able),
         sum(job.gpus * _hours(max(now - (job.checkpointed_at or now), timedelta(0))) for job in able),
     )
@@ -175,10 +177,10 @@ def _turns(jobs: Sequence[JobView], config: CostBenefitConfig) -> list[tuple[dat
 def _stop(jobs: Sequence[JobView], config: CostBenefitConfig, now: datetime, at: datetime) -> float:
     """Return the GPU-hours that stopping the jobs at time ``at`` is expected to cost."""
     stopped = [job for job in jobs if at == now or job.ends_at is None or job.ends_at > at]
-    return sum(job.gpus * _hours(_rework(job, config, now, at) + _again(job, config)) for job in stopped)
+    return sum(job.gpus * _hours(_rework(job, config, now, at) + _restart_time(job, config)) for job in stopped)
 
 
-def _again(job: JobView, config: CostBenefitConfig) -> timedelta:
+def _restart_time(job: JobView, config: CostBenefitConfig) -> timedelta:
     return config.resize if job.can_shrink else config.restart
 
 

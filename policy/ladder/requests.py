@@ -258,9 +258,9 @@ def _is_new(last: LastRequest | None, candidate: Candidate, horizon: timedelta, 
     return candidate.risk >= NEW_EVIDENCE * last.risk or now >= last.at + horizon
 
 
-def risk_after_pass(risk: _Risk, found: float) -> _Risk:
-    """Return the posterior risk of a unit that passed a diagnostic with sensitivity ``found``."""
-    return risk * (1 - found) / (1 - risk * found)
+def risk_after_pass(risk: _Risk, sensitivity: float) -> _Risk:
+    """Return the posterior risk of a unit that passed a diagnostic with sensitivity ``sensitivity``."""
+    return risk * (1 - sensitivity) / (1 - risk * sensitivity)
 
 
 def after_probes(node: NodeView, config: ProbeConfig, now: datetime) -> NodeView:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy.fleet import JobView, Level
-from policy.ladder.cost_benefit import CostBenefitConfig, worth_of
+from policy.ladder.cost_benefit import CostBenefitConfig, evaluate_drain
 from policy.node_tier.hysteresis import NodeRiskConfig
 from policy.tiers import TierThresholds
 from tests.policy.decide_world import HOUR, T0, config, healthy, node, once, verbs, why
@@ -36,7 +36,7 @@ def test_a_node_is_high_exactly_where_its_drain_saves_at_least_what_it_costs(ris
     settings = by_costs(cost_benefit=CostBenefitConfig(may_wait=False))
     mine = node("n", risk, jobs=(job(gpus, age, can_checkpoint=can),))
     plan = once([mine, *healthy(12)], settings)
-    worth = worth_of(1, mine.jobs, risk, settings.horizon, settings.cost_benefit, T0, settings.probes.mean_found)
+    worth = evaluate_drain(1, mine.jobs, risk, settings.horizon, settings.cost_benefit, T0, settings.probes.mean_found)
     decision = plan.nodes["n"]
     assert decision.worth == worth if decision.tier in ("elevated", "high") else True
     enough = worth.break_even is not None and risk >= max(0.02, worth.break_even)

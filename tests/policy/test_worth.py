@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy.fleet import JobView
-from policy.ladder.cost_benefit import CostBenefitConfig, hours_of, worth_of
+from policy.ladder.cost_benefit import CostBenefitConfig, evaluate_drain, hours_of
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import prices
 from tests.policy.decide_world import HOUR, T0
@@ -43,7 +43,7 @@ def simulate(gpus, job_gpus, risk, wait_hours, config, *, age_hours, rounds=200_
 
 def test_the_sums_are_those_of_playing_it_out():
     for risk in (0.1, 0.4, 0.8):
-        worth = worth_of(8, [job(ends_at=T0 + 6 * HOUR)], risk, DAY, CONFIG, T0)
+        worth = evaluate_drain(8, [job(ends_at=T0 + 6 * HOUR)], risk, DAY, CONFIG, T0)
         leave, drain, wait = simulate(8, 64, risk, 6, CONFIG, age_hours=1)
         assert net(worth) == pytest.approx(leave - drain, rel=0.02, abs=0.5)
         assert worth.wait == pytest.approx(drain - wait, rel=0.02, abs=0.5)
@@ -53,17 +53,17 @@ def test_the_sums_are_those_of_playing_it_out():
 def test_a_drain_that_gains_nothing_but_the_rounding_of_its_terms_is_never_worth_it(tenths):
     even = replace(CONFIG, planned_repair=CONFIG.unplanned_repair, restart=timedelta(minutes=tenths * 0.7))
     for gpus in (1, 3, 7):  # stopped or failed, a job of unknown age loses the same
-        worth = worth_of(gpus, [JobView("j", 8 * gpus)], 0.3, DAY, even, T0)
+        worth = evaluate_drain(gpus, [JobView("j", 8 * gpus)], 0.3, DAY, even, T0)
         assert worth.choice == "leave"
         assert net(worth) < 0
 
 
 def test_a_big_job_long_after_its_checkpoint_makes_a_drain_dearer_and_a_fresh_checkpoint_cheaper():
-    idle = worth_of(8, [], 0.3, DAY, CONFIG, T0)
-    small = worth_of(8, [job(8)], 0.3, DAY, CONFIG, T0)
-    old = worth_of(8, [job(512, 2 * HOUR)], 0.3, DAY, CONFIG, T0)
-    fresh = worth_of(8, [job(512, 10 * DAY, checkpointed_at=T0)], 0.3, DAY, CONFIG, T0)
-    asked = worth_of(8, [job(512, 2 * HOUR, can_checkpoint=True)], 0.3, DAY, CONFIG, T0)
+    idle = evaluate_drain(8, [], 0.3, DAY, CONFIG, T0)
+    small = evaluate_drain(8, [job(8)], 0.3, DAY, CONFIG, T0)
+    old = evaluate_drain(8, [job(512, 2 * HOUR)], 0.3, DAY, CONFIG, T0)
+    fresh = evaluate_drain(8, [job(512, 10 * DAY, checkpointed_at=T0)], 0.3, DAY, CONFIG, T0)
+    asked = evaluate_drain(8, [job(512, 2 * HOUR, can_checkpoint=True)], 0.3, DAY, CONFIG, T0)
     assert net(old) < net(asked) < net(fresh)
     assert idle.choice == small.choice == "drain"
     assert old.choice == "leave"
@@ -72,30 +72,31 @@ def test_a_big_job_long_after_its_checkpoint_makes_a_drain_dearer_and_a_fresh_ch
 
 
 def test_a_job_that_goes_on_with_its_other_nodes_costs_no_restart():
-    stiff, elastic = (worth_of(8, [job(512, can_shrink=can)], 0.3, DAY, CONFIG, T0) for can in (False, True))
+    stiff, elastic = (evaluate_drain(8, [job(512, can_shrink=can)], 0.3, DAY, CONFIG, T0) for can in (False, True))
     spared = 512 * ((CONFIG.restart - CONFIG.resize) / HOUR)
     assert elastic.lost == pytest.approx(stiff.lost - 0.7 * spared)
     assert elastic.saved == pytest.approx(stiff.saved), "it is spared by a failure as well"
 
 
 def test_a_job_that_ends_soon_is_waited_for_and_one_that_ends_late_is_not():
-    soon = worth_of(8, [job(512, 2 * HOUR, ends_at=T0 + HOUR / 2)], 0.6, DAY, CONFIG, T0)
+    soon = evaluate_drain(8, [job(512, 2 * HOUR, ends_at=T0 + HOUR / 2)], 0.6, DAY, CONFIG, T0)
     assert soon.choice == "wait"
     assert soon.wait_until == T0 + HOUR / 2
     assert "waiting for the end of j at 2026-03-01 00:30 UTC is" in soon.message
-    late = worth_of(8, [job(64, HOUR, can_checkpoint=True, ends_at=T0 + 20 * HOUR)], 0.6, DAY, CONFIG, T0)
+    late = evaluate_drain(8, [job(64, HOUR, can_checkpoint=True, ends_at=T0 + 20 * HOUR)], 0.6, DAY, CONFIG, T0)
     assert late.choice == "drain"
     assert late.wait < 0
-    beyond = worth_of(8, [job(ends_at=T0 + 30 * HOUR)], 0.6, DAY, CONFIG, T0)
+    beyond = evaluate_drain(8, [job(ends_at=T0 + 30 * HOUR)], 0.6, DAY, CONFIG, T0)
     assert beyond.wait is None
-    assert worth_of(8, [job()], 0.6, DAY, CONFIG, T0).wait is None
-    beside = worth_of(8, [job(512, 2 * HOUR, ends_at=T0 + HOUR / 2), job(8)], 0.6, DAY, CONFIG, T0)
+    assert evaluate_drain(8, [job()], 0.6, DAY, CONFIG, T0).wait is None
+    beside = evaluate_drain(8, [job(512, 2 * HOUR, ends_at=T0 + HOUR / 2), job(8)], 0.6, DAY, CONFIG, T0)
     assert beside.choice == "wait", "for the large one, though the other runs on"
 
 
 def test_a_job_of_which_only_its_start_is_known_writes_checkpoints_as_often_as_is_assumed():
     young, old, unknown = (
-        worth_of(8, [given], 0.3, DAY, CONFIG, T0) for given in (job(age=HOUR / 2), job(age=9 * DAY), JobView("j", 64))
+        evaluate_drain(8, [given], 0.3, DAY, CONFIG, T0)
+        for given in (job(age=HOUR / 2), job(age=9 * DAY), JobView("j", 64))
     )
     assert (old.saved, old.lost) == (unknown.saved, unknown.lost)
     assert unknown.lost - young.lost == pytest.approx(0.7 * 64 * 0.5), "it cannot lose more than it has computed"
@@ -105,24 +106,26 @@ def test_a_gang_whose_checkpoint_is_due_soon_is_drained_at_it_and_then_not_put_o
     def gang(age, **others):
         return [JobView("g", 512, T0 - 9 * DAY, checkpointed_at=T0 - age, **others)]
 
-    due = worth_of(8, gang(1.5 * HOUR), 0.6, DAY, CONFIG, T0)
+    due = evaluate_drain(8, gang(1.5 * HOUR), 0.6, DAY, CONFIG, T0)
     assert (due.choice, due.wait_until) == ("wait", T0 + HOUR / 2)
     assert "waiting for the next checkpoint of g at 2026-03-01 00:30 UTC is" in due.message
-    assert worth_of(8, gang(1.5 * HOUR, can_checkpoint=True), 0.6, DAY, CONFIG, T0).wait is None, "it is asked for one"
-    assert worth_of(8, gang(3 * HOUR), 0.6, DAY, CONFIG, T0).wait is None, "it is overdue"
+    assert evaluate_drain(8, gang(1.5 * HOUR, can_checkpoint=True), 0.6, DAY, CONFIG, T0).wait is None, (
+        "it is asked for one"
+    )
+    assert evaluate_drain(8, gang(3 * HOUR), 0.6, DAY, CONFIG, T0).wait is None, "it is overdue"
     for reported in (0, 4, 5):  # minutes after it was written
-        assert worth_of(8, gang(reported * HOUR / 60), 0.3, DAY, CONFIG, T0).choice == "drain"
+        assert evaluate_drain(8, gang(reported * HOUR / 60), 0.3, DAY, CONFIG, T0).choice == "drain"
 
 
 def test_a_drain_that_can_never_pay_is_left_and_one_that_is_ordered_is_done():
     # A job that computed for days without a checkpoint, and repairs that cost nothing either way.
     free = CostBenefitConfig(planned_repair=HOUR, unplanned_repair=HOUR, checkpoint_every=30 * DAY)
-    worth = worth_of(8, [job(512, 20 * DAY)], 0.99, DAY, free, T0)
+    worth = evaluate_drain(8, [job(512, 20 * DAY)], 0.99, DAY, free, T0)
     assert worth.break_even is None
     assert worth.choice == "leave"
     assert "(no break-even)" in worth.message
     always = CostBenefitConfig(planned_repair=HOUR, unplanned_repair=HOUR, checkpoint_every=30 * DAY, always=True)
-    assert worth_of(8, [job(512, 20 * DAY)], 0.01, DAY, always, T0).choice == "drain"
+    assert evaluate_drain(8, [job(512, 20 * DAY)], 0.01, DAY, always, T0).choice == "drain"
 
 
 @settings(max_examples=60, deadline=None)
@@ -131,7 +134,7 @@ def test_a_drain_that_can_never_pay_is_left_and_one_that_is_ordered_is_done():
 )  # fmt: skip
 def test_the_choice_is_the_best_of_the_three(gpus, job_gpus, risk, age, ends, can):
     jobs = [job(job_gpus, age * HOUR, ends_at=T0 + ends * HOUR, can_checkpoint=can)]
-    worth = worth_of(gpus, jobs, risk, DAY, CONFIG, T0)
+    worth = evaluate_drain(gpus, jobs, risk, DAY, CONFIG, T0)
     values = {"leave": 0.0, "drain": net(worth)}
     if worth.wait is not None:
         values["wait"] = net(worth) + worth.wait
@@ -143,7 +146,7 @@ def test_the_choice_is_the_best_of_the_three(gpus, job_gpus, risk, age, ends, ca
 @given(found=st.floats(0, 1), risk=st.floats(0, 1))
 def test_a_drain_is_priced_as_the_rung_of_the_ladder_is(found, risk):
     shares = ProbeConfig(found={"other": found})
-    worth = worth_of(8, [job(64)], risk, DAY, CONFIG, T0, found)
+    worth = evaluate_drain(8, [job(64)], risk, DAY, CONFIG, T0, found)
     price = prices(8, hours_of([job(64)], CONFIG, T0), CONFIG, shares)["drain"]
     assert worth.saved == pytest.approx(risk * price.saved)
     assert worth.lost == pytest.approx((1 - risk) * price.unneeded)

@@ -11,7 +11,7 @@ import pytest
 
 from foundation.errors import InputError
 from policy.fleet import JobView
-from policy.ladder.cost_benefit import CostBenefitConfig, worth_of
+from policy.ladder.cost_benefit import CostBenefitConfig, evaluate_drain
 from serving.pages.routes import drains_came_to
 from serving.scores.alert_outcomes import _by_week, write_facts
 from serving.scores.reading import FACTS, past_scores, read_facts
@@ -222,7 +222,7 @@ def test_a_damaged_decision_is_left_out_and_logged(tmp_path: Path, caplog: pytes
 def test_drains_come_to_what_the_last_alert_before_them_was_judged_to_be_by_the_costs_weighed_then() -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC)
     job = JobView("job", 8, checkpointed_at=at - timedelta(minutes=30), can_checkpoint=True)
-    worth, unweighed = worth_of(8, [job], 0.25, timedelta(hours=24), CostBenefitConfig(), at), {"worth": None}
+    worth, unweighed = evaluate_drain(8, [job], 0.25, timedelta(hours=24), CostBenefitConfig(), at), {"worth": None}
     hour = ["2026-01-01T01:00:00Z", "2026-01-01T02:00:00+00:00"]
     drains = [{"node": node, "at": hour[1], "worth": asdict(worth)} for node in ("right", "wrong", "later", "unjudged")]
     alerts = [

@@ -251,15 +251,15 @@ class _DrainOutcomes:
         for fold in decisions:
             drains = episode_starts[self.fold[episode_starts] == fold]
             hits = drains[self.label[drains] == 1]
-            there = positive[self.fold[positive] == fold]
+            in_fold = positive[self.fold[positive] == fold]
             out.append(
                 {
                     "drains": len(drains),
                     "known_drains": int((self.label[drains] >= 0).sum()),
                     "hits": len(hits),
                     # An incident may lie within the horizon of decisions in two folds.
-                    "there": dict(zip(self.incident[there].tolist(), self.cause[there].tolist(), strict=True)),
-                    "those": set(self.incident[hits].tolist()),
+                    "causes": dict(zip(self.incident[in_fold].tolist(), self.cause[in_fold].tolist(), strict=True)),
+                    "caught_incidents": set(self.incident[hits].tolist()),
                 }
             )
             out[-1]["incidents"], out[-1]["caught"] = _caught(out[-1:])
@@ -270,35 +270,35 @@ def _caught(folds: list[dict[str, Any]]) -> tuple[int, int]:
     """Count failures, and those caught, over folds; a cause shared by several nodes counts once."""
     causes: dict[int, int] = {}
     for fold in folds:
-        causes |= fold["there"]
-    caught = set[int]().union(*(fold["those"] for fold in folds))
+        causes |= fold["causes"]
+    caught = set[int]().union(*(fold["caught_incidents"] for fold in folds))
     incident, cause = (np.array(list(values), dtype=np.int64) for values in (causes.keys(), causes.values()))
-    _, right = caught_causes(cause, np.isin(incident, list(caught)))
-    return len(right), int(right.sum())
+    _, is_caught = caught_causes(cause, np.isin(incident, list(caught)))
+    return len(is_caught), int(is_caught.sum())
 
 
 def _pool(folds: pd.DataFrame) -> pd.DataFrame:
     records = []
     for (model, target), part in folds.groupby(["model", "target"], sort=False):
-        made = part[part["promised"].to_numpy(dtype=bool)]
-        known, hits = int(made["known_drains"].sum()), int(made["hits"].sum())
+        promised_folds = part[part["promised"].to_numpy(dtype=bool)]
+        known, hits = int(promised_folds["known_drains"].sum()), int(promised_folds["hits"].sum())
         precision = hits / known if known else math.nan
-        (there, _), (within, caught) = (_caught(some.to_dict("records")) for some in (part, made))
+        (total, _), (total_promised, caught) = (_caught(some.to_dict("records")) for some in (part, promised_folds))
         records.append(
             {
                 "model": model,
                 "target": target,
                 "folds": len(part),
-                "promised": len(made),
-                "drains": int(made["drains"].sum()),
+                "promised": len(promised_folds),
+                "drains": int(promised_folds["drains"].sum()),
                 "known_drains": known,
                 "hits": hits,
                 "precision": precision,
                 "kept": precision >= target if known else None,
-                "incidents": there,
+                "incidents": total,
                 "caught": caught,
-                "recall": _share(caught, there),
-                "recall_promised": _share(caught, within),
+                "recall": _share(caught, total),
+                "recall_promised": _share(caught, total_promised),
                 "best": float(part["best"].iloc[-1]),
             }
         )

@@ -244,7 +244,7 @@ def _aligned(reference: Reference, recent: Recent, moves: Sequence[Movement]) ->
                 values = recent.values[:, at]
                 values = np.isfinite(values).astype(np.float32) if _missing_otherwise(move) else values
                 effect = effect_of(changed, values, unit=recent.unit, day=day, node=recent.node)
-                if effect is not None and effect.found:
+                if effect is not None and effect.significant:
                     facts.append(
                         f"{move.column.name} moved by {100 * effect.effect:+.0f} of 100 ranks on units whose "
                         f"{column.channel} changed, compared with other units on the same days "

@@ -75,10 +75,10 @@ class Movement:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to a JSON object: ``feature``, ``group``, the fields of ``shift`` and the flags; NaN is null."""
-        own = {"feature": self.column.name, "group": self.column.group, "moved": self.moved}
+        labels = {"feature": self.column.name, "group": self.column.group, "moved": self.moved}
         numbers = asdict(self.shift) | {"usual_psi": self.usual_psi}
         rounded = {name: round(value, 6) if math.isfinite(value) else None for name, value in numbers.items()}
-        return own | {"missing_moved": self.missing_moved} | rounded
+        return labels | {"missing_moved": self.missing_moved} | rounded
 
 
 def movements(
@@ -97,9 +97,9 @@ def movements(
         shift = shift_of(reference, values[:, i])
         moved, missing_moved = _has_moved(shift, reference)
         if same_makes is not None and column.group != "static" and (moved or missing_moved):
-            own = summarise(same_makes[0][:, i], every_value=bool(column.categories))
-            within = _has_moved(shift_of(own, same_makes[1][:, i]), reference)
-            moved, missing_moved = moved and within[0], missing_moved and within[1]
+            same_make_reference = summarise(same_makes[0][:, i], every_value=bool(column.categories))
+            within_makes = _has_moved(shift_of(same_make_reference, same_makes[1][:, i]), reference)
+            moved, missing_moved = moved and within_makes[0], missing_moved and within_makes[1]
         out.append(Movement(column, shift, reference.usual_psi, moved, missing_moved))
     return out
 
@@ -181,7 +181,7 @@ class FeatureShift:
     t: float
 
     @property
-    def found(self) -> bool:
+    def significant(self) -> bool:
         """Whether the effect is large enough and significant."""
         return abs(self.effect) >= LEAST_EFFECT and abs(self.t) >= LEAST_T
 
@@ -207,12 +207,12 @@ def effect_of(changed: Bools, values: np.ndarray, *, unit: Ints, day: Ints, node
     ``unit``, ``day``, ``node``: codes from 0; shape (n_rows,).
     Returns: None if not identifiable: too few nodes, too few nodes that changed, or all changed on one day.
     """
-    there = np.isfinite(values)
-    if len(np.unique(node[there & changed])) < _LEAST_NODES or len(np.unique(node[there])) < 2 * _LEAST_NODES:
+    has_value = np.isfinite(values)
+    if len(np.unique(node[has_value & changed])) < _LEAST_NODES or len(np.unique(node[has_value])) < 2 * _LEAST_NODES:
         return None
-    rank = rankdata(values[there].astype(np.float64)) / there.sum()
-    unit, day, node = unit[there], day[there], node[there]
-    treated = changed[there].astype(np.float64)
+    rank = rankdata(values[has_value].astype(np.float64)) / has_value.sum()
+    unit, day, node = unit[has_value], day[has_value], node[has_value]
+    treated = changed[has_value].astype(np.float64)
     treated_left, rank_left = _without_means(treated, unit, day), _without_means(rank, unit, day)
     size = float(treated_left @ treated_left)
     if size < _LEFT * len(treated) * float(treated.var()):

@@ -89,10 +89,10 @@ class Exposure:
     @classmethod
     def of(cls, entity: Int64Array, begin: Int64Array, end: Int64Array, entities: int) -> "Exposure":
         """Sort installations; a negative entity belongs to no domain."""
-        there = (entity >= 0) & (end > begin)
-        entity, begin, end = entity[there], begin[there], end[there]
-        left = end < NEVER
-        return cls(_Moments.of(entity, begin, entities), _Moments.of(entity[left], end[left], entities))
+        is_member = (entity >= 0) & (end > begin)
+        entity, begin, end = entity[is_member], begin[is_member], end[is_member]
+        has_ended = end < NEVER
+        return cls(_Moments.of(entity, begin, entities), _Moments.of(entity[has_ended], end[has_ended], entities))
 
     def until(self, entity: Int64Array, time: Int64Array) -> Int64Array:
         """Return the unit-milliseconds of each entity from 1970 to each time."""
@@ -278,12 +278,12 @@ def _entities(scope: DomainScope, installations: Installations, inventory: pd.Da
     if scope == "fleet":
         return np.zeros(len(installations.unit), dtype=np.int64), 1
     code = np.zeros(len(installations.unit), dtype=np.int64)
-    there = np.ones(len(installations.unit), dtype=bool)
+    has_domain = np.ones(len(installations.unit), dtype=bool)
     for column in scope if isinstance(scope, tuple) else (scope,):
         part = pd.factorize(_values(column, inventory)[installations.row], sort=True)[0]
-        there &= part >= 0
+        has_domain &= part >= 0
         code = pd.factorize(code * (part.max(initial=0) + 2) + part, sort=True)[0].astype(np.int64)
-    return np.where(there, code, -1), int(code.max(initial=-1)) + 1
+    return np.where(has_domain, code, -1), int(code.max(initial=-1)) + 1
 
 
 def _values(column: str, inventory: pd.DataFrame) -> NDArray[np.object_]:

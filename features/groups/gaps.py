@@ -32,7 +32,7 @@ class SampleFacts(NamedTuple):
     """Time of each sample, whether it repeats the previous one, and a bit per channel that it reports."""
 
     times: IntArray
-    alike: BoolArray
+    is_repeat: BoolArray
     known: npt.NDArray[np.uint64]
 
 
@@ -131,11 +131,11 @@ class GapPlan:
     def _sample_facts(self, block: SampleBlock) -> SampleFacts:
         gauges = len(self.layout.gauges)
         watched = np.array([*range(gauges), *self._steppers()], dtype=np.int64)
-        alike = np.zeros(block.times.size, dtype=np.bool_)
+        is_repeat = np.zeros(block.times.size, dtype=np.bool_)
         moved = np.zeros(block.times.size, dtype=np.bool_)
         known = np.zeros((-(-(watched.size + len(block.flags_known)) // 64), block.times.size), dtype=np.uint64)
-        _note_samples(block.values, gauges, watched, block.flags_known, alike, moved, known)
-        return SampleFacts(block.times, alike & ~moved, known)
+        _note_samples(block.values, gauges, watched, block.flags_known, is_repeat, moved, known)
+        return SampleFacts(block.times, is_repeat & ~moved, known)
 
     def _steppers(self) -> list[int]:
         layout = self.layout
@@ -181,16 +181,16 @@ def _note_samples(
     gauges: int,
     watched: IntArray,
     flags_known: npt.NDArray[np.bool_],
-    alike: BoolArray,
+    is_repeat: BoolArray,
     moved: BoolArray,
     known: npt.NDArray[np.uint64],
 ) -> None:
     """Process all channels for a batch of samples at a time, so that results stay in the L1 cache."""
-    for begin in range(0, alike.size, _TOGETHER):
-        end = min(begin + _TOGETHER, alike.size)
+    for begin in range(0, is_repeat.size, _TOGETHER):
+        end = min(begin + _TOGETHER, is_repeat.size)
         before = max(begin - 1, 0)
         for c in range(gauges):
-            _compare(values[c, before:end], alike[before:end], moved[before:end])
+            _compare(values[c, before:end], is_repeat[before:end], moved[before:end])
         for bit in range(watched.size):
             _note_values(values[watched[bit], begin:end], bit % 64, known[bit // 64, begin:end])
         for flag in range(flags_known.shape[0]):
@@ -199,13 +199,13 @@ def _note_samples(
 
 
 @njit(cache=True, nogil=True)
-def _compare(series: FloatArray, alike: BoolArray, moved: BoolArray) -> None:
+def _compare(series: FloatArray, is_repeat: BoolArray, moved: BoolArray) -> None:
     """Record where a gauge equals its previous sample, and where it changed, appeared or disappeared."""
     for i in range(1, series.size):
         a = series[i]
         b = series[i - 1]
         same = a == b
-        alike[i] |= same
+        is_repeat[i] |= same
         moved[i] |= not same and (not np.isnan(a) or not np.isnan(b))
 
 
@@ -240,7 +240,7 @@ def _gap_nodes(facts: SampleFacts, index: PaneIndex, levels: int) -> GapNodes:
             for i in range(first, index.starts[start + pane + 1]):
                 if i > first:
                     longest[node] = max(longest[node], times[i] - times[i - 1])
-                repeats[node] += facts.alike[i]
+                repeats[node] += facts.is_repeat[i]
                 for word in range(known.shape[0]):
                     words[word, node] |= known[word, i]
         for level in range(1, levels):
@@ -305,7 +305,7 @@ def _gap_windows(
             hits = repeats[window_edge[w]]
             if end > begin and visits.stops[row, window_edge[w]] == end:
                 pairs -= 1.0  # the oldest sample's predecessor lies beyond the look-back
-                hits -= facts.alike[visits.first[end - 1]]
+                hits -= facts.is_repeat[visits.first[end - 1]]
             out[row, column] = hits / pairs if pairs > 0.0 and has_gauges else np.nan
             column += 1
         middle = visits.stops[row, 0]
@@ -335,7 +335,7 @@ def _count(
                 same += nodes.repeats[visits.node[visit]]
             else:
                 for sample in range(visits.first[visit], visits.last[visit]):
-                    same += facts.alike[sample]
+                    same += facts.is_repeat[sample]
             visit += 1
         samples[edge] = count
         repeats[edge] = same

@@ -49,14 +49,14 @@ class Maintenance:
     def of(cls, facts: EventArrays, installations: Installations) -> Self:
         """Read the windows in the facts."""
         windows = list(_windows(facts))
-        wide = [window for window in windows if isinstance(window[0], str)]
-        code, nodes = pd.factorize(np.array([window[0] for window in wide], dtype=object))
+        on_nodes = [window for window in windows if isinstance(window[0], str)]
+        code, nodes = pd.factorize(np.array([window[0] for window in on_nodes], dtype=object))
         units = len(installations.units)
         given = [window for window in windows if not isinstance(window[0], str)]
-        given += [(units + int(node), *window[1:]) for node, window in zip(code, wide, strict=True)]
+        given += [(units + int(node), *window[1:]) for node, window in zip(code, on_nodes, strict=True)]
         table = np.array(given, dtype=np.int64).reshape(-1, 5)
-        if wide:  # one entry per unit, clipped to its installation
-            there = pd.DataFrame(
+        if on_nodes:  # one entry per unit, clipped to its installation
+            stays = pd.DataFrame(
                 {
                     "node": installations.node,
                     "unit": installations.unit,
@@ -64,9 +64,9 @@ class Maintenance:
                     "out": installations.removed,
                 }
             )
-            both = pd.DataFrame(wide, columns=["node", "start", "end", "known", "until"]).merge(there, on="node")
-            start, end = np.maximum(both["start"], both["in"]), np.minimum(both["end"], both["out"] + 1)
-            table = np.r_[table, np.stack([both["unit"], start, end, both["known"], both["until"]], axis=1)]
+            spans = pd.DataFrame(on_nodes, columns=["node", "start", "end", "known", "until"]).merge(stays, on="node")
+            start, end = np.maximum(spans["start"], spans["in"]), np.minimum(spans["end"], spans["out"] + 1)
+            table = np.r_[table, np.stack([spans["unit"], start, end, spans["known"], spans["until"]], axis=1)]
         table = table[(table[:, 1] < table[:, 2]) & (table[:, 3] < table[:, 4])]
         entity, start, end, known, until = table[np.lexsort(table.T[::-1])].T.copy()
         reach = pd.Series(end).groupby(entity).cummax().to_numpy(np.int64)
@@ -149,25 +149,25 @@ _Window = tuple[Any, int, int, int, int]
 def _windows(facts: EventArrays) -> Iterator[_Window]:
     """Yield unit (or node name), start, end and validity period (known, until) of each window."""
     ends: dict[Any, list[tuple[int, int]]] = {}
-    open_ones: list[tuple[Any, int, int]] = []
+    begins: list[tuple[Any, int, int]] = []
     for i in np.flatnonzero((facts.type == "maintenance") & ((facts.unit >= 0) | facts.node_wide)).tolist():
-        whose = str(facts.node[i]) if facts.unit[i] < 0 else int(facts.unit[i])
+        subject = str(facts.node[i]) if facts.unit[i] < 0 else int(facts.unit[i])
         time, known, code = int(facts.time[i]), int(facts.known[i]), normalized(facts.code[i])
         if code == MAINTENANCE_END:
-            ends.setdefault(whose, []).append((time, known))
+            ends.setdefault(subject, []).append((time, known))
         elif code == MAINTENANCE_BEGIN:
-            open_ones.append((whose, time, known))
+            begins.append((subject, time, known))
         elif (end := _instant(code)) is not None:
-            yield whose, time, end, known, NEVER
+            yield subject, time, end, known, NEVER
     for later in ends.values():
         later.sort()
-    for whose, start, known in open_ones:
+    for subject, start, known in begins:
         end, since = start + duration_ms(LONGEST), known
-        for reported, time in _first_ends(ends.get(whose, []), start):
+        for reported, time in _first_ends(ends.get(subject, []), start):
             if time < end:
-                yield whose, start, end, since, max(reported, known)
+                yield subject, start, end, since, max(reported, known)
                 end, since = time, max(reported, known)
-        yield whose, start, end, since, NEVER
+        yield subject, start, end, since, NEVER
 
 
 def _first_ends(ends: list[tuple[int, int]], start: int) -> list[tuple[int, int]]:

@@ -151,7 +151,7 @@ class _RowRange(NamedTuple):
 class _Column(NamedTuple):
     """Values of a column and their validity bits, starting at bit ``offset``; no bits if all are valid."""
 
-    held: npt.NDArray[Any]
+    values: npt.NDArray[Any]
     bits: ByteArray
     offset: int
 
@@ -203,14 +203,14 @@ class _Chunk:
             if column is None:
                 _fill(series, rows, np.nan)
             else:
-                _widen(column.held, column.bits, column.offset, rows, series)
+                _widen(column.values, column.bits, column.offset, rows, series)
         for name, series, there in zip(layout.masks, flags, known, strict=True):
             column = self.masks.get(name)
             if column is None:
                 _fill(series, rows, np.uint64(0))
                 _fill(there, rows, False)
             else:
-                _masks(column.held, column.bits, column.offset, rows, series, there)
+                _masks(column.values, column.bits, column.offset, rows, series, there)
 
 
 def _chunks_of(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> list[_Chunk]:

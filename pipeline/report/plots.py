@@ -138,9 +138,9 @@ def precision_by_month(evaluation: Evaluation, profile: str) -> Plot | None:
 
 def lead_times(evaluation: Evaluation, profile: str) -> Plot | None:
     """Histogram of lead times, from the first right alert to the incident."""
-    mine = evaluation.lead_times
-    mine = mine[(mine["model"] == profile) & (mine["variant"] == SLIDING)]
-    lead = mine["lead_time_hours"].dropna().to_numpy()
+    rows = evaluation.lead_times
+    rows = rows[(rows["model"] == profile) & (rows["variant"] == SLIDING)]
+    lead = rows["lead_time_hours"].dropna().to_numpy()
     if lead.size == 0:
         return None
     width = max(1.0, np.ceil(lead.max() / 24))
@@ -157,7 +157,7 @@ def lead_times(evaluation: Evaluation, profile: str) -> Plot | None:
         axes.legend(loc="best")
 
     caption = (
-        f"Lead time of the {len(lead)} incidents that {profile} caught ({len(mine) - len(lead)} more were not caught). "
+        f"Lead time of the {len(lead)} incidents that {profile} caught ({len(rows) - len(lead)} more were not caught). "
         f"Quartiles: {', '.join(wording.hours(value) for value in quartiles)}."
     )
     return _render("lead-times", "Lead time", caption, draw, height=2.8)
@@ -166,8 +166,8 @@ def lead_times(evaluation: Evaluation, profile: str) -> Plot | None:
 def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
     """Reliability diagram: observed rates against predicted risks, both logarithmic."""
     bins = evaluation.calibration
-    mine = bins[(bins["model"] == profile) & (bins["variant"] == SLIDING)]
-    drawn = mine[(mine["observed_rate"] > 0) & (mine["mean_risk"] > 0)]
+    of_profile = bins[(bins["model"] == profile) & (bins["variant"] == SLIDING)]
+    drawn = of_profile[(of_profile["observed_rate"] > 0) & (of_profile["mean_risk"] > 0)]
     row = evaluation.row(profile, SLIDING)
     if drawn.empty or row is None:
         return None
@@ -191,8 +191,8 @@ def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
         axes.grid(visible=False, which="minor")
         axes.legend(loc="upper left")
 
-    hidden = len(mine) - len(drawn)
-    more = f" {hidden} of {len(mine)} bins without an incident are not drawn." if hidden else ""
+    hidden = len(of_profile) - len(drawn)
+    more = f" {hidden} of {len(of_profile)} bins without an incident are not drawn." if hidden else ""
     caption = (
         f"Predicted risks of {profile} and observed rates, in bins of equal size (smaller at high risks). Bars are one "
         f"standard error. Mean risk is {wording.number(row['risk_ratio'])} times the base rate; the expected "
@@ -243,7 +243,7 @@ def net_by_job_size(content: Mapping[str, Any]) -> Plot | None:
         left, right = axes
         for place, rung in enumerate(rungs):
             rows = [next(row for row in size["ladder"] if row["rung"] == rung) for size in sizes]
-            look = {"color": _COLOURS[place % len(_COLOURS)], "linestyle": _STYLES[place % len(_STYLES)]}
+            style = {"color": _COLOURS[place % len(_COLOURS)], "linestyle": _STYLES[place % len(_STYLES)]}
             net, even, measured = (
                 np.array([np.nan if value is None else value for value in values], dtype=np.float64)
                 for values in (
@@ -253,9 +253,9 @@ def net_by_job_size(content: Mapping[str, Any]) -> Plot | None:
             )  # fmt: skip
             error = np.abs(np.array([[row["net_low"], row["net_high"]] for row in rows], dtype=np.float64).T - net)
             shifted = np.array(gpus) * 1.05 ** (place - len(rungs) // 2)
-            left.errorbar(shifted, net, yerr=error, marker="o", markersize=4, elinewidth=1.0, label=rung, **look)
-            right.plot(gpus, even, **look)
-            right.plot(shifted, measured, "o", color=look["color"], markersize=5)
+            left.errorbar(shifted, net, yerr=error, marker="o", markersize=4, elinewidth=1.0, label=rung, **style)
+            right.plot(gpus, even, **style)
+            right.plot(shifted, measured, "o", color=style["color"], markersize=5)
         left.axhline(0, color=_INK, linewidth=0.9)
         left.set(ylabel="net GPU-hours")
         left.set_yscale("symlog", linthresh=100)

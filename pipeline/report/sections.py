@@ -17,8 +17,8 @@ def decisions(context: ReportContext) -> ReportSection | None:
     promises, now = context.extras.get("promises"), context.extras.get("decisions")
     if promises is None or now is None or promises.empty:
         return None
-    mine = promises[promises["model"] == context.profile]
-    tables = [_now(now[now["model"] == context.profile], context), _kept(promises, context)]
+    of_profile = promises[promises["model"] == context.profile]
+    tables = [_target_table(now[now["model"] == context.profile], context), _promise_table(promises, context)]
     horizons, unforeseen = context.extras.get("horizons"), context.extras.get("unforeseen")
     if horizons is not None:
         tables.append(_horizons(horizons))
@@ -35,16 +35,16 @@ def decisions(context: ReportContext) -> ReportSection | None:
         key="decisions",
         name="Decisions",
         title="Promised precisions",
-        before=(_made(mine, context), _counted(promises)),
+        before=(_promise_text(of_profile, context), _kept_text(promises)),
         tables=tuple(table for table in tables if table is not None),
         after=tuple(after),
     )
 
 
-def _made(mine: pd.DataFrame, context: ReportContext) -> str:
+def _promise_text(promises: pd.DataFrame, context: ReportContext) -> str:
     """Summarize the profile's promises and whether they were kept."""
     parts = []
-    for row in mine.itertuples():
+    for row in promises.itertuples():
         if row.promised == 0:
             could = (
                 f"the highest possible promise at the last refit was {percent_at_least(row.best)}"
@@ -72,28 +72,28 @@ def _made(mine: pd.DataFrame, context: ReportContext) -> str:
     return f"{context.profile}: " + " ".join(parts)
 
 
-def _counted(promises: pd.DataFrame) -> str:
+def _kept_text(promises: pd.DataFrame) -> str:
     evaluated = promises[promises["kept"].notna()]
     if evaluated.empty:
         return "No model of this run made a promise that could be evaluated."
-    met = int(evaluated["kept"].sum())
+    kept = int(evaluated["kept"].sum())
     return (
-        f"Across all models and targets, {count(len(evaluated))} promises could be evaluated, and {count(met)} were "
+        f"Across all models and targets, {count(len(evaluated))} promises could be evaluated, and {count(kept)} were "
         "kept. They are not independent, because models share incidents."
     )
 
 
-def _now(mine: pd.DataFrame, context: ReportContext) -> Table | None:
+def _target_table(targets: pd.DataFrame, context: ReportContext) -> Table | None:
     def asked(row: Any) -> str:
         return {
             "precision": f"a precision of {percent(row.asked)}",
             "budget": f"{number(row.asked, 1)} nodes per decision",
         }[str(row.kind)]
 
-    confidence = percent(float(mine["confidence"].iloc[0])) if len(mine) else NONE
+    confidence = percent(float(targets["confidence"].iloc[0])) if len(targets) else NONE
     return table_of(
         f"Promises of {context.profile} for the time after the data, at {confidence} confidence.",
-        mine,
+        targets,
         ("target", asked),
         ("promised", _promise),
         ("alert at a risk of", lambda row: _risk(row.threshold)),
@@ -118,7 +118,7 @@ def _promise(row: Any) -> str:
     return "set, not promised"
 
 
-def _kept(promises: pd.DataFrame, context: ReportContext) -> Table | None:
+def _promise_table(promises: pd.DataFrame, context: ReportContext) -> Table | None:
     return table_of(
         "Promises made at each refit from earlier outcomes, and evaluated until the next refit. Models without a "
         "promise are omitted.",

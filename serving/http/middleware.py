@@ -118,7 +118,7 @@ class RequestGuard:
     """ASGI middleware around an application; not thread-safe, runs in the event loop.
 
     ``hosts``: names of the service, see :func:`is_own_host`; None: any ``Host`` header is accepted.
-    ``held``: bytes of request and response bodies in memory.
+    ``body_bytes``: bytes of request and response bodies in memory.
     """
 
     app: ASGIApp
@@ -127,7 +127,7 @@ class RequestGuard:
     metrics: RequestMetrics
     log: AccessLog
     hosts: Sequence[str] | None = None
-    held: int = 0
+    body_bytes: int = 0
     active: Counter[RequestClass] = field(default_factory=Counter)
 
     def limit(self, taken: RequestClass) -> int:
@@ -153,7 +153,7 @@ class _Exchange:
         self._receive, self._send = receive, send
         # A request with neither header has no body (RFC 9112, 6.3).
         self.body_read = self.headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in self.headers
-        self.bytes_in = self.held = 0
+        self.bytes_in = self.body_bytes = 0
         self.status = _GONE
         self.started = False
         self.grant: TokenGrant | None = None
@@ -167,7 +167,7 @@ class _Exchange:
         try:
             await self._answer()
         finally:
-            guard.held -= self.held
+            guard.body_bytes -= self.body_bytes
             guard.metrics.active.dec()
             route = UNMATCHED if self.status == 405 else getattr(self.scope.get("route"), "path_format", UNMATCHED)
             seconds = time.perf_counter() - began
@@ -278,12 +278,12 @@ class _Exchange:
             self.bytes_in += size
             if self.bytes_in > most:
                 raise _too_large(most)
-            self._hold(size)
+            self._count_bytes(size)
             if not message.get("more_body", False) and not self.body_read:
                 self.body_read = True
                 self._until(self.began + settings.body_timeout_s + settings.work_timeout_s)
             # One request is always admitted.
-            if self.guard.held > max(settings.held_bytes, self.held):
+            if self.guard.body_bytes > max(settings.held_bytes, self.body_bytes):
                 raise RequestRefused(
                     503, "too many bodies are in memory", "memory", retry_after_s=settings.retry_after_s
                 )
@@ -298,7 +298,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             headers = dict(message["headers"])
             if message["status"] < 500:
-                self._hold(int(headers.get(b"content-length", b"0")))  # until the request ends
+                self._count_bytes(int(headers.get(b"content-length", b"0")))  # until the request ends
             self.started, self.status = True, message["status"]
             self._until(loop.time() + pause)
             headers.setdefault(b"cache-control", b"no-store")
@@ -316,10 +316,10 @@ class _Exchange:
             more = start + _PIECE < len(body) or message.get("more_body", False)
             await self._send({"type": message["type"], "body": body[start : start + _PIECE], "more_body": more})
 
-    def _hold(self, size: int) -> None:
+    def _count_bytes(self, size: int) -> None:
         """Count bytes as held until the request ends."""
-        self.held += size
-        self.guard.held += size
+        self.body_bytes += size
+        self.guard.body_bytes += size
 
 
 def _too_large(limit: int) -> RequestRefused:

@@ -96,10 +96,10 @@ def rollout(effect, everyone=0.0, nodes=24, days=30, seed=0, simultaneous=False)
 def test_a_jump_that_came_with_the_driver_is_found_and_one_that_came_to_all_is_not():
     changed, values, keys = rollout(effect=1.0)
     jump = effect_of(changed, values, **keys)
-    assert jump.found
+    assert jump.significant
     assert jump.effect == pytest.approx(0.2, abs=0.06)
     changed, values, keys = rollout(effect=0.0, everyone=2.0)
-    assert not effect_of(changed, values, **keys).found
+    assert not effect_of(changed, values, **keys).significant
 
 
 def test_where_all_nodes_change_on_one_day_nothing_is_claimed():

@@ -87,14 +87,14 @@ class Spool:
     def __init__(self, staging: StagingFolder, writer: str, limit_bytes: int | None) -> None:
         self._staging = staging
         self._limit_bytes = limit_bytes
-        own = re.escape(writer)
-        self._own = re.compile(rf"(?:\d{{13}}-{own}-\d+-\d{{6,}}-[0-9a-f]{{8}}|{_NAMED}{own}\..*)\Z")
+        pattern = re.escape(writer)
+        self._own_files = re.compile(rf"(?:\d{{13}}-{pattern}-\d+-\d{{6,}}-[0-9a-f]{{8}}|{_NAMED}{pattern}\..*)\Z")
         self._is_over = False
         self.counts: Counter[str] = Counter()
 
     def files(self) -> list[Path]:
         """Return the pending files, oldest first."""
-        return [path for path in self._staging.waiting() if self._own.match(path.stem)]
+        return [path for path in self._staging.waiting() if self._own_files.match(path.stem)]
 
     def trim(self) -> None:
         """Drop the oldest files while the spool is over its limit."""
@@ -117,11 +117,11 @@ class Spool:
 
     def refuse(self, path: Path, reason: str) -> None:
         """Set a permanently rejected file aside."""
-        aside = self._staging.put_aside(path, "refused")
+        moved_to = self._staging.put_aside(path, "refused")
         self.counts["files_rejected"] += 1
-        _LOG.error("permanently rejected, moved to %s: %s", aside, reason)
+        _LOG.error("permanently rejected, moved to %s: %s", moved_to, reason)
         rejected = sorted(
-            aside.parent.parent.glob("*/*.parquet"), key=lambda path: path.stat().st_mtime_ns, reverse=True
+            moved_to.parent.parent.glob("*/*.parquet"), key=lambda path: path.stat().st_mtime_ns, reverse=True
         )
         for old in rejected[REFUSED_FILES:]:
             old.unlink(missing_ok=True)

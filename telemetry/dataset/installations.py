@@ -128,11 +128,11 @@ class Installations:
 
     def on_node(self, node: NDArray[np.object_], time: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return pairs (position in ``node``, unit code) of the units on each node at each time, ends inclusive."""
-        asked = pd.DataFrame({"node": node, "time": time, "position": np.arange(len(node))})
+        wanted = pd.DataFrame({"node": node, "time": time, "position": np.arange(len(node))})
         table = pd.DataFrame(
             {"node": self.node, "unit": self.unit, "installed": self.installed, "removed": self.removed}
         )
-        both = asked.merge(table, on="node", how="inner")
-        both = both[(both["installed"] <= both["time"]) & (both["time"] <= both["removed"])]
-        both = both[["position", "unit"]].drop_duplicates().sort_values(["position", "unit"])
-        return both["position"].to_numpy(np.int64), both["unit"].to_numpy(np.int64)
+        pairs = wanted.merge(table, on="node", how="inner")
+        pairs = pairs[(pairs["installed"] <= pairs["time"]) & (pairs["time"] <= pairs["removed"])]
+        pairs = pairs[["position", "unit"]].drop_duplicates().sort_values(["position", "unit"])
+        return pairs["position"].to_numpy(np.int64), pairs["unit"].to_numpy(np.int64)

@@ -271,9 +271,9 @@ def _steps(group: Group, bad: Sequence[ChannelState], kind: SourceKind) -> Itera
         yield from (title, *added) if added else ()
     if kind == "dataset" and any(switched.values()):
         yield "Collect again: `predrain collect prometheus` for history, `predrain collect exporters` for new samples."
-    own = [channel.name for channel, line in lines if line is None]
-    if own:
-        yield f"No exporter has {', '.join(own)}: map your own metrics (--mapping), or ignore it."
+    unexported = [channel.name for channel, line in lines if line is None]
+    if unexported:
+        yield f"No exporter has {', '.join(unexported)}: map your own metrics (--mapping), or ignore it."
     if incomplete:
         yield (
             f"Some or all GPUs do not report {', '.join(incomplete)}: compare nodes with and without it "
@@ -293,23 +293,23 @@ def as_text(diagnosis: Diagnosis) -> str:
     ``importance`` is the channel's share of the model's attributions, ``-`` if the model does not use it, ``?`` if
     unknown. A star marks channels that the model uses.
     """
-    look = diagnosis.observation
-    boards = ", ".join(f"{count:,} {model}" for model, count in look.models.items())
+    source = diagnosis.observation
+    boards = ", ".join(f"{count:,} {model}" for model, count in source.models.items())
     lines = [
-        f"{look.kind} {look.where}",
-        f"  found: {_count(look.units, 'GPU')} on {_count(look.nodes, 'node')}{f' ({boards})' if boards else ''}",
+        f"{source.kind} {source.where}",
+        f"  found: {_count(source.units, 'GPU')} on {_count(source.nodes, 'node')}{f' ({boards})' if boards else ''}",
     ]
-    lines += [f"  {name}: {value}" for name, value in look.facts.items()]
+    lines += [f"  {name}: {value}" for name, value in source.facts.items()]
     lines += _channels(diagnosis)
-    if look.unknown:
-        more = f" and {len(look.unknown) - _SHOWN_UNKNOWN} more" if len(look.unknown) > _SHOWN_UNKNOWN else ""
-        lines += ["", f"Unknown metrics: {', '.join(look.unknown[:_SHOWN_UNKNOWN])}{more}"]
-    if look.findings:
+    if source.unknown:
+        more = f" and {len(source.unknown) - _SHOWN_UNKNOWN} more" if len(source.unknown) > _SHOWN_UNKNOWN else ""
+        lines += ["", f"Unknown metrics: {', '.join(source.unknown[:_SHOWN_UNKNOWN])}{more}"]
+    if source.findings:
         lines += ["", "Other findings"]
-        findings = sorted(look.findings, key=lambda finding: not finding.problem)
+        findings = sorted(source.findings, key=lambda finding: not finding.problem)
         lines += [f"  {'!' if finding.problem else '-'} {finding.what}" for finding in findings]
     lines += ["", diagnosis.importance_source, *_to_do(diagnosis), "", _verdict(diagnosis)]
-    account = account_text(look.accounting)
+    account = account_text(source.accounting)
     return "\n".join(lines) + "\n" + (f"\n{account}" if account else "")
 
 
@@ -373,11 +373,11 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis as plain JSON types."""
     source, importance = diagnosis.observation, diagnosis.importance
     left_apart = ("channels", "findings", "accounting")
-    look = {field.name: getattr(source, field.name) for field in fields(source) if field.name not in left_apart}
+    shown = {field.name: getattr(source, field.name) for field in fields(source) if field.name not in left_apart}
     return {
         "healthy": diagnosis.healthy,
         "lacking": list(diagnosis.lacking),
-        "source": look | {"at": source.at.isoformat()},
+        "source": shown | {"at": source.at.isoformat()},
         "importance": None if importance is None else asdict(importance) | {"used": sorted(importance.used)},
         "importance_source": diagnosis.importance_source,
         "channels": {

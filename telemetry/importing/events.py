@@ -67,13 +67,13 @@ def place_events(
     _locate(text, ms, installations)
     of_gpu, named = ~pd.isna(gpu), ~pd.isna(node)
     node[named] = installations.names.written_all(node[named])
-    gpu[of_gpu] = [installations.gpu(name, there) for name, there in zip(gpu[of_gpu], node[of_gpu], strict=True)]
+    gpu[of_gpu] = [installations.gpu(name, home) for name, home in zip(gpu[of_gpu], node[of_gpu], strict=True)]
     codes = installations.codes([None if pd.isna(name) else name for name in gpu])
     installation = installations.find(codes, ms) if installations.unit == "gpu" else np.full(len(gpu), -1)
-    there = np.array([*installations.nodes, None], dtype=object)[np.where(installation >= 0, installation, -1)]
+    home = np.array([*installations.nodes, None], dtype=object)[np.where(installation >= 0, installation, -1)]
     rows = np.flatnonzero((installation >= 0) & named)
-    at_home = rows[~installations.are_elsewhere(node[rows], there[rows])]
-    node[at_home] = there[at_home]
+    at_home = rows[~installations.are_elsewhere(node[rows], home[rows])]
+    node[at_home] = home[at_home]
     since = pd.Series(node, dtype=object).map(installations.node_since)
     missing = "missing node and gpu" if installations.unit == "gpu" else "missing node"
     of_node = np.select(
@@ -93,8 +93,8 @@ def place_events(
         reasons[of_gpu & (installation == -3) & ~afterwards] = "after removal"
         placed = of_gpu & (installation >= 0)
         unnamed = placed & pd.isna(node)
-        node[unnamed] = there[unnamed]
-        reasons[placed & (node != there)] = "on another node than the inventory says"
+        node[unnamed] = home[unnamed]
+        reasons[placed & (node != home)] = "on another node than the inventory says"
         reasons[is_shared & (reasons != "")] = SHARED
         left = afterwards & pd.isna(node)
         node[left] = installations.nodes[installations.last_row(codes[left], ms[left])]
@@ -338,14 +338,14 @@ def _spread(rows: dict[str, npt.NDArray[Any]], installations: InstallationIndex)
             if listed:
                 rows["node"][row], out[row] = listed[0], listed
             continue
-        meant = places["node"].map(lambda node, pattern=pattern: fnmatchcase(node, pattern)).to_numpy(dtype=bool)
-        if not meant.any():
-            meant = (places[["rack", "nvlink_domain"]] == pattern).any(axis=1).to_numpy(dtype=bool)
-        names = sorted({str(node) for node in places["node"][meant]})
-        there = [node for node in names if installations.node_since[node] <= start]
+        matches = places["node"].map(lambda node, pattern=pattern: fnmatchcase(node, pattern)).to_numpy(dtype=bool)
+        if not matches.any():
+            matches = (places[["rack", "nvlink_domain"]] == pattern).any(axis=1).to_numpy(dtype=bool)
+        names = sorted({str(node) for node in places["node"][matches]})
+        existing = [node for node in names if installations.node_since[node] <= start]
         if names:
-            rows["node"][row] = (there or names)[0]
-            out[row] = there or names[:1]
+            rows["node"][row] = (existing or names)[0]
+            out[row] = existing or names[:1]
     return out
 
 

@@ -202,8 +202,8 @@ def name_gpus(
             gpu[row] = found_of.pop() if is_one else name
             continue
         slot = given["slot"][row] if "slot" in given else None
-        sure = [text for text in names if not (from_one and is_index(text))]
-        found = None if places is None else places.find(sure, slot, node[row], int(ms[row]))
+        unambiguous = [text for text in names if not (from_one and is_index(text))]
+        found = None if places is None else places.find(unambiguous, slot, node[row], int(ms[row]))
         is_place = name is None or is_index(name) or normalise_pci_bus_id(name) is not None
         if found is None and is_place and isinstance(node[row], str):
             counts[UNKNOWN_GPU] += 1
@@ -263,9 +263,9 @@ class GpuPlaces:
     def find(self, names: list[str], slot: object, node: object, ms: int) -> str | None:
         """Return the GPU that any of the names refers to in a node at a time; None if unknown or ambiguous."""
         for name in names:
-            found = self._gpus.find(name)
-            if found is not None:
-                return found
+            match = self._gpus.find(name)
+            if match is not None:
+                return match
         if not isinstance(node, str):
             return None
         place = self._installations.names.written(node)
@@ -277,10 +277,10 @@ class GpuPlaces:
 
     def gpu_at(self, node: str, key: str, ms: int) -> str | None:
         """Return the GPU at an address or slot of a node at a time; at the instant of a swap, the new one."""
-        there = [
+        installed = [
             installation for installation in self._at.get((node, key), ()) if installation[0] <= ms <= installation[1]
         ]
-        gpus = {gpu for _, end, gpu in there if ms < end} or {gpu for *_, gpu in there}
+        gpus = {gpu for _, end, gpu in installed if ms < end} or {gpu for *_, gpu in installed}
         return gpus.pop() if len(gpus) == 1 else None
 
     def has_slot(self, node: str, index: int) -> bool:

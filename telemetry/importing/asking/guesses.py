@@ -110,7 +110,7 @@ def suggest(
     """
     guesses: list[Guess] = []
     for role, paths in given.items():
-        found: dict[str, tuple[Path, pa.ChunkedArray]] = {}
+        columns: dict[str, tuple[Path, pa.ChunkedArray]] = {}
         taken: dict[str, set[str]] = {}
         metrics: dict[str, tuple[Path, pa.ChunkedArray]] = {}
         for file in expand_sources(tuple(paths), role):
@@ -118,17 +118,17 @@ def suggest(
                 unknown, known = _columns_of(file, role, getattr(mapping, role), channels)
                 for name in unknown:
                     taken.setdefault(name, set()).update(known)
-                new = [name for name in unknown if name not in found]
+                new = [name for name in unknown if name not in columns]
                 long = long_format(new) if role == "samples" else None
                 batch = next(iter(read_batches(file, role, Quarantine())), None) if new else None
                 if batch is not None and role == "events":
                     kinds = _kinds_of_tickets(batch.table, mapping.events)
                     new += kinds
                     taken |= {name: taken.get(name, known) - {"type"} for name in new if kinds}
-                found |= {} if batch is None else {name: (file, batch.table.column(name)) for name in new}
+                columns |= {} if batch is None else {name: (file, batch.table.column(name)) for name in new}
                 if long is not None:
                     metrics |= _metrics_of(file, long, mapping.samples, channels)
-        guesses += _assign(role, found, taken, channels if role == "samples" else {})
+        guesses += _assign(role, columns, taken, channels if role == "samples" else {})
         guesses += [guess for guess in _assign(role, metrics, defaultdict(set), channels) if guess.target]
     return guesses
 
@@ -188,13 +188,13 @@ def _columns_of(
 
 def _assign(
     role: str,
-    found: Mapping[str, tuple[Path, pa.ChunkedArray]],
+    columns: Mapping[str, tuple[Path, pa.ChunkedArray]],
     known: Mapping[str, set[str]],
     channels: Mapping[str, Channel],
 ) -> list[Guess]:
     """Assign each column its best target, by descending score; ``known``: targets already present, by column."""
     candidates = [
-        guess for name, (file, column) in found.items() for guess in _guesses(role, file, name, column, channels)
+        guess for name, (file, column) in columns.items() for guess in _guesses(role, file, name, column, channels)
     ]
     if len({guess.column for guess in candidates if guess.why == _BY_VALUE}) > 1:
         # With several timestamp columns, only a name can identify the event time.
@@ -209,7 +209,7 @@ def _assign(
         best = _as_tickets(best, set().union(*known.values()))
     return [
         best.get(name) or Guess(role, file, name, None, *_nothing(role, column))
-        for name, (file, column) in found.items()
+        for name, (file, column) in columns.items()
     ]
 
 

@@ -85,13 +85,13 @@ class SampleMerger:
             reach = read_reach(self.existing, self.plan, bucket, new)
             self.counts["samples_past_retention"] += reach.dropped
             if new is None and not reach.written:
-                yield bucket, None, reach.kept
+                yield bucket, None, reach.unchanged
                 continue
             table = self._merge([*reach.blocks, *([] if new is None else [new])], sorted(reach.written))
             if len(table):
                 times = pc.min_max(table.column("timestamp").cast(pa.int64())).as_py()
                 self.span_ms = [min([*self.span_ms, times["min"]]), max([*self.span_ms, times["max"]])]
-            yield bucket, table, reach.kept
+            yield bucket, table, reach.unchanged
 
     def _merge(self, blocks: list[Block], runs: list[int]) -> pa.Table:
         plan, block = self.plan, join(blocks)
@@ -112,7 +112,7 @@ class SampleMerger:
         self._set_aside("conflicting duplicate sample", before_merge, np.isin(before_merge.order, conflicting))
         block, stale = self._without_stale(block)
         self._refuse_impossible_rises(block)
-        stored = self._held(before_merge, block)
+        stored = self._has_stored(before_merge, block)
         if CHANNEL in block.series:
             self._find_xids(block, stored.get(CHANNEL, np.zeros(len(block), dtype=bool)))
         self._note_newest(block)
@@ -157,7 +157,7 @@ class SampleMerger:
             name = self.plan.installations.units[int(code)]
             self.newest[name] = max(int(ms), self.newest.get(name, 0))
 
-    def _held(self, given: Block, merged: Block) -> dict[str, npt.NDArray[np.bool_]]:
+    def _has_stored(self, given: Block, merged: Block) -> dict[str, npt.NDArray[np.bool_]]:
         """Return which merged rows had a stored value, by counter and for the latched XID; new rows may fill others."""
         old, into = given.order < 0, merged.order < 0
         if not old.any():
@@ -194,10 +194,10 @@ class SampleMerger:
         values = [f"{name} {s.values[row].item():g}" for name, s in given if s is not None and s.valid[row]]
         return f"repeated to the digit: {', '.join(values)}"
 
-    def _find_xids(self, block: Block, held: npt.NDArray[np.bool_]) -> None:
+    def _find_xids(self, block: Block, has_stored: npt.NDArray[np.bool_]) -> None:
         gauge = block.series[CHANNEL]
         read = gauge.values.astype(np.int32), gauge.valid
-        rows = new_edges(block.unit, block.ms, read, block.order < 0, held, self._edges)
+        rows = new_edges(block.unit, block.ms, read, block.order < 0, has_stored, self._edges)
         codes = [str(code) for code in gauge.values[rows].tolist()]
         self._add_events(block, rows, "xid", codes, "change of the latched XID gauge", SOURCE)
 

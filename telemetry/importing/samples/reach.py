@@ -138,13 +138,13 @@ class Reach:
 
     ``blocks``: stored rows in time order; runs that are only read have just keys, counters and latched XIDs.
     ``written``: runs to write, including new ones.
-    ``kept``: stored runs left unchanged, ascending.
+    ``unchanged``: stored runs left unchanged, ascending.
     ``dropped``: number of rows in runs past retention.
     """
 
     blocks: list[Block]
     written: set[int]
-    kept: list[int]
+    unchanged: list[int]
     dropped: int
 
 
@@ -181,14 +181,14 @@ def read_reach(dataset: Dataset | None, plan: MergePlan, bucket: int, new: Block
     elif new is not None and (plan.counters or CHANNEL in new.series):
         for run in np.unique(new_runs).tolist():
             part = new.take(np.flatnonzero(new_runs == run))
-            own = blocks.get(run, new.take(np.empty(0, np.int64)))
+            stored_rows = blocks.get(run, new.take(np.empty(0, np.int64)))
             earlier = [other for other in reversed(left) if other < run]
             later = [other for other in left if other > run]
-            written |= _read_neighbours(read, plan.counters, part, own, earlier, later, blocks)
+            written |= _read_neighbours(read, plan.counters, part, stored_rows, earlier, later, blocks)
     return Reach(
         blocks=[blocks[run] for run in sorted(blocks)],
         written=written,
-        kept=[run for run in left if run not in written],
+        unchanged=[run for run in left if run not in written],
         dropped=sum(part_rows(path) for path in past),
     )
 
@@ -197,14 +197,14 @@ def _read_neighbours(
     read: Callable[..., Block],
     counters: list[str],
     new: Block,
-    own: Block,
+    stored_rows: Block,
     earlier: Sequence[int],
     later: Sequence[int],
     blocks: dict[int, Block],
 ) -> set[int]:
     """Read runs before and after the new rows of one run until every channel that they report was found.
 
-    ``own``: stored rows of the same run.
+    ``stored_rows``: stored rows of the same run.
     ``blocks``: extended by the runs that were read.
     Returns: runs to rewrite, which are read completely.
     """
@@ -217,7 +217,7 @@ def _read_neighbours(
         return _reports(blocks[run], units, channels)[0].notna()
 
     first, last = _reports(new, units, channels)
-    own_first, own_last = _reports(own, units, channels)
+    own_first, own_last = _reports(stored_rows, units, channels)
     # Also search for any earlier row, because a first latched XID after rows without one is an edge.
     sought = first.notna() & ~(own_first < first)
     for run in earlier:

@@ -110,11 +110,11 @@ def reset_aware_rise(
 
 
 def rises_after_insertion(
-    counter: ChannelValues, stored: ChannelValues, unit: npt.NDArray[np.int32], held: npt.NDArray[np.bool_]
+    counter: ChannelValues, stored: ChannelValues, unit: npt.NDArray[np.int32], has_stored: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float64]:
     """Return the stored rises minus the part now covered by rows inserted before them; never negative.
 
-    ``counter``: values of stored and new rows, sorted by (unit, time); ``held`` marks rows with a stored counter.
+    ``counter``: values of stored and new rows, sorted by (unit, time); ``has_stored`` marks rows with a stored counter.
 
     Only the first stored row after new ones changes: its rise was relative to the previous stored row, and is now
     relative to the last new one. A stored row may be a whole step, of which only the last value and the rise are known,
@@ -127,10 +127,12 @@ def rises_after_insertion(
         return rises
     values = counter.values.astype(np.float64)
     same = unit[reported[1:]] == unit[reported[:-1]]
-    after = 1 + np.flatnonzero(same & held[reported[1:]] & ~held[reported[:-1]] & stored.valid[reported[1:]])
-    last_held = np.maximum.accumulate(np.where(held[reported], np.arange(len(reported)), -1))
+    after = 1 + np.flatnonzero(
+        same & has_stored[reported[1:]] & ~has_stored[reported[:-1]] & stored.valid[reported[1:]]
+    )
+    last_stored = np.maximum.accumulate(np.where(has_stored[reported], np.arange(len(reported)), -1))
     falls = np.cumsum(np.concatenate(([False], same & (np.diff(values[reported]) < 0))))
-    row, before = reported[after], last_held[after - 1]
+    row, before = reported[after], last_stored[after - 1]
     known = (before >= 0) & (unit[reported[before]] == unit[row])
     value, rise, latest = values[row], rises[row], values[reported[after - 1]]
     level = np.where(known, values[reported[before]], np.maximum(value - rise, 0.0))
@@ -143,12 +145,12 @@ def rises_after_insertion(
 
 
 def add_rollup_columns(
-    block: Block, channels: Mapping[str, Channel], held: Mapping[str, npt.NDArray[np.bool_]] | None = None
+    block: Block, channels: Mapping[str, Channel], has_stored: Mapping[str, npt.NDArray[np.bool_]] | None = None
 ) -> None:
     """Fill missing ``X_min``, ``X_max`` and ``X_rise`` values in place.
 
     ``block``: sorted by (unit, ms), with series for every roll-up in ``channels``.
-    ``held``: by counter, the rows whose value is already stored; see :func:`rises_after_insertion`.
+    ``has_stored``: by counter, the rows whose value is already stored; see :func:`rises_after_insertion`.
     """
     for channel in channels.values():
         for suffix in ROLLUP_SUFFIXES[channel.kind]:
@@ -160,8 +162,8 @@ def add_rollup_columns(
             if suffix == "_rise":
                 rise = reset_aware_rise(base.values.astype(np.float64), base.valid, block.unit)
                 stored = made.values.astype(np.float64)
-                if held is not None and channel.name in held:
-                    stored = rises_after_insertion(base, made, block.unit, held[channel.name])
+                if has_stored is not None and channel.name in has_stored:
+                    stored = rises_after_insertion(base, made, block.unit, has_stored[channel.name])
                 block.series[channel.name + suffix] = ChannelValues(
                     np.where(given, stored, rise.values), given | rise.valid
                 )

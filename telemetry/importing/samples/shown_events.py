@@ -50,13 +50,13 @@ def new_edges(
     ms: npt.NDArray[np.int64],
     gauge: tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]],
     old: npt.NDArray[np.bool_],
-    held: npt.NDArray[np.bool_],
+    has_stored: npt.NDArray[np.bool_],
     known: Mapping[tuple[int, int], Sequence[int]],
 ) -> npt.NDArray[np.int64]:
     """Return the edges that earlier imports, which had only the stored rows, have not reported.
 
     ``unit``, ``ms``: stored and new rows, sorted by (unit, ms); shape (n,).
-    ``old``, ``held``: marks stored rows, and those with a stored gauge value; shape (n,).
+    ``old``, ``has_stored``: marks stored rows, and those with a stored gauge value; shape (n,).
     ``known``: times (ms) of stored edges by unit and XID, which rolled-up rows do not show completely.
 
     An edge at a late row is skipped if the next stored row, or its step, has the edge to the same value: the event
@@ -69,9 +69,9 @@ def new_edges(
         return edges
     rows = np.flatnonzero(old)
     was_edge = np.zeros(len(unit), dtype=bool)
-    was_edge[rows[xid_edges(unit[rows], values[rows], held[rows])]] = True
+    was_edge[rows[xid_edges(unit[rows], values[rows], has_stored[rows])]] = True
     reported = np.flatnonzero(valid)
-    held_place = np.flatnonzero(held[reported])
+    held_place = np.flatnonzero(has_stored[reported])
     events = []
     for edge in edges[~was_edge[edges]].tolist():
         place = int(np.searchsorted(reported, edge))

@@ -10,8 +10,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -122,31 +122,37 @@ class Patience:
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
-        self._open: dict[str, Future[Any]] = {}
+        self._open: dict[str, tuple[Future[Any], threading.Thread]] = {}
 
     def call(self, name: str, call: Callable[[], T]) -> T:
         """Return the result or raise its exception; ``TimeoutError`` if it, or an earlier call, is still running.
 
-        A call within a call of the same name shares its thread and its limit.
+        A call within a call of the same name shares its thread and its limit. A result that comes too late is dropped
+        in the thread, which closes what it holds, such as a lock.
         """
         if threading.current_thread().name == name:
             return call()
-        if name in self._open and not self._open[name].done():
-            raise TimeoutError("an earlier call has not ended yet")
+        if name in self._open:
+            earlier, thread = self._open[name]
+            if not earlier.done() or (earlier.cancelled() and thread.is_alive()):
+                raise TimeoutError("an earlier call has not ended yet")
         answer: Future[T] = Future()
-        self._open[name] = answer
 
         def run() -> None:
-            try:
-                answer.set_result(call())
-            except BaseException as error:
-                answer.set_exception(error)
+            with suppress(InvalidStateError):  # too late
+                try:
+                    answer.set_result(call())
+                except BaseException as error:
+                    answer.set_exception(error)
 
-        threading.Thread(target=run, name=name, daemon=True).start()
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()  # may fail
+        self._open[name] = answer, thread
         try:
             answer.exception(self._longest_s)
         except TimeoutError:
-            raise TimeoutError(f"no end after {self._longest_s:g} s") from None
+            if answer.cancel():
+                raise TimeoutError(f"no end after {self._longest_s:g} s") from None
         return answer.result()
 
 

@@ -205,11 +205,11 @@ class Controller:
         return ready
 
     def _settle_open(self, report: RoundReport) -> None:
-        for number, intent in self.ledger.unsettled():
-            reading = self.scheduler.revalidate(intent.node)
-            settled = settled_by_reading(intent.action, reading, self.clock.now(), "the call was interrupted")
+        for number, action in self.ledger.unsettled():
+            reading = self.scheduler.revalidate(action.node)
+            settled = settled_by_reading(action, reading, self.clock.now(), "the call was interrupted")
             self.ledger.settle(number, settled)
-            report.notes.append(f"{intent.verb} {intent.node} was interrupted: {settled.message}")
+            report.notes.append(f"{action.verb} {action.node} was interrupted: {settled.message}")
 
     def _read_fleet(self, log: RoundLog) -> FleetReading:
         """Read the fleet; duplicate nodes (the first entry counts) or an incomplete state block new actions."""

@@ -7,7 +7,7 @@ import sqlite3
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -142,9 +142,9 @@ class SqliteLedger:
             self._add("INSERT INTO skipped VALUES (?, ?, ?, ?, ?)", number, _words(at), action.node, action.verb, why)
 
     @_bounded
-    def unsettled(self) -> tuple[tuple[int, Intent], ...]:
-        """Return calls of decisions without an outcome, oldest first."""
-        return self._unsettled("NOT NULL", Intent)
+    def unsettled(self) -> tuple[tuple[int, Action], ...]:
+        """Return the actions of calls without an outcome, oldest first."""
+        return self._unsettled("NOT NULL", Action, _action)
 
     @_bounded
     def last_digest(self) -> str | None:
@@ -164,7 +164,7 @@ class SqliteLedger:
     @_bounded
     def open_calls(self) -> tuple[tuple[int, PendingCall], ...]:
         """Return calls of evacuations without an outcome, oldest first; workloads have only their identity."""
-        return self._unsettled("NULL", PendingCall)
+        return self._unsettled("NULL", PendingCall, _identified)
 
     @_bounded
     def find(self, at: datetime, node: str, kind: FindingKind, message: str, content: Mapping[str, Any]) -> None:
@@ -189,16 +189,14 @@ class SqliteLedger:
             if verb != "release" or Level[to.upper()] < Level.SWAP
         )
 
-    def _unsettled(self, decision: str, kind: Any) -> tuple[tuple[int, Any], ...]:
+    def _unsettled(self, decision: str, kind: Any, part: Callable[[Any], Any]) -> tuple[tuple[int, Any], ...]:
         rows = self._read(
             f"SELECT id, content FROM calls WHERE round IS {decision} "  # noqa: S608 - a constant expression
             "AND id NOT IN (SELECT call FROM settled) ORDER BY id LIMIT 1000"
         )
         try:
-            return tuple(
-                (number, object_of(kind, _identified(json.loads(text)), f"call {number}")) for number, text in rows
-            )
-        except (ValueError, TypeError, RecursionError) as error:
+            return tuple((number, object_of(kind, part(json.loads(text)), f"call {number}")) for number, text in rows)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise LedgerError(f"an open call in the ledger cannot be read: {error}") from error
 
     def _keep(self, value: Any) -> str:
@@ -240,6 +238,11 @@ class SqliteLedger:
                 raise
         except sqlite3.Error as error:
             raise LedgerError(f"the ledger cannot be written: {error}") from error
+
+
+def _action(content: Any) -> Any:
+    """Reduce a recorded call to its action as this version knows it: other fields change between versions."""
+    return {field.name: content["action"][field.name] for field in fields(Action)}
 
 
 def _identified(content: Any) -> Any:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import secrets
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -180,8 +181,10 @@ class SharedFolder:
             else:
                 yield None
         finally:
-            with contextlib.suppress(SchedulerError):  # what was written stays written
+            try:
                 self._close(lock)
+            except SchedulerError:  # a call in the block hangs; what was written stays written
+                threading.Thread(target=lock.close, daemon=True).start()
 
     @_bounded
     def _lock_lease(self) -> tuple[contextlib.ExitStack, _LeaseRecord | None]:

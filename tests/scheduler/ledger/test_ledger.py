@@ -147,6 +147,29 @@ def test_an_upgrade_goes_on_with_open_calls_about_workloads_as_an_earlier_versio
     assert (listed.kind, listed.workload.name, listed.workload.uid) == ("evict", "a", "a-1")
 
 
+def test_an_upgrade_settles_an_action_of_an_earlier_version_and_goes_on(file):
+    cluster = Cluster(ledger=SqliteLedger(file))
+    cluster.scored(n1=0.9)
+    cluster.scheduler.faults.plan("crash_after", "apply")
+    with pytest.raises(Crash):
+        cluster.round()
+    with sqlite3.connect(file) as link:
+        round_, at, node, verb, text = link.execute("SELECT round, at, node, verb, content FROM calls").fetchone()
+        call = json.loads(text)
+        call["action"]["worth"] = call["read"]["view"]["undone"] = call["step"] = False  # of no use to this version
+        link.execute("INSERT INTO settled SELECT id, at, 'done', 1, '{}' FROM calls")
+        link.execute(
+            "INSERT INTO calls (round, at, node, verb, content) VALUES (?, ?, ?, ?, ?)",
+            (round_, at, node, verb, json.dumps(call)),
+        )
+    cluster.restart()
+    cluster.clock.move(STEP)
+    report = cluster.round()
+    assert (report.errors, cluster.ledger.unsettled()) == ([], ())
+    assert "swap n1 was interrupted: the call was interrupted; read again: in the desired state" in report.notes
+    assert cluster.level("n1") is Level.DRAIN
+
+
 def test_rows_are_only_ever_added(file):
     history(file)
     link = sqlite3.connect(file)

@@ -4,9 +4,12 @@ import fcntl
 import json
 import os
 import re
+import threading
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
+from filelock import FileLock
 
 from foundation.errors import InputError
 from foundation.running import Patience
@@ -70,6 +73,38 @@ def test_a_disk_that_hangs_is_an_error_in_time_and_is_used_again_afterwards(tmp_
     waiting.wait(lambda: _lease(shared))
     shared.patience = Patience(30)
     HANGS[document](shared, _lease(shared))
+
+
+def test_a_lock_of_the_lease_that_comes_too_late_keeps_no_other_controller_out(tmp_path):
+    shared, file = SharedFolder(tmp_path, ManualClock(T0)), tmp_path / "lease.json"
+    until, content = shared.hold_lease("a", LEASE), file.read_bytes()
+    shared.patience = Patience(0.2)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(SchedulerError, match="no end after"), shared.fenced("a", until):
+        pass
+    file.write_bytes(content)  # read now, under the lock
+    file.unlink()
+    assert SharedFolder(tmp_path, ManualClock(T0)).hold_lease("b", LEASE) is not None
+
+
+def test_a_call_under_the_lease_that_hangs_is_left_without_a_wait_for_the_lock(shared, monkeypatch):
+    until, left, gate = shared.hold_lease("a", LEASE), [], threading.Event()
+    monkeypatch.setattr(shared, "patience", Patience(0.2))
+    monkeypatch.setattr(shared, "_write", lambda *_: gate.wait(300))
+    monkeypatch.setattr(FileLock, "release", lambda lock, *_, **__: left.append(threading.current_thread()))
+    assert shared.guarded("a", until, lambda: shared.note("asked", "k", {}, lambda _: True)).kind == "refused"
+    gate.set()
+    waiting.wait(lambda: len(left) >= 2)  # those of the document and of the lease, on a disk that may hang
+    assert threading.current_thread() not in left
+
+
+def test_a_thread_that_cannot_be_started_costs_one_call(shared, monkeypatch):
+    with monkeypatch.context() as full:
+        full.setattr(threading, "_start_new_thread", Mock(side_effect=RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            shared.load("state")
+    assert shared.load("state").version == NONE_YET
 
 
 def _raised(answer):

@@ -80,8 +80,9 @@ def decide(
         raise ValueError(f"node {twice} was given twice: give each node once, under one name")
     cases = [_open(node, state, config, now) for node in nodes]
     # Release-all permits no new action and may be set while scores are missing. Evaluating the breaker then would open
-    # it, and it would still be open when operation resumes.
-    breaker, opened = replace(state.breaker, decided_at=now), tuple[str, ...]()
+    # it, and it would still be open when operation resumes. After a lost state, this is not yet the first decision:
+    # otherwise the next one would process an old manual reset.
+    breaker, opened = replace(state.breaker, decided_at=state.breaker.decided_at and now), tuple[str, ...]()
     if not signals.release_all:
         breaker, opened = _breaker(cases, others, state, signals, config, now)
     stages, moved = _stages(cases, state, signals.outcomes, config, now)
@@ -155,9 +156,9 @@ def carried_out(state: PolicyState, actions: Iterable[Action]) -> PolicyState:
 def _past(state: PolicyState, now: datetime) -> PolicyState:
     """Return the state without instants in the future, which a clock that was ahead recorded."""
     decided_at = state.breaker.decided_at
-    if decided_at is None or decided_at <= now:
+    if decided_at is not None and decided_at <= now:
         return state
-    past: PolicyState = not_after(state, now - _TICK, _COMPARED_ELSEWHERE)
+    past: PolicyState = not_after(state, now if decided_at is None else now - _TICK, _COMPARED_ELSEWHERE)
     return replace(past, breaker=replace(past.breaker, decided_at=decided_at))  # the breaker reports the clock
 
 

@@ -302,6 +302,15 @@ def test_a_person_who_closes_the_breaker_lets_the_budget_take_the_nodes():
     assert "release" not in {verb for i in range(20) for verb in verbs(let, f"h{i:03}")}
 
 
+def test_an_old_reset_dismisses_nothing_after_a_lost_state_and_a_release_of_everything():
+    fleet = [reporting(f"h{i:03}", T0) for i in range(20)] + healthy(200, start=500)
+    long_ago = {"reset_breaker_at": T0 - 21 * DAY}
+    state = once(fleet, config(), release_all=True, **long_ago).state
+    resumed = once(fleet, config(), T0 + STEP, state, **long_ago)
+    assert "drain" not in {action.verb for action in resumed.actions}
+    assert "manual reset ignored" in resumed.reasons[0]
+
+
 def test_two_nodes_are_chance_and_failed_tests_are_no_burst_beyond_a_rack():
     two = [(NodeView(f"n{i}", "c", "g"), (Fact("xid 79", T0),)) for i in range(2)]
     assert bursts(two, CommonCauseConfig()) == ()

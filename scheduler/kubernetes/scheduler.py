@@ -226,6 +226,7 @@ class KubernetesScheduler(SchedulerExtras):
             then = self._after(action, left.node_object)
             left = self._answered(action.node, self._patch(path, patch_of(left, then)), then)
         if isinstance(left, WriteResult):
+            self._recent.pop(action.node, None)  # as after the first of two patches
             return left
         self._due += due
         return WriteResult("done", note, writes if joined is None else (*writes, joined.write), left.reading.version)

@@ -274,6 +274,10 @@ def test_a_node_is_known_for_10_s_after_it_was_listed_or_written_and_no_longer_t
     assert hand.do("swap").kind == "done"
     again = scheduler.as_known("n1")
     assert (again.version, again.view.marks.tainted) == (hand.raw()["metadata"]["resourceVersion"], True)
+    world.fail("PATCH", "nodes/n1", 409, skip=1)
+    assert hand.do("release").kind == "conflict", "the second of its two patches"
+    assert scheduler.as_known("n1") is None
+    assert hand.do("swap").kind == "done"
     hand.elapsed.move(seconds=11)
     assert (scheduler.as_known("n1"), scheduler.as_known("n2")) == (None, None)
 

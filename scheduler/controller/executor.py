@@ -86,6 +86,8 @@ class Executor:
             if intent is None and action.verb != "release":
                 self._skip(action, "not executed: it cannot be recorded in the ledger")
                 return
+            if action.verb == "release":  # the ledger may have taken longer than the lease
+                until = self.log.lease.hold()
             holder = self.log.lease.holder
             precondition = Precondition(reading.version, reading.boot_id, holder, until)
             answer = self.scheduler.apply(action, precondition)

@@ -61,6 +61,20 @@ def test_a_release_whose_decision_cannot_be_recorded_is_no_call_of_an_evacuation
     assert cluster.ledger._read("SELECT id FROM calls WHERE round IS NULL") == []
 
 
+def test_a_ledger_that_takes_longer_than_the_lease_stops_no_release() -> None:
+    cluster = drained()
+    call = cluster.ledger.call
+
+    def slow(intent: Any) -> int:
+        cluster.clock.move(cluster.settings.lease)
+        return call(intent)
+
+    cluster.ledger.call = slow
+    cluster.clock.move(2 * STEP)
+    assert [step.outcome for step in cluster.round().steps] == ["done"]
+    assert cluster.levels() == {}
+
+
 def test_a_release_without_an_answer_is_not_confirmed_by_a_node_that_is_gone_or_unreadable() -> None:
     cluster = Cluster(3)
     (action,), now = release_plan(["n1"], cluster.clock.now()).actions, cluster.clock.now()

@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
@@ -122,20 +122,28 @@ class Patience:
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
-        self._open: dict[str, tuple[Future[Any], threading.Thread]] = {}
+        self._turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._given_up: dict[str, threading.Thread] = {}
 
     def call(self, name: str, call: Callable[[], T]) -> T:
         """Return the result or raise its exception; ``TimeoutError`` if it, or an earlier call, is still running.
 
-        A call within a call of the same name shares its thread and its limit. A result that comes too late is dropped
-        in the thread, which closes what it holds, such as a lock.
+        A call within a call of the same name shares its thread and its limit; one from another thread waits for its
+        turn. A result that comes too late is dropped in the thread, which closes what it holds, such as a lock.
         """
         if threading.current_thread().name == name:
             return call()
-        if name in self._open:
-            earlier, thread = self._open[name]
-            if not earlier.done() or (earlier.cancelled() and thread.is_alive()):
-                raise TimeoutError("an earlier call has not ended yet")
+        turn = self._turns[name]
+        if not turn.acquire(timeout=self._longest_s):
+            raise TimeoutError("an earlier call has not ended yet")
+        try:
+            return self._call(name, call)
+        finally:
+            turn.release()
+
+    def _call(self, name: str, call: Callable[[], T]) -> T:
+        if name in self._given_up and self._given_up[name].is_alive():
+            raise TimeoutError("an earlier call has not ended yet")
         answer: Future[T] = Future()
 
         def run() -> None:
@@ -146,12 +154,12 @@ class Patience:
                     answer.set_exception(error)
 
         thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()  # may fail
-        self._open[name] = answer, thread
+        thread.start()
         try:
             answer.exception(self._longest_s)
         except TimeoutError:
             if answer.cancel():
+                self._given_up[name] = thread
                 raise TimeoutError(f"no end after {self._longest_s:g} s") from None
         return answer.result()
 

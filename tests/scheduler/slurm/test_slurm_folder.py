@@ -99,6 +99,17 @@ def test_a_call_under_the_lease_that_hangs_is_left_without_a_wait_for_the_lock(s
     assert threading.current_thread() not in left
 
 
+def test_a_call_while_another_thread_makes_one_waits_for_its_turn(shared, monkeypatch):
+    inside, gate, load = threading.Event(), threading.Event(), shared._read
+    monkeypatch.setattr(shared, "_read", lambda name: (inside.set(), gate.wait(300), load(name))[2])
+    first = threading.Thread(target=shared.load, args=("state",))
+    first.start()
+    assert inside.wait(300)
+    threading.Timer(0.2, gate.set).start()
+    assert shared.load("state").version == NONE_YET
+    first.join()
+
+
 def test_a_thread_that_cannot_be_started_costs_one_call(shared, monkeypatch):
     with monkeypatch.context() as full:
         full.setattr(threading, "_start_new_thread", Mock(side_effect=RuntimeError("can't start new thread")))

@@ -16,18 +16,22 @@ _PCI: Final = re.compile(
 )
 _SEGMENTS: Final = re.compile(r"(?=NVRM:)|\s*Recommended Action=")
 # Start of a kernel message inside a longer one, and its end in NVSentinel's.
+_KIND: Final = r"(?:[\s_-]?(?:critical|fatal|error|event|code|number)s?)*"
+_LIST: Final = r"\d{1,3}(?!\d)(?:[\s,;/|&]+(?:and\s+)?(?:xid[\s:=#-]*)?\d{1,3}(?!\d))*"
+_COUNTED: Final = r"\s*(?:times|occurrences?|hours?|minutes?|days?|nodes?|gpus)\b|x\b"
 _NOT_A_CODE: Final = re.compile(
-    rf"{GPU_UUID.pattern}|{_PCI.pattern}"
+    rf"(?P<codes>(?<!s)xids?{_KIND}[\s:#=_-]*{_LIST}(?!{_COUNTED}|:\d|(?<=\D\d)\s*(?:errors?|in the)\b))"
+    rf"|{GPU_UUID.pattern}|{_PCI.pattern}"
+    r"|\bgpus[\s#:=_-]*\d+(?:\s*(?:,|and|&|/)\s*\d+)+"
     r"|\b(?:gpu|device|slot|index|minor|pid|count|times|link|port|node|host|server|rack|ticket|case|driver|after|since)s?"
     r"[\s#:=_-]*\d+[\d.:]*"
     r"|\b(?![a-z]*(?:xid|code|error)s?-?\d)[a-z]+-?\d[\w.-]*"  # A100, gpu01, dgx-17
-    r"|(?<![\d.])(?<!xid[\s:#=_-])\d+(?:[.:]\d+)+|\d{4}-\d\d-\d\dT?[\d:.]*Z?"  # addresses, versions and times
-    r"|(?<!xid[\s:#=_-])\b\d+(?:\s*(?:times|errors?|gpus?|occurrences?|hours?|minutes?|days?|nodes?|in the)|x)\b",
+    r"|(?<![\d.])\d+(?:[.:]\d+)+|\d{4}-\d\d-\d\dT?[\d:.]*Z?"  # addresses, versions and times
+    rf"|\b\d+(?:{_COUNTED}|\s*(?:errors?|gpu|in the)\b)",
     re.IGNORECASE,
 )
-_LIST: Final = r"\d{1,3}(?!\d)(?:[\s,;/|&]+(?:and\s+)?(?:xid[\s:=#-]*)?\d{1,3}(?!\d))*"
 _AFTER_XID: Final = re.compile(
-    rf"(?:(?<!s)xids?|\bcodes?|errorcodes?)(?:[\s_-]?(?:critical|fatal|error|event|code|number)s?)*\D{{0,40}}?({_LIST})",
+    rf"(?:(?<!s)xids?|\bcodes?|errorcodes?){_KIND}\D{{0,40}}?({_LIST})",
     re.IGNORECASE,
 )
 _ONLY_CODES: Final = re.compile(r"[\s\[({\"']*((?:\d{1,3}[\s,;/|\"'\])}]*)+)")
@@ -77,7 +81,7 @@ def _addresses(text: str) -> list[str]:
 
 def xid_codes(text: str) -> list[str]:
     """Return the XIDs in prose, in order; numbers of nodes, GPUs, times and counts are none."""
-    plain = _NOT_A_CODE.sub(" ", text)
+    plain = _NOT_A_CODE.sub(lambda found: found["codes"] or " ", text)
     return list(dict.fromkeys(code for listed in _AFTER_XID.findall(plain) for code in _numbers(listed)))
 
 

@@ -219,7 +219,7 @@ class SampleMerger:
             return block, 0
         energy = block.series[channel.name]
         values = energy.values.astype(np.float64)
-        _, stale = impossible_rises(values, energy.valid, block.unit, block.ms, channel.max_rise_per_s)
+        _, stale, _ = impossible_rises(values, energy.valid, block.unit, block.ms, channel.max_rise_per_s)
         stale &= (block.order >= 0) & ~block.mig
         self._set_aside(STALE, block, stale, lost=False)
         return block.filter(~stale), int(stale.sum())
@@ -231,8 +231,10 @@ class SampleMerger:
             if channel.kind != "counter" or channel.max_rise_per_s is None:
                 continue
             values = series.values.astype(np.float64)
-            refused, _ = impossible_rises(values, series.valid, block.unit, block.ms, channel.max_rise_per_s)
-            refused &= block.order >= 0
+            is_new = block.order >= 0
+            refused, _, held = impossible_rises(values, series.valid, block.unit, block.ms, channel.max_rise_per_s)
+            refused &= is_new
+            block.series[name] = series = ChannelValues(np.where(is_new, held, series.values), series.valid)
             number = int(refused.sum())
             if number:
                 example = f"{name} = {values[refused][0]:.15g}"

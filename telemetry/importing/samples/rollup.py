@@ -23,8 +23,10 @@ STALE: Final = "stale: the energy counter went back"
 _SHORTEST_MS: Final = 60_000
 """Minimum interval for the rate check: exporters cache values, so a counter may jump by a minute's increase."""
 
+_CACHED_MS: Final = 90_000
+# Age of the values that a working exporter may serve.
 _STALE_MS: Final = 3_600_000
-# A counter without a higher value for longer may have restarted at another value than zero.
+# A counter that has counted on below an earlier value for longer has restarted at another value than zero.
 
 
 def cell_end(ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int64]:
@@ -52,40 +54,71 @@ def impossible_rises(
     unit: npt.NDArray[np.int32],
     ms: npt.NDArray[np.int64],
     max_rise_per_s: float,
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
     """Mark counter values, sorted by (unit, time), that rise faster than possible since the last valid one.
 
     A counter that falls has restarted at zero. The allowed rise grows with the time since the last valid value, so that
     a real jump is accepted eventually. Shapes (n,).
-    Returns: the mask of impossible values, and of those among them that fell within an hour: they are older than the
-    last valid one.
+    Returns: the mask of impossible values; of those among them that fell within an hour and are older than the last
+    valid one; and the values, with the last valid one in place of one that another source has cached.
     """
-    refused, stale = np.zeros((2, len(values)), np.bool_)
+    masks = np.zeros((2, len(values)), np.bool_)
+    held = values.astype(np.float64)
     reported = np.flatnonzero(valid)
     if len(reported) < 2:
-        return refused, stale
-    numbers, units, times = values[reported].astype(np.float64), unit[reported], ms[reported]
+        return masks[0], masks[1], held
+    numbers, units, times = held[reported], unit[reported], ms[reported]
+    refused, stale = np.zeros((2, len(reported)), np.bool_)
     same = units[1:] == units[:-1]
     per_ms = max_rise_per_s / 1000
     rises = np.where(np.diff(numbers) < 0, numbers[1:], np.diff(numbers))
     fast = same & (rises > per_ms * np.maximum(np.diff(times), _SHORTEST_MS))
-    for place in np.flatnonzero(fast) + 1:
-        if refused[reported[place]]:
+    for place in (np.flatnonzero(fast) + 1).tolist():
+        if refused[place]:
             continue
         # After an impossible value, compare with the last valid one until the counter is plausible again.
         before = place - 1
-        while refused[reported[before]]:
+        while refused[before]:
             before -= 1
-        current = int(place)
+        current = place
         while current < len(numbers) and units[current] == units[before]:
             has_fallen, gap_ms = numbers[current] < numbers[before], int(times[current] - times[before])
             rise = numbers[current] - (0 if has_fallen else numbers[before])
-            if rise <= per_ms * max(gap_ms, _SHORTEST_MS):
+            counts_anew = has_fallen and numbers[current] > numbers[place]
+            if rise <= per_ms * max(gap_ms, _SHORTEST_MS) or (counts_anew and gap_ms > _STALE_MS):
+                if counts_anew:  # the counter has restarted, at another value than zero
+                    refused[place:current] = numbers[place:current] >= numbers[before]
+                    stale[place:current] = False
                 break
-            refused[reported[current]] = True
-            stale[reported[current]] = has_fallen and gap_ms <= _STALE_MS
+            if has_fallen and _is_cached(current, before, numbers, times, units, refused):
+                numbers[current] = numbers[before]
+            else:
+                refused[current] = True
+                stale[current] = has_fallen and gap_ms <= _STALE_MS
             current += 1
-    return refused, stale
+    masks[:, reported], held[reported] = (refused, stale), numbers
+    return masks[0], masks[1], held
+
+
+def _is_cached(
+    current: int,
+    before: int,
+    numbers: npt.NDArray[np.float64],
+    times: npt.NDArray[np.int64],
+    units: npt.NDArray[np.int32],
+    refused: npt.NDArray[np.bool_],
+) -> bool:
+    """Return whether a counter had a value at most :data:`_CACHED_MS` earlier; between two values it rises evenly."""
+    newer, older = before, before - 1
+    while older >= 0 and units[older] == units[current] and times[current] - times[newer] <= _CACHED_MS:
+        if not refused[older]:
+            if numbers[older] <= numbers[current]:
+                share = (numbers[newer] - numbers[current]) / (numbers[newer] - numbers[older])
+                had = times[newer] - share * (times[newer] - times[older])
+                return bool(times[current] - had <= _CACHED_MS)
+            newer = older
+        older -= 1
+    return False
 
 
 def reset_aware_rise(

@@ -14,7 +14,7 @@ from telemetry.dataset.channels import CATALOGUE
 from telemetry.dataset.store import Dataset
 from telemetry.importing.importer import import_dataset
 from telemetry.importing.samples.instruments import FROZEN, STATE_NAME
-from telemetry.importing.samples.rollup import STALE
+from telemetry.importing.samples.rollup import IMPOSSIBLE_RISE, STALE
 
 START = pd.Timestamp("2026-01-01", tz="UTC")
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -166,6 +166,32 @@ def test_a_second_exporter_that_is_frozen_or_late_adds_nothing(
     pd.testing.assert_frame_equal(samples(alone), samples(dataset))
     assert len(dataset.events()) == 0
     assert dataset.meta.quarantine[STALE] == len(other)
+
+
+@pytest.mark.parametrize("cached_s", [0, 30, 60])
+def test_a_second_exporter_that_caches_its_page_keeps_its_channels(tmp_path: Path, cached_s: int) -> None:
+    times = pd.date_range(START + pd.Timedelta("1h"), periods=120, freq="60s")
+    age_s = np.arange(len(times)) * 60.0
+    one = pd.DataFrame({"timestamp": times, "gpu": "g0", "node": "n1", "energy_mj": 4e12 + age_s * 5e5})
+    one["power_violation_ns"] = 1e15 + age_s * 1e6
+    other = one.assign(timestamp=times + pd.Timedelta("10s"), nvlink_replay_total=7.0)
+    for name, rate in (("energy_mj", 5e5), ("power_violation_ns", 1e6)):
+        other[name] += (10 - cached_s) * rate
+    dataset = load(tmp_path, [pd.concat([one, other]).sort_values("timestamp")])
+    stored = samples(dataset)
+    assert stored["nvlink_replay_total"][1:].eq(7).all()
+    assert stored["energy_mj_rise"].sum() == pytest.approx(120 * 60 * 5e5, rel=0.02)
+    assert stored["power_violation_ns_rise"].sum() == pytest.approx(120 * 60 * 1e6, rel=0.02)
+    assert dataset.meta.quarantine.get(STALE, 0) <= 1  # nothing precedes the first
+    assert dataset.meta.quarantine.get(IMPOSSIBLE_RISE, 0) == 0
+
+
+def test_rows_of_a_counter_that_restarts_at_another_value_than_zero_are_kept(tmp_path: Path) -> None:
+    frame = history(600, 300).query("gpu == 'g0'").reset_index(drop=True)
+    frame["energy_mj"] = np.where(frame.index < 40, 4e12, 1e12) + frame.index * 1e8
+    dataset = load(tmp_path, [frame])
+    assert STALE not in dataset.meta.quarantine
+    assert samples(dataset)["power_w"].notna().all()
 
 
 def test_a_counter_that_starts_anew_at_zero_is_not_stale(tmp_path: Path) -> None:

@@ -53,27 +53,37 @@ def test_a_burst_of_corrected_errors_is_believed(tmp_path: Path) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from([0, 1, 5, 900, 10**9, None])), max_size=30)
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(1, 3), st.sampled_from([0, 1, 5, 900, 2000, 10**9, None])), max_size=30
+    )
 )
 def test_impossible_rises_equal_walking_along_each_counter(rows: list[tuple[int, int, int | None]]) -> None:
     rows = sorted(rows, key=lambda row: row[:1])
     unit = np.array([row[0] for row in rows], np.int32)
-    ms = np.cumsum([row[1] * 60_000 for row in rows]).astype(np.int64)
+    ms = np.cumsum([row[1] * 100_000 for row in rows]).astype(np.int64)
     valid = np.array([row[2] is not None for row in rows], bool)
     values = np.array([row[2] or 0 for row in rows], np.float64)
     last: dict[int, tuple[float, int]] = {}
+    doubted: dict[int, list[int]] = {}
     expected, stale = [], []
     for code, time, is_valid, value in zip(unit.tolist(), ms.tolist(), valid, values.tolist(), strict=True):
         before = last.get(code)
-        allowed = 0 if before is None else 10 * max((time - before[1]) / 1000, 60)
+        allowed = 0 if before is None else 5 * max((time - before[1]) / 1000, 60)
         has_fallen = before is not None and value < before[0]
+        gap, since = 0 if before is None else time - before[1], doubted.setdefault(code, [])
+        counts_anew = has_fallen and bool(since) and value > values[since[0]]
         refused = bool(is_valid) and before is not None and value - (0 if has_fallen else before[0]) > allowed
-        stale.append(refused and has_fallen and before is not None and time - before[1] <= 3_600_000)
+        refused &= not (counts_anew and gap > 3_600_000)
+        stale.append(refused and has_fallen and gap <= 3_600_000)
         expected.append(refused)
-        if is_valid and not refused:
-            last[code] = (value, time)
-    found = impossible_rises(values, valid, unit, ms, 10.0)
-    assert [marks.tolist() for marks in found] == [expected, stale]
+        if refused:
+            since.append(len(stale) - 1)
+        elif is_valid:
+            for row in since if counts_anew else ():
+                expected[row], stale[row] = before is not None and values[row] >= before[0], False
+            last[code], doubted[code] = (value, time), []
+    found = impossible_rises(values, valid, unit, ms, 5.0)
+    assert [marks.tolist() for marks in found] == [expected, stale, values.tolist()]
 
 
 @pytest.mark.parametrize("word", ["[GPU is lost]", " [GPU is lost]", "GPU is lost"])

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ _CHUNK: Final = 1 << 20
 _MAX_CELLS: Final = 1 << 22
 _MAX_DEPTH: Final = 50
 _KEY: Final = re.compile(r'[\s,}]*"(?P<name>[^"\\]*)"\s*:\s*')
+_OF_GPUS: Final = ("samples", "inventory")
 _TOO_DEEP: Final = "nested too deeply"
 
 
@@ -45,10 +47,10 @@ class _Malformed(Exception):
         self.text, self.problem = text, problem
 
 
-def json_columns(path: Path) -> list[str]:
+def json_columns(path: Path, table: str) -> list[str]:
     """Return the columns of a file, which is read completely."""
     names: dict[str, None] = {}
-    for _, record in _records(path):
+    for _, record in _records(path, table):
         if not isinstance(record, _Malformed):
             names |= dict.fromkeys(map(str.strip, record))
             _check_columns(names, path)
@@ -64,7 +66,7 @@ def read_json(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileRo
     records: list[dict[str, str | None]] = []
     names: dict[str, None] = {}
     is_empty = True
-    for number, record in _records(path):
+    for number, record in _records(path, table):
         if isinstance(record, _Malformed):
             quarantine.read_rows(table, path, 1)
             quarantine.set_aside("malformed row", table, path, number, record.text, record.problem)
@@ -90,13 +92,13 @@ def _check_columns(names: Mapping[str, None], path: Path) -> None:
         raise InputError(f"the objects have more than {MAX_COLUMNS} keys", str(path), "Move variable keys to values.")
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, str | None] | _Malformed]]:
+def _records(path: Path, table: str) -> Iterator[tuple[int, dict[str, str | None] | _Malformed]]:
     for number, value in json_values(path):
         if isinstance(value, _Malformed):
             yield number, value
         elif isinstance(value, Mapping):
             try:
-                for row in _rows_in(value):
+                for row in _rows_in(value) if table in _OF_GPUS else [value]:
                     yield number, _object(_flat(row))
             except RecursionError:
                 yield number, _Malformed("", _TOO_DEEP)
@@ -127,7 +129,8 @@ def json_values(path: Path) -> Iterator[tuple[int, Any]]:
             yield from _elements(start[place or 1 :], stream, path)
         elif is_object and not is_whole:
             text = start + stream.read(_MAX_VALUE - len(start))
-            yield from _objects(text, stream, path) if _starts_whole(text) else _lines(text, stream, path)
+            read = partial(_elements, is_list=False) if _starts_whole(text) else _lines
+            yield from read(text, stream, path)
         else:
             yield from _lines(head, stream, path)
 
@@ -138,13 +141,6 @@ def _starts_whole(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _objects(text: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield objects of several lines one after the other, as a tool that is called repeatedly prints them."""
-    for number, value in _elements(text, stream, path):
-        if not (isinstance(value, _Malformed) and not value.text):  # the end
-            yield number, value
 
 
 def _list_in(text: str) -> int | None:
@@ -181,14 +177,20 @@ def _lines(head: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[int, 
             return
 
 
-def _elements(text: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the elements of a list; elements after a malformed one cannot be delimited and are lost."""
+def _elements(text: str, stream: io.TextIOBase, path: Path, *, is_list: bool = True) -> Iterator[tuple[int, Any]]:
+    """Yield the elements of lists, or objects one after the other, as a tool that is called repeatedly prints them.
+
+    Elements after a malformed one cannot be delimited and are lost; objects are, as each starts a line.
+    """
     number, place = 0, 0
     while True:
         while place < len(text) and text[place] in " \t\r\n,":
             place += 1
-        if text[place : place + 1] == "]":
-            return
+        if is_list and text[place : place + 1] == "]":
+            text, place = text[place + 1 :].lstrip() or stream.read(_CHUNK).lstrip(), 1
+            if not text.startswith("["):
+                return
+            continue
         problem = "not JSON"
         try:
             value, end = _DECODER.raw_decode(text, place)
@@ -202,8 +204,13 @@ def _elements(text: str, stream: io.TextIOBase, path: Path) -> Iterator[tuple[in
             chunk = stream.read(_CHUNK)
         text, place = text[place:] + chunk, 0
         if not chunk:
-            yield number + 1, _Malformed(text[:1000], problem)
-            return
+            line, _, rest = text.partition("\n")
+            number += 1
+            if is_list or text:
+                yield number, _Malformed((text if is_list else line)[:1000], problem)
+            if is_list or not text:
+                return
+            text = rest
         _check_size(text, path)
 
 

@@ -185,18 +185,18 @@ def column_names(
                     problem = f"the mapping names a missing column {name!r}"
                     raise InputError(problem, f"{path}, mapping, long", f"The columns are {names}.")
             return long_columns(_rows_of(path, kind, table, Quarantine())[1], long, wanted)
-        names = _names_of(path, kind)
+        names = _names_of(path, kind, table)
         return [*names, _CLOCK_REASONS] if table == "samples" and _reason_columns(names) else names
 
 
-def _names_of(path: Path, kind: str) -> list[str]:
+def _names_of(path: Path, kind: str, table: str) -> list[str]:
     if kind == "parquet":
         return list(dict.fromkeys(map(str.strip, pq.read_schema(path).names)))
     if kind == "dmon":
         return dmon_columns(path)
     if (fixed := fixed_columns(path)) is not None and kind == "fixed":
         return list(dict.fromkeys(fixed.names))
-    return read_header(path).columns if kind == "csv" else json_columns(path)
+    return read_header(path).columns if kind == "csv" else json_columns(path, table)
 
 
 def table_kind(path: Path, table: str) -> str:

@@ -141,6 +141,13 @@ def test_json_of_sacct_and_squeue(tmp_path: Path, job: dict[str, object], end: s
     assert jobs == [("7", f"node-{number}", "00:00", end, 2, outcome) for number in (0, 1)]
 
 
+def test_a_job_that_lists_its_gpus_as_objects_is_one_job(tmp_path: Path) -> None:
+    row = {"job": "7", "node": "node-0", "started_at": "2026-03-01T00:00:00", "ended_at": "2026-03-01T01:00:00"}
+    text = json.dumps([row | {"gpus": [{"index": 0, "node": "host"}, {"index": 1}]}])
+    jobs, _ = imported(tmp_path, "jobs.json", text)
+    assert [job[:4] for job in jobs] == [("7", "node-0", "00:00", "01:00")]
+
+
 def test_a_number_that_looks_like_a_step_is_a_job_where_there_is_no_such_job(tmp_path: Path) -> None:
     table = "job,node,started_at,ended_at,gpus,outcome\n" + "".join(
         f"{name},node-0,2026-03-01T00:00:00,2026-03-01T01:00:00,1,done\n" for name in ("12.0", "13", "13.0", "train.4")

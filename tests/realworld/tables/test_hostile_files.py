@@ -92,6 +92,25 @@ def test_one_bad_line_of_json_does_not_stop_the_next(tmp_path: Path, line: str, 
     assert quarantine.counts.total() == 3 - good
 
 
+@pytest.mark.parametrize(
+    ("text", "good", "bad"),
+    [
+        ('{"a": 1} x\n{"a": 2}\n{"a": 3}\n', 3, 1),
+        ('{\n "a": 1\n}\nno GPU was found\n{\n "a": 2\n}\n{\n "a": 3\n}\n', 3, 1),
+        ('{\n "a": 1\n}\n]\n{\n "a": 2\n}\n', 2, 1),
+        ('[{"a": 1}]\n[{"a": 2}]\n', 2, 0),
+        ('[\n{"a": 1}\n]\n\n[\n{"a": 2},\n{"a": 3}\n]', 3, 0),
+        ('{"data": [\n{"a": 1}\n],\n"next": ["b"]}', 1, 0),
+    ],
+)
+def test_what_a_tool_appends_to_one_file_is_read_past_lines_of_no_json(
+    tmp_path: Path, text: str, good: int, bad: int
+) -> None:
+    (tmp_path / "a.json").write_text(text)
+    rows, quarantine = rows_of(tmp_path / "a.json")
+    assert (rows, quarantine.counts.total()) == (good, bad)
+
+
 def test_a_small_archive_of_many_rows_takes_little_memory(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "a.jsonl.gz", "wb") as stream:
         block = b'{"timestamp": 1, "value": 2, "other": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}\n' * 10_000

@@ -259,12 +259,14 @@ def _settle(target: Path) -> None:
 
 def _is_read(folder: Path) -> bool:
     """Whether a :class:`ReadLease` holds a folder."""
-    with contextlib.suppress(OSError):  # gone, or on a file system that cannot lock folders, so nothing holds one
+    with contextlib.suppress(FileNotFoundError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+        except OSError:  # this file system cannot lock folders, so nothing holds one
+            return False
         finally:
             os.close(descriptor)
     return False

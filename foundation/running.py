@@ -160,7 +160,7 @@ class Patience:
         except TimeoutError:
             if answer.cancel():
                 self._given_up[name] = thread
-                raise TimeoutError(f"no end after {self._longest_s:g} s") from None
+                raise TimeoutError(f"timed out after {self._longest_s:g} s") from None
         return answer.result()
 
 

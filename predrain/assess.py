@@ -61,7 +61,7 @@ def assess(
     jobs: Annotated[Path | None, typer.Option(help="Jobs with their nodes and times (Parquet or CSV).")] = None,
     mapping: Annotated[
         list[Path] | None,
-        typer.Option(help="Mapping file (YAML) for columns, or for the metrics of Prometheus; one of each."),
+        typer.Option(help="Mapping file (YAML) for columns or for Prometheus metrics; at most one of each."),
     ] = None,
     # Not the controller's default of 2h: frequent checkpoints make the estimate cautious, because a failure then costs
     # little work. OUT/act.yaml passes the assessed interval on to the controller.

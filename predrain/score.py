@@ -53,7 +53,7 @@ def score(
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write risk, tier and reasons of each GPU for the newest decision time due, once per decision time.
+    """Score each GPU at the newest due decision time, once, with risk, tier and reasons.
 
     GPUs without enough fresh telemetry are `unknown`. Exits with 1 if the (last) round failed; OUT/status.json and
     OUT/predrain_score.prom report it too.

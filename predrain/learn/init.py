@@ -24,7 +24,7 @@ def init(
 ) -> None:
     """Create a project for `dvc repro` and `dvc exp` on your dataset.
 
-    The parameters use the step of the dataset, if it exists.
+    The parameters use the step of an existing dataset.
 
     Example: predrain init fleet-model --dataset /srv/predrain/fleet
     """

@@ -43,7 +43,7 @@ class Executor:
         began = self.log.clock.now()
         for action in plan.actions:
             if self.log.clock.now() - began > self.settings.max_round_duration:
-                why: str | None = "controller.max_round_duration exceeded: left to the next round"
+                why: str | None = "controller.max_round_duration exceeded: postponed to the next round"
             else:
                 why = self._held_back(action)
             try:
@@ -70,7 +70,7 @@ class Executor:
             return "an earlier step on the node was not confirmed"
         if self._new >= self.settings.max_new_per_round:
             limit = self.settings.max_new_per_round
-            return f"limit of {limit} new markers reached (max_new_per_round): left to the next round"
+            return f"limit of {limit} new markers reached (max_new_per_round): postponed to the next round"
         return None
 
     def _one(self, action: Action) -> None:

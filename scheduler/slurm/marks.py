@@ -177,7 +177,7 @@ def _notice(node: SlurmNode, ours: SlurmMarks) -> str | None:
         left = f"; nothing is removed from the node until {KEY!r} is removed from extra" if ours.damaged.advice else ""
         return f"{ours.damaged}{left}"
     if ours.record is not None and ours.record.refused >= MAX_TRIES and not ours.marks.soft:
-        return f"another client resets its weight, after {MAX_TRIES} restorations: it is not set again in this episode"
+        return f"another client resets its weight: restored {MAX_TRIES} times, not set again in this episode"
     looks_like_ours = node.reason is not None and OWN_PREFIX in node.reason.casefold()
     if ours.foreign is None or not looks_like_ours or not node.out:
         return None

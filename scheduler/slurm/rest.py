@@ -51,7 +51,7 @@ class SlurmRest(SlurmPort):
         if self._version is None:
             return "Slurm has not been read yet"
         if self._version < FIRST_WITH_NODE_WRITES:
-            return f"slurmrestd's v0.0.{self._version} cannot write nodes: Slurm is only read"
+            return f"slurmrestd's v0.0.{self._version} cannot write nodes: Slurm is read-only"
         return None
 
     def update(self, node: str, change: NodeChange) -> WriteResult:

@@ -226,7 +226,7 @@ def test_a_ledger_on_a_disk_that_hangs_delays_a_stop_and_a_release_by_no_more_th
         assert "the ledger does not respond" in invoke(*GO, code=1).stderr
         assert len(node(place)["taints"]) == 2
         undone = predrain(*ACT, "--release-all", cwd=place)
-    assert "the ledger does not respond: no end after 2 s" in undone.stderr
+    assert "the ledger does not respond: timed out after 2 s" in undone.stderr
     assert len(node(place)["taints"]) == 1
 
 
@@ -234,7 +234,7 @@ def test_scores_on_a_disk_that_hangs_at_the_start_delay_the_releases_once(place,
     gate = threading.Event()
     (place / "act.yaml").write_text(SETTINGS.replace("{lease: 2m}", "{lease: 2m, max_round_duration: 1s}"))
     monkeypatch.setattr("predrain.act.command.check_scores", lambda _: gate.wait(300))
-    assert "only expired markers are released: TimeoutError: no end after 1 s" in invoke(*GO, code=1).stderr
+    assert "only expired markers are released: TimeoutError: timed out after 1 s" in invoke(*GO, code=1).stderr
     gate.set()
 
 

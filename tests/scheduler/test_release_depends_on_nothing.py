@@ -199,7 +199,7 @@ def test_a_source_that_never_answers_delays_a_release_once_and_is_read_again_whe
     cluster.settings = replace(cluster.settings, max_round_duration=timedelta(milliseconds=50))
     world.restart()
     setattr(source, call, lambda *given: gate.wait() and read(*given))
-    for why in ("no end after 0.05 s", "an earlier call has not ended yet"):
+    for why in ("timed out after 0.05 s", "an earlier call has not ended yet"):
         report = world.round()
         assert any(f"TimeoutError: {why}" in error for error in report.errors), report.errors
         assert not {*world.expired} & cluster.levels().keys()

@@ -419,7 +419,7 @@ def test_slurmrestd_is_read_like_the_commands_and_written_to_where_its_version_c
         assert rest.scheduler.port.jobs() == actuator.scheduler.port.jobs()
         fleet = rest.scheduler.read_fleet()
         if cluster.release == "installed":
-            assert fleet.error == "slurmrestd's v0.0.38 cannot write nodes: Slurm is only read"
+            assert fleet.error == "slurmrestd's v0.0.38 cannot write nodes: Slurm is read-only"
             assert rest.apply(an("swap", "n1")).kind == "refused"
             assert rest.node("n1").out == frozenset()
             return

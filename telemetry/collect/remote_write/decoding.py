@@ -59,7 +59,7 @@ def decompress(block: bytes, limit: int) -> bytes:
         if size > limit:
             raise RequestRefused.too_large(f"the body would decompress to {size} bytes: send at most {limit}")
         if size > len(block) * _MOST_GROWTH:
-            raise RequestRefused.unreadable(f"a body of {len(block)} bytes announces {size}")
+            raise RequestRefused.unreadable(f"a body of {len(block)} bytes declares {size}")
         return bytes(cramjam.snappy.decompress_raw(block))
     except cramjam.DecompressionError as error:
         raise RequestRefused.unreadable(f"the body is not a snappy block: {error}") from error

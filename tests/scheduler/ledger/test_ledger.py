@@ -311,7 +311,7 @@ def test_a_ledger_on_a_disk_that_hangs_delays_a_release_once_stops_what_is_new_a
     link.create_function("hang", 0, lambda: gate.wait(300))
     link.execute("CREATE TEMP TRIGGER hangs BEFORE INSERT ON main.rounds BEGIN SELECT hang(); END")
     cluster.ledger.patience = Patience(1)
-    for name, why in (("n1", "no end after 1 s"), ("n2", "an earlier call has not ended yet")):
+    for name, why in (("n1", "timed out after 1 s"), ("n2", "an earlier call has not ended yet")):
         cluster.scored(n2=0.01, n3=0.9)
         assert f"the ledger does not respond: {why}" in cluster.round().errors
         cluster.clock.move(STEP)
@@ -324,7 +324,7 @@ def test_a_ledger_on_a_disk_that_hangs_delays_a_release_once_stops_what_is_new_a
 def test_a_ledger_whose_file_hangs_at_the_start_is_opened_once_it_answers(file):
     SqliteLedger(file).close()
     with hanging(file):
-        with pytest.raises(LedgerError, match=r"the ledger does not respond: no end after 0.2 s"):
+        with pytest.raises(LedgerError, match=r"the ledger does not respond: timed out after 0.2 s"):
             SqliteLedger(file, longest_s=0.2)
         cluster = Cluster(ledger=SqliteLedger(file, required=False, longest_s=0.2))
         cluster.scored(n1=0.9)

@@ -85,7 +85,7 @@ def test_an_old_slurmrestd_is_read_and_not_written_to(token):
     with serving(rest) as where:
         port = opened(where, token)
         assert len(port.nodes()) == 2
-        assert port.read_only() == "slurmrestd's v0.0.38 cannot write nodes: Slurm is only read"
+        assert port.read_only() == "slurmrestd's v0.0.38 cannot write nodes: Slurm is read-only"
         assert port.update("n0", NodeChange(weight=2)).kind == "refused"
     assert {method for method, _, _ in rest.asked} == {"GET"}
 

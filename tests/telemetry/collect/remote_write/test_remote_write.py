@@ -100,7 +100,7 @@ def test_a_block_is_measured_before_it_is_decompressed(monkeypatch: pytest.Monke
     monkeypatch.setattr(cramjam.snappy, "decompress_raw", never)
     with pytest.raises(RequestRefused, match="the body would decompress to 1000 bytes"):
         decompress(block(b"x" * 1000), 999)
-    with pytest.raises(RequestRefused, match="a body of 6 bytes announces 1000000"):
+    with pytest.raises(RequestRefused, match="a body of 6 bytes declares 1000000"):
         decompress(varint(1_000_000) + b"abc", 2**30)
     with pytest.raises(RequestRefused, match="not a snappy block"):
         decompress(b"\xff\xff\xff\xff\xff\xff", 10)

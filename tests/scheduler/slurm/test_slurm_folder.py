@@ -81,7 +81,7 @@ def test_a_lock_of_the_lease_that_comes_too_late_keeps_no_other_controller_out(t
     shared.patience = Patience(0.2)
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(SchedulerError, match="no end after"), shared.fenced("a", until):
+    with pytest.raises(SchedulerError, match="timed out after"), shared.fenced("a", until):
         pass
     file.write_bytes(content)  # read now, under the lock
     file.unlink()

@@ -291,7 +291,7 @@ def test_the_backtest_is_repeated_if_the_truth_changes_and_not_if_its_folder_mov
         raise KeyboardInterrupt
 
     done, params = fleets.assess("noprecursor", 90), Params.model_validate(yaml.safe_load(LIGHT))
-    monkeypatch.setattr(workflow, "replay", started)
+    monkeypatch.setattr(workflow, "backtest_matrix", started)
     out = shutil.copytree(done, tmp_path / "out")
     truth = shutil.copytree(fleets.folder / "noprecursor-90-truth", tmp_path / "truth")
     matrix = FeatureMatrix.open(out / "matrix")
@@ -321,7 +321,7 @@ def test_a_killed_backtest_is_not_taken_for_the_run_whose_files_it_replaced(tmp_
     stamp = tmp_path / "replay" / "replay.json"
     stamp.parent.mkdir()
     stamp.write_text('{"inputs": "of an earlier run"}')
-    monkeypatch.setattr(workflow, "replay", killed)
+    monkeypatch.setattr(workflow, "backtest_matrix", killed)
     with pytest.raises(KeyboardInterrupt):
         workflow._backtested(SimpleNamespace(digest="m"), Params(), tmp_path, None, 100, lambda _: print)
     assert not stamp.exists()

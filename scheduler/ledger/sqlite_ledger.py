@@ -143,7 +143,7 @@ class SqliteLedger:
 
     @_bounded
     def unsettled(self) -> tuple[tuple[int, Action], ...]:
-        """Return the actions of calls without an outcome, oldest first."""
+        """Return the actions of decisions whose outcome is not recorded, oldest first."""
         return self._unsettled("NOT NULL", Action, _action)
 
     @_bounded
@@ -241,7 +241,7 @@ class SqliteLedger:
 
 
 def _action(content: Any) -> Any:
-    """Reduce a recorded call to its action as this version knows it: other fields change between versions."""
+    """Return the action of a recorded call without fields that only another version has."""
     return {field.name: content["action"][field.name] for field in fields(Action)}
 
 

@@ -60,7 +60,7 @@ def impossible_rises(
     A counter that falls has restarted at zero. The allowed rise grows with the time since the last valid value, so that
     a real jump is accepted eventually. Shapes (n,).
     Returns: the mask of impossible values; of those among them that fell within an hour and are older than the last
-    valid one; and the values, with the last valid one in place of one that another source has cached.
+    valid one; and the values, where the last valid one replaces a value that another source has cached.
     """
     masks = np.zeros((2, len(values)), np.bool_)
     held = values.astype(np.float64)

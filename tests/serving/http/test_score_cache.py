@@ -141,7 +141,7 @@ def test_the_old_scores_are_kept_while_the_new_ones_are_damaged(
     assert "a record is damaged" in str(keeper.served.error)
     assert "decision 20260101T060000Z is kept" in caplog.text
     failures = keeper.failures
-    assert not keeper.refresh()  # nothing changed: not read again at once
+    assert not keeper.refresh()  # nothing changed: not read again immediately
     assert keeper.failures == failures
     path.write_bytes(whole)
     assert keeper.refresh()

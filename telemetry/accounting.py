@@ -94,13 +94,13 @@ class Accounting:
     def add(self, other: "Accounting") -> None:
         """Add the counts of a part of the work."""
         for name, account in other.tables.items():
-            mine = self.tables[name]
-            mine.read += account.read
-            mine.used += account.used
-            mine.left_out.update(account.left_out)
-            mine.waiting.update(account.waiting)
-            mine.assumed.update(account.assumed)
-            mine.examples = {**account.examples, **mine.examples}
+            total = self.tables[name]
+            total.read += account.read
+            total.used += account.used
+            total.left_out.update(account.left_out)
+            total.waiting.update(account.waiting)
+            total.assumed.update(account.assumed)
+            total.examples = {**account.examples, **total.examples}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts in JSON types: ``{table: {read, used, left_out: [{reason, count, example}], …}}``."""
@@ -128,8 +128,8 @@ def as_text(accounting: Accounting) -> str:
     for name, account in accounting.tables.items():
         numbers = (account.read, account.used, account.left_out.total(), account.waiting.total())
         lines.append(f"{name:<24}" + "".join(f"{number:>12,}" for number in numbers))
-        shown = {"left out": account.left_out, "waiting for": account.waiting, "assumed": account.assumed}
-        for title, counts in shown.items():
+        sections = {"left out": account.left_out, "waiting for": account.waiting, "assumed": account.assumed}
+        for title, counts in sections.items():
             for reason, count in counts.most_common():
                 example = account.examples.get(reason)
                 lines.append(f"  {title}: {count:,} {reason}" + (f", such as {example}" if example else ""))

@@ -23,7 +23,7 @@ def plausible_rows(table: pa.Table) -> tuple[pa.Table, dict[str, int], str | Non
 
     Returns: the other rows; the number of rows left out by reason; one of them, as text.
     """
-    good = np.ones(table.num_rows, np.bool_)
+    plausible = np.ones(table.num_rows, np.bool_)
     reasons: dict[str, int] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if not pa.types.is_timestamp(column.type):
@@ -31,22 +31,22 @@ def plausible_rows(table: pa.Table) -> tuple[pa.Table, dict[str, int], str | Non
         # Divided as integers: a cast to another unit fails on the very instants that are to be found.
         per_ms = {"s": 0.001, "ms": 1, "us": 1_000, "ns": 1_000_000}[column.type.unit]
         ticks = column.cast(pa.int64()).fill_null(round(EARLIEST_MS * per_ms)).to_numpy()
-        bad = good & ~((ticks >= EARLIEST_MS * per_ms) & (ticks < LATEST_MS * per_ms))
-        if bad.any():
-            reasons[f"{name}: {BAD_TIME}"] = int(bad.sum())
-            good &= ~bad
+        implausible = plausible & ~((ticks >= EARLIEST_MS * per_ms) & (ticks < LATEST_MS * per_ms))
+        if implausible.any():
+            reasons[f"{name}: {BAD_TIME}"] = int(implausible.sum())
+            plausible &= ~implausible
     if not reasons:
         return table, {}, None
-    first = table.slice(int(np.argmin(good)), 1)
-    return table.filter(pa.array(good)), reasons, _row_text(first)
+    first = table.slice(int(np.argmin(plausible)), 1)
+    return table.filter(pa.array(plausible)), reasons, _row_text(first)
 
 
 def _row_text(row: pa.Table) -> str:
     """Return a row as text: instants as numbers, which an impossible one can be shown as."""
-    shown: dict[str, Any] = {}
+    cells: dict[str, Any] = {}
     for name, column in zip(row.column_names, row.columns, strict=True):
         plain = column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
         value = plain[0].as_py()
         if value is not None:
-            shown[name] = value
-    return str(shown)[:300]
+            cells[name] = value
+    return str(cells)[:300]

@@ -100,11 +100,11 @@ def resolve_channels(declared: Mapping[str, ChannelDeclaration]) -> dict[str, Ch
         else:
             channels[name] = Channel(name, declaration.kind, declaration.unit, low, high, "declared in params")
     for channel in list(channels.values()):
-        for made in channel.rollups():
-            if made.name in channels:
+        for rollup in channel.rollups():
+            if rollup.name in channels:
                 raise InputError(
-                    f"the channel {made.name!r} has the name of a roll-up of {channel.name!r}",
-                    f"params channels.{made.name}",
+                    f"the channel {rollup.name!r} has the name of a roll-up of {channel.name!r}",
+                    f"params channels.{rollup.name}",
                     f"Rename it: importing finer samples of {channel.name!r} writes a column of that name.",
                 )
     return channels
@@ -112,7 +112,7 @@ def resolve_channels(declared: Mapping[str, ChannelDeclaration]) -> dict[str, Ch
 
 def with_rollups(channels: Mapping[str, Channel]) -> dict[str, Channel]:
     """Return ``channels``, each followed by its roll-ups."""
-    return {made.name: made for channel in channels.values() for made in (channel, *channel.rollups())}
+    return {derived.name: derived for channel in channels.values() for derived in (channel, *channel.rollups())}
 
 
 def by_source_name(channels: Mapping[str, Channel] | None = None) -> dict[str, str]:

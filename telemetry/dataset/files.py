@@ -62,9 +62,9 @@ def connect(environment: Mapping[str, str] | None = None) -> S3FileSystem:
 
     Raises ``InputError`` if the endpoint is not a URL.
     """
-    given = os.environ if environment is None else environment
-    endpoint = given.get("AWS_ENDPOINT_URL_S3") or given.get("AWS_ENDPOINT_URL") or None
-    region = given.get("AWS_REGION") or given.get("AWS_DEFAULT_REGION") or None
+    variables = os.environ if environment is None else environment
+    endpoint = variables.get("AWS_ENDPOINT_URL_S3") or variables.get("AWS_ENDPOINT_URL") or None
+    region = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION") or None
     options: dict[str, Any] = {}
     if endpoint is not None:
         parts = urlsplit(endpoint)
@@ -75,8 +75,8 @@ def connect(environment: Mapping[str, str] | None = None) -> S3FileSystem:
         options |= {"endpoint_override": parts.netloc, "scheme": parts.scheme}
         # Without a region the SDK would query the EC2 metadata service.
         region = region or "us-east-1"
-    if given.get("AWS_CA_BUNDLE"):
-        options["tls_ca_file_path"] = given["AWS_CA_BUNDLE"]
+    if variables.get("AWS_CA_BUNDLE"):
+        options["tls_ca_file_path"] = variables["AWS_CA_BUNDLE"]
     return S3FileSystem(
         region=region,
         connect_timeout=CONNECT_TIMEOUT_S,
@@ -135,10 +135,10 @@ def damage_reported(where: object, do: str) -> Iterator[None]:
 class FolderFiles:
     """Files of one version of a dataset in a folder; a lease keeps them when the dataset is replaced.
 
-    ``far``: whether each read is a network request, so that reads of a file should be combined.
+    ``is_remote``: whether each read is a network request, so that reads of a file should be combined.
     """
 
-    far = False
+    is_remote = False
 
     def __init__(self, folder: Path, lease: ReadLease | None = None) -> None:
         self._lease = lease
@@ -176,7 +176,7 @@ class StoredFiles(FolderFiles):
     dataset are never mixed.
     """
 
-    far = True
+    is_remote = True
 
     def __init__(self, place: S3Place, storage: FileSystem, listed: Mapping[str, FileInfo], meta: DatasetMeta) -> None:
         self.place, self.meta = place, meta
@@ -202,10 +202,12 @@ class StoredFiles(FolderFiles):
             raise InputError(
                 f"the dataset is incomplete: {missing[0]} is missing, one of {len(missing)}", str(place), UPLOAD_AGAIN
             )
-        late = sorted(name for name in names if _whole_seconds(listed[name].mtime) > newest)
-        if late:
+        uploaded_late = sorted(name for name in names if _whole_seconds(listed[name].mtime) > newest)
+        if uploaded_late:
             raise InputError(
-                f"{late[0]} was uploaded after dataset.json, one of {len(late)} such files", str(place), JSON_LAST
+                f"{uploaded_late[0]} was uploaded after dataset.json, one of {len(uploaded_late)} such files",
+                str(place),
+                JSON_LAST,
             )
         return cls(replace(place, digest=meta.digest), storage, {name: listed[name] for name in names}, meta)
 
@@ -271,8 +273,8 @@ def _changed_at(stream: pa.NativeFile) -> datetime | None:
     return None if written is None else datetime.fromisoformat(written.decode())
 
 
-def _whole_seconds(at: datetime) -> datetime:
-    return at.replace(microsecond=0)
+def _whole_seconds(instant: datetime) -> datetime:
+    return instant.replace(microsecond=0)
 
 
 def sha256_of(path: Path) -> str:

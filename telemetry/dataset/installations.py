@@ -46,12 +46,12 @@ class Timeline:
         return self._ask(group, time, step=0)
 
     def _ask(self, group: Int64Array, time: Int64Array, step: int) -> Int64Array:
-        known = np.maximum(group, 0)
+        valid = np.maximum(group, 0)
         if not len(self._key):
             return np.full(len(group), -1, dtype=np.int64)
-        at = self.upto(known, time) + step
-        inside = (group >= 0) & (at >= self._offsets[known]) & (at < self._offsets[known + 1])
-        return np.where(inside, at, -1)
+        index = self.upto(valid, time) + step
+        is_in_group = (group >= 0) & (index >= self._offsets[valid]) & (index < self._offsets[valid + 1])
+        return np.where(is_in_group, index, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +123,16 @@ class Installations:
         """
         latest = pd.Series(self.removed).groupby(self.unit).cummax().to_numpy(np.int64)
         followed = (self.unit[1:] == self.unit[:-1]) & (self.installed[1:] <= latest[:-1])
-        left = (latest < NEVER) & ~np.append(followed, False)[: latest.size]
-        return self.unit[left], latest[left]
+        has_left = (latest < NEVER) & ~np.append(followed, False)[: latest.size]
+        return self.unit[has_left], latest[has_left]
 
     def on_node(self, node: NDArray[np.object_], time: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return pairs (position in ``node``, unit code) of the units on each node at each time, ends inclusive."""
-        wanted = pd.DataFrame({"node": node, "time": time, "position": np.arange(len(node))})
+        queries = pd.DataFrame({"node": node, "time": time, "position": np.arange(len(node))})
         table = pd.DataFrame(
             {"node": self.node, "unit": self.unit, "installed": self.installed, "removed": self.removed}
         )
-        pairs = wanted.merge(table, on="node", how="inner")
+        pairs = queries.merge(table, on="node", how="inner")
         pairs = pairs[(pairs["installed"] <= pairs["time"]) & (pairs["time"] <= pairs["removed"])]
         pairs = pairs[["position", "unit"]].drop_duplicates().sort_values(["position", "unit"])
         return pairs["position"].to_numpy(np.int64), pairs["unit"].to_numpy(np.int64)

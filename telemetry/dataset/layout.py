@@ -91,8 +91,8 @@ class Runs:
         if self.days is None:
             return 0
         first = datetime.strptime(name, "part-%Y%m%d.parquet").replace(tzinfo=UTC)
-        run, rest = divmod((first - _EPOCH).days, self.days)
-        if rest:
+        run, remainder = divmod((first - _EPOCH).days, self.days)
+        if remainder:
             raise ValueError(f"{name} begins no run of {self.days} days")
         return run
 
@@ -207,14 +207,14 @@ def _in_order(column: pa.ChunkedArray) -> pa.Array:
 
 def merge_runs(tables: Sequence[pa.Table], unit: Unit) -> pa.Table:
     """Merge successive sorted runs, at least one and in order of time, into one sorted table."""
-    whole = pa.concat_tables(tables).unify_dictionaries()
+    table = pa.concat_tables(tables).unify_dictionaries()
     if len(tables) == 1:
-        return whole
-    codes, names = dictionary_codes(whole.column(sort_columns(unit)[0]))
+        return table
+    codes, names = dictionary_codes(table.column(sort_columns(unit)[0]))
     if len(names) <= 1 << 16:
         codes = codes.astype(np.uint16)  # NumPy uses radix sort for 16-bit integers
     # The rows of each unit are in order of time already, so a stable sort by unit is a merge.
-    return whole.combine_chunks().take(pa.array(np.argsort(codes, kind="stable")))
+    return table.combine_chunks().take(pa.array(np.argsort(codes, kind="stable")))
 
 
 def write_part(path: Path, tables: Sequence[pa.Table], footer: Mapping[str, str]) -> None:
@@ -246,28 +246,28 @@ def read_part(
     *,
     since_ms: int | None = None,
     until_ms: int | None = None,
-    ahead: bool = False,
+    prefetch: bool = False,
 ) -> tuple[list[pa.Table], int]:
     """Read one part file, skipping row groups outside the time range.
 
     ``since_ms``, ``until_ms``: only samples of ``since_ms <= t < until_ms``, in milliseconds since 1970.
-    ``ahead``: prefetch all bytes of the columns in few large concurrent reads, for remote files; holds them in memory
+    ``prefetch``: read all bytes of the columns in few large concurrent reads, for remote files; holds them in memory
     until they are decoded.
     Returns: the non-empty tables as passed to :func:`write_part`, filtered, and the number of rows of the file.
     """
     first = _EARLIEST if since_ms is None else since_ms
     last = _LATEST if until_ms is None else until_ms - 1
-    with pq.ParquetFile(source, read_dictionary=["node", "gpu"], memory_map=False, pre_buffer=ahead) as file:
+    with pq.ParquetFile(source, read_dictionary=["node", "gpu"], memory_map=False, pre_buffer=prefetch) as file:
         parts = [part for part in _sorted_tables(file.metadata) if part.begin <= last and part.end >= first]
         if not parts:
             return [], file.metadata.num_rows
         is_cut = any(part.begin < first or part.end > last for part in parts)
-        asked = [*columns, "timestamp"] if is_cut and "timestamp" not in columns else list(columns)
+        wanted_columns = [*columns, "timestamp"] if is_cut and "timestamp" not in columns else list(columns)
         groups = [group for part in parts for group in part.groups]
-        whole = file.read_row_groups(groups, columns=asked).replace_schema_metadata(None)
+        rows = file.read_row_groups(groups, columns=wanted_columns).replace_schema_metadata(None)
         tables, begin = [], 0
         for part in parts:
-            table = whole.slice(begin, part.rows)
+            table = rows.slice(begin, part.rows)
             begin += part.rows
             if part.begin < first or part.end > last:
                 times = instants_ms(table)
@@ -392,14 +392,14 @@ def read_day_digests(source: Path | pa.NativeFile) -> dict[int, str] | None:
 
 def _bytes_of(column: pa.ChunkedArray) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
     """Return a column as numbers with a constant for nulls, and the mask of valid values (None: all valid)."""
-    whole = column.combine_chunks()
-    known = whole.is_valid().to_numpy(zero_copy_only=False) if whole.null_count else None
-    if whole.type == NAME:
-        hashes = np.array([node_hash(name) for name in whole.dictionary.to_pylist()] or [0], dtype=np.uint64)
-        codes = whole.indices if known is None else whole.indices.fill_null(0)
+    values = column.combine_chunks()
+    known = values.is_valid().to_numpy(zero_copy_only=False) if values.null_count else None
+    if values.type == NAME:
+        hashes = np.array([node_hash(name) for name in values.dictionary.to_pylist()] or [0], dtype=np.uint64)
+        codes = values.indices if known is None else values.indices.fill_null(0)
         return hashes[codes.to_numpy()], known
-    if pa.types.is_timestamp(whole.type):
-        whole = whole.cast(pa.int64())
+    if pa.types.is_timestamp(values.type):
+        values = values.cast(pa.int64())
     if known is not None:
-        whole = whole.fill_null(False if pa.types.is_boolean(whole.type) else 0)
-    return np.ascontiguousarray(whole.to_numpy(zero_copy_only=False)), known
+        values = values.fill_null(False if pa.types.is_boolean(values.type) else 0)
+    return np.ascontiguousarray(values.to_numpy(zero_copy_only=False)), known

@@ -98,7 +98,7 @@ def read_meta(root: Path, named: Path | None = None) -> DatasetMeta:
 
 def decode_meta(text: str, where: str) -> DatasetMeta:
     """Parse the text of a dataset.json; raises ``InputError``, with ``where``, if corrupt or unsupported."""
-    again = "Import the sources again into this folder."
+    advice = "Import the sources again into this folder."
     try:
         content = json.loads(text)
         version = content["schema_version"]
@@ -107,9 +107,9 @@ def decode_meta(text: str, where: str) -> DatasetMeta:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise InputError(f"dataset.json is damaged: {problem}", where, again) from error
+        raise InputError(f"dataset.json is damaged: {problem}", where, advice) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"dataset.json is damaged: {error}", where, again) from error
+        raise InputError(f"dataset.json is damaged: {error}", where, advice) from error
     raise InputError(
         f"the dataset has schema version {version}, this predrain reads "
         f"{READ_SCHEMA_VERSIONS[0]} to {READ_SCHEMA_VERSIONS[-1]}",

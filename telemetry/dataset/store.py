@@ -214,7 +214,7 @@ class Dataset:
             try:
                 with self._files.opened(name) as stream:
                     part, row_count = read_part(
-                        stream, names, since_ms=since_ms, until_ms=until_ms, ahead=self._files.far
+                        stream, names, since_ms=since_ms, until_ms=until_ms, prefetch=self._files.is_remote
                     )
             except FileNotFoundError:
                 raise self._damaged(f"bucket {bucket} has lost {name.rpartition('/')[2]}", bucket) from None
@@ -231,9 +231,9 @@ class Dataset:
                 raise InputError(f"the dataset has no column {name!r}", str(self.place), f"Its columns are {names}.")
         return names if columns is None else list(columns)
 
-    def _damaged(self, what: str, bucket: int) -> InputError:
+    def _damaged(self, problem: str, bucket: int) -> InputError:
         return InputError(
-            what,
+            problem,
             f"{self.place}/{bucket_name(bucket)}",
             "The dataset is damaged or was replaced while it was read: run again, or import it again.",
         )

@@ -114,17 +114,17 @@ class DatasetWriter:
         same = dataset.meta.buckets == self.buckets and dataset.meta.run_days == self._runs.days
         if dataset.schema != self._schema or not same:
             raise ValueError(f"bucket {bucket} of {dataset.path} does not match this dataset")
-        whole = dataset.runs_of(bucket)
-        chosen = whole if runs is None else sorted(runs)
+        all_runs = dataset.runs_of(bucket)
+        chosen = all_runs if runs is None else sorted(runs)
         rows = 0
         with disk_errors(self._swap.target):
             for source in (path for run in chosen for path in dataset.parts_of_run(bucket, run)):
                 name = f"telemetry/{source.parent.name}/{source.name}"
                 target = self._share(source, name)
                 self._known[name] = dataset.sha256_of(name)
-                if chosen != whole:
+                if chosen != all_runs:
                     rows += part_rows(target)
-        if chosen == whole:
+        if chosen == all_runs:
             rows = dataset.meta.counts["samples_by_bucket"].get(str(bucket), 0)
         self._rows[bucket] += rows
 
@@ -171,8 +171,10 @@ class DatasetWriter:
             path = folder / self._runs.file_name(run)
             if path.exists():  # possibly a hard link: writing to it would change another dataset
                 raise ValueError(f"{folder.name}/{path.name} is there already")
-            whole = normal_form(part)
-            write_part(path, list(split_by(whole, self._runs.groups.of(instants_ms(whole))).values()), footer(whole))
+            samples = normal_form(part)
+            write_part(
+                path, list(split_by(samples, self._runs.groups.of(instants_ms(samples))).values()), footer(samples)
+            )
 
     def finish(
         self,

@@ -178,8 +178,8 @@ class NodeLabels:
 
         ``device``: identity of its GPU, or None. ``place``: its PCI address or slot.
         """
-        given = (name for name in self.names if name in labels)
-        values = {name: value for name in given if (value := label_value(labels, name)) is not None}
+        present = (name for name in self.names if name in labels)
+        values = {name: value for name in present if (value := label_value(labels, name)) is not None}
         key = (device, place, *values.items())
         if key in self._seen:
             return

@@ -98,18 +98,18 @@ class NodeNames:
         return [None if name is None else self.written(name) for name in names]
 
 
-def one_spelling(names: Iterable[str], known: Iterable[str] = (), apart: Iterable[str] = ()) -> dict[str, str]:
+def one_spelling(names: Iterable[str], known: Iterable[str] = (), case_sensitive: Iterable[str] = ()) -> dict[str, str]:
     """Map each of ``names`` to one spelling per node.
 
     It is the spelling of a known node, or else the first of names that differ in letter case, or the shorter of two
-    that differ in domain. ``apart``: keys (:func:`node_key`) whose names that differ in letter case are different
-    nodes.
+    that differ in domain. ``case_sensitive``: keys (:func:`node_key`) whose spellings in different letter case are
+    different nodes.
     """
-    names, apart, of_known = list(dict.fromkeys(names)), set(apart), NodeNames(known)
+    names, case_sensitive, of_known = list(dict.fromkeys(names)), set(case_sensitive), NodeNames(known)
     spelled, first = {name: of_known.written(name) for name in names}, dict[str, str]()
     for name in names:
         key = node_key(name)
-        if not of_known.candidates(name) and key not in apart:
+        if not of_known.candidates(name) and key not in case_sensitive:
             spelled[name] = first.setdefault(key, name)
     unknown = NodeNames(first.values())
     for name in names:
@@ -119,14 +119,14 @@ def one_spelling(names: Iterable[str], known: Iterable[str] = (), apart: Iterabl
     return spelled
 
 
-def are_one_node(one: str, other: str) -> bool:
+def are_one_node(name: str, other: str) -> bool:
     """Whether two names may refer to one node: equal up to letter case, or one extends the other by its domain.
 
     The part up to the first dot is not enough: ``10.0.0.1`` and ``10.0.0.2``, and ``rack1.n0`` and ``rack1.n1``, are
     different nodes.
     """
-    one, other = node_key(one), node_key(other)
-    return one == other or one in _shorter(other) or other in _shorter(one)
+    name, other = node_key(name), node_key(other)
+    return name == other or name in _shorter(other) or other in _shorter(name)
 
 
 def is_address(name: str) -> bool:

@@ -42,7 +42,7 @@ class KernelFinding(NamedTuple):
     """A classified message; ``type`` is empty without an event, ``unclear`` for an XID without a number or GPU.
 
     ``gpu``: UUID, if the message has it.
-    ``again_s``: repetitions for one GPU within this time are one event.
+    ``repeat_window_s``: repetitions for one GPU within this time are one event.
     ``known``: ignored unless the log has identified the device as a GPU.
     """
 
@@ -52,7 +52,7 @@ class KernelFinding(NamedTuple):
     gpu: str | None = None
     pci_bus_id: str | None = None
     part: str = ""
-    again_s: int = 0
+    repeat_window_s: int = 0
     known: bool = False
 
 
@@ -77,13 +77,13 @@ def parse_xid_message(message: str) -> KernelFinding | None:
     if bus is None and uuid is None:
         return None
     code = str(int(match["code"]))
-    rest = match["rest"].strip().lstrip(",").strip()
-    return KernelFinding("xid", code, _detail(int(code), rest), uuid[0] if uuid else None, bus)
+    tail = match["rest"].strip().lstrip(",").strip()
+    return KernelFinding("xid", code, _detail(int(code), tail), uuid[0] if uuid else None, bus)
 
 
-def _detail(code: int, rest: str) -> str | None:
-    process = _PROCESS.match(rest)
-    text = rest[process.end() :] if process else rest
+def _detail(code: int, tail: str) -> str | None:
+    process = _PROCESS.match(tail)
+    text = tail[process.end() :] if process else tail
     if code in _NVLINK5:
         link = _LINK.match(text)
         if link is not None:
@@ -188,11 +188,11 @@ class MessageCatalogue:
 
     def start(self, text: str) -> int:
         """Return the offset of a message about a GPU in a line, or -1."""
-        before = text
+        prefix = text
         for word in self._words:
-            if word in before:
-                before = before[: before.index(word)]
-        first = len(before)
+            if word in prefix:
+                prefix = prefix[: prefix.index(word)]
+        first = len(prefix)
         match = self._begins.search(text, max(first - _BEFORE_WORD, 0)) if first < len(text) else None
         if match is not None and not self._added:
             return match.start()

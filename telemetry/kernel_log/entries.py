@@ -215,27 +215,27 @@ def is_log(beginning: bytes) -> bool:
     return any(entry.stored is not None for line in text.splitlines()[:200] for entry in reader.read(line))
 
 
-def _records(document: Any, around: Mapping[str, Any] | None = None, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+def _records(document: Any, parent: Mapping[str, Any] | None = None, depth: int = 0) -> Iterator[Mapping[str, Any]]:
     """Yield the log records of a document at any nesting depth up to ``_MAX_DEPTH``.
 
-    ``around``: fields of the enclosing objects, for example stream labels; the record's own fields take precedence.
+    ``parent``: fields of the enclosing objects, for example stream labels; the record's own fields take precedence.
     """
     if depth > _MAX_DEPTH or not isinstance(document, dict | list):
         return
     if isinstance(document, list):
         pairs = _pairs(document)
         for part in [pairs] if pairs else document:
-            yield from _records(part, around, depth + 1)
+            yield from _records(part, parent, depth + 1)
         return
     for place in ("resource.attributes", "attributes", "body.kvlistvalue.values"):
-        if pairs := _pairs(_at(document, place)):
+        if pairs := _pairs(_lookup(document, place)):
             document = {**document, **pairs}
     rows = next((document[name] for name in ("rows", "datarows", "values") if name in document), None)
     names = [_name(column) for column in document.get("columns") or document.get("schema") or ()]
     if names and isinstance(rows, list):  # a table from Azure, InfluxDB or SQL
         records = [dict(zip(names, row, strict=False)) for row in rows if isinstance(row, list)]
         document = {"rows": records}
-    record = {**around, **document} if around else document
+    record = {**parent, **document} if parent else document
     if _field(document, TEXT_FIELDS, _TEXT_PLACES) is not None:
         yield record
         return
@@ -264,22 +264,22 @@ def _pairs(value: Any) -> dict[str, Any]:
     }
 
 
-def _at(record: Mapping[str, Any], name: str) -> Any:
+def _lookup(record: Mapping[str, Any], name: str) -> Any:
     if name in record:
         return record[name]
-    first, _, rest = name.partition(".")
-    inner = record.get(first) if rest else None
-    return _at(inner, rest) if isinstance(inner, dict) else None
+    first, _, subpath = name.partition(".")
+    inner = record.get(first) if subpath else None
+    return _lookup(inner, subpath) if isinstance(inner, dict) else None
 
 
 def _field(record: Mapping[str, Any], names: tuple[str, ...], places: tuple[str, ...] = ()) -> Any:
     """Return the first of the fields ``names`` in a record, then in its nested objects ``places``."""
     for place in ("", *places):
-        holder = _at(record, place) if place else record
+        holder = _lookup(record, place) if place else record
         for name in names if isinstance(holder, Mapping) else ():
             if name not in holder and "." not in name:
                 continue
-            value = _at(holder, name)
+            value = _lookup(holder, name)
             if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):  # Elastic `fields`
                 value = value[0]
             if value is not None and not isinstance(value, dict):

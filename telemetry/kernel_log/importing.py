@@ -75,9 +75,9 @@ def parse_kernel_log(
     splitter = EntryReader(catalogue.mentions)
     reader = KernelLogReader(catalogue, node=node, asks=True, source=source)
     with gc_paused():
-        found = log_lines(splitter.read_all(lines), catalogue, LogContext(timezone, reference_time, boot_time))
-        events = list(reader.read(found))
-        reader.count(splitter.number + splitter.extra, len(found))
+        log = log_lines(splitter.read_all(lines), catalogue, LogContext(timezone, reference_time, boot_time))
+        events = list(reader.read(log))
+        reader.count(splitter.number + splitter.extra, len(log))
         codes = Counter(str(event.code) for event in events if event.type == "xid")
         frame = pd.DataFrame(events, columns=list(Event._fields))
     frame["timestamp"] = pd.to_datetime(frame["timestamp"], utc=True).astype("datetime64[ms, UTC]")
@@ -93,9 +93,9 @@ def read_lines(path: Path) -> Iterator[str]:
     check_regular(path)
     with read_errors(path), open_packed(path) as (_, stream):
         beginning = stream.peek(8)[:8]
-        for magic, (what, do) in _NO_LOGS.items():
+        for magic, (content, advice) in _NO_LOGS.items():
             if beginning.startswith(magic):
-                raise InputError(f"this is {what}, not a text log", str(path), do)
+                raise InputError(f"this is {content}, not a text log", str(path), advice)
         # PowerShell redirects output as UTF-16.
         encoding = "utf-16" if beginning[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
         with io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline="\n") as text:

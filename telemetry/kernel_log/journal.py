@@ -52,7 +52,7 @@ class Journal:
         self._history = not position
         self._follow, self._since, self._command = follow, since, tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
-        self._rest = b""
+        self._incomplete = b""
         self._by_time = False
         self._ended = False
         self._has_worked = False
@@ -84,10 +84,10 @@ class Journal:
             if not chunk:
                 self._end(process)
             self._has_worked = True
-            *whole, self._rest = (self._rest + chunk).split(b"\n")
-            if len(self._rest) > MAX_ENTRY_BYTES:
-                self._rest = b"cut"
-            entries = [entry for raw in whole if (entry := self._entry(raw)) is not None]
+            *complete, self._incomplete = (self._incomplete + chunk).split(b"\n")
+            if len(self._incomplete) > MAX_ENTRY_BYTES:
+                self._incomplete = b"cut"
+            entries = [entry for raw in complete if (entry := self._entry(raw)) is not None]
             n_lines = len(entries)
             lines = log_lines(entries, self._catalogue, LogContext(UTC), history=self._history)
         return Lines(lines, self._position(), self._ended, n_lines)
@@ -112,18 +112,18 @@ class Journal:
 
     def _arguments(self) -> list[str]:
         # `-k` is limited to the current boot: messages just before a crash would be lost.
-        made = [*self._command, "--quiet", "--no-pager", "--all", "--output=json", f"--output-fields={_FIELDS}"]
+        arguments = [*self._command, "--quiet", "--no-pager", "--all", "--output=json", f"--output-fields={_FIELDS}"]
         if self._cursor is not None and not self._by_time:
-            made.append(f"--after-cursor={self._cursor}")
+            arguments.append(f"--after-cursor={self._cursor}")
         elif self._last_us is not None:
-            made.append(f"--since=@{self._last_us // 1_000_000}")
+            arguments.append(f"--since=@{self._last_us // 1_000_000}")
         elif self._since is not None:
-            made.append(f"--since=@{to_ms(self._since) // 1000}")
+            arguments.append(f"--since=@{to_ms(self._since) // 1000}")
         else:
-            made.append("--boot")
+            arguments.append("--boot")
         if self._follow:
-            made += ["--follow", "--no-tail"]
-        return [*made, "_TRANSPORT=kernel"]
+            arguments += ["--follow", "--no-tail"]
+        return [*arguments, "_TRANSPORT=kernel"]
 
     def _start(self) -> subprocess.Popen[bytes]:
         try:
@@ -140,7 +140,7 @@ class Journal:
                 self._command[0],
                 "Install systemd's journalctl, or give `--source` a log file.",
             ) from None
-        self._rest = b""
+        self._incomplete = b""
         return self._process
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:

@@ -117,15 +117,15 @@ class LogFile:
                     raw.seek(offset)
                 else:
                     _skip(stream, offset - len(head))
-            rest, at_end = b"", False
+            incomplete, at_end = b"", False
             while not at_end:
                 chunk = stream.read(_CHUNK)
                 at_end = len(chunk) < _CHUNK
-                content = rest + chunk
+                content = incomplete + chunk
                 end = content.rfind(b"\n") + 1
                 if (at_end and final) or len(content) - end > _CHUNK:  # a line this long is not a kernel message
                     end = len(content)
-                rest = content[end:]
+                incomplete = content[end:]
                 offset += end
                 head += content[: min(end, _HEAD - len(head))]
                 if end or self.place is None:
@@ -213,13 +213,13 @@ class LogFiles:
                 ) from None
             drained &= not raw
             splitter = self._splitters[file.path]
-            before = splitter.number + splitter.extra
+            entries_before = splitter.number + splitter.extra
             entries = [
                 entry for line in raw for entry in splitter.read(line[:MAX_LINE].decode("utf-8", errors="replace"))
             ]
             if self._once and not raw:
                 entries += splitter.close()
-            n_lines += splitter.number + splitter.extra - before
+            n_lines += splitter.number + splitter.extra - entries_before
             lines += log_lines(entries, self._catalogue, LogContext(self._zone, self._clock()), history=file.is_new)
             if file.place is not None:
                 self._position = self._position | {str(file.path): asdict(file.place)}

@@ -81,7 +81,7 @@ def _addresses(text: str) -> list[str]:
 
 def xid_codes(text: str) -> list[str]:
     """Return the XIDs in prose, in order; numbers of nodes, GPUs, times and counts are none."""
-    plain = _NOT_A_CODE.sub(lambda found: found["codes"] or " ", text)
+    plain = _NOT_A_CODE.sub(lambda match: match["codes"] or " ", text)
     return list(dict.fromkeys(code for listed in _AFTER_XID.findall(plain) for code in _numbers(listed)))
 
 
@@ -90,8 +90,8 @@ def _listed_codes(text: str) -> list[str]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        whole = _ONLY_CODES.fullmatch(text)
-        return [] if whole is None else list(_numbers(whole[1]))
+        match = _ONLY_CODES.fullmatch(text)
+        return [] if match is None else list(_numbers(match[1]))
     if isinstance(content, dict):
         content = [key for key, present in content.items() if present]
     listed = content if isinstance(content, list) else [content]

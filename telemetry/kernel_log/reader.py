@@ -113,7 +113,7 @@ def log_lines(
     entries: Iterable[Entry], catalogue: MessageCatalogue, clock: LogContext, *, history: bool = False
 ) -> list[LogLine]:
     """Return the messages that may be about a GPU, with their times, and one line per new boot id."""
-    found: list[tuple[Entry, str, str | None, tuple[Stamp, ...]]] = []
+    parsed: list[tuple[Entry, str, str | None, tuple[Stamp, ...]]] = []
     last: tuple[str | None, tuple[Stamp, ...]] = (None, ())
     boots: dict[str | None, str] = {}
     quotations: set[int] = set()
@@ -133,9 +133,9 @@ def log_lines(
         last = host, stamps
         message = entry.text[max(start, 0) :][:_MAX_MESSAGE].rstrip()
         if "]: " in prefix and message.startswith("NVRM") and _QUOTATION.search(prefix):
-            quotations.add(len(found))
-        found.append((entry, message, host, stamps))
-    instants = date_lines([stamps for *_, stamps in found], clock)
+            quotations.add(len(parsed))
+        parsed.append((entry, message, host, stamps))
+    instants = date_lines([stamps for *_, stamps in parsed], clock)
     return [
         LogLine(
             message,
@@ -149,7 +149,7 @@ def log_lines(
             number in quotations,
             assumed,
         )
-        for number, ((entry, message, host, stamps), (when, assumed)) in enumerate(zip(found, instants, strict=True))
+        for number, ((entry, message, host, stamps), (when, assumed)) in enumerate(zip(parsed, instants, strict=True))
     ]
 
 
@@ -310,10 +310,10 @@ def _is_reported(host: _Host, finding: KernelFinding, when: datetime) -> bool:
             # The driver follows XID 79 with a text message.
             host.recent[FALLEN_OFF, unit] = when
         return False
-    if not finding.again_s:
+    if not finding.repeat_window_s:
         return False
     last = host.recent.get((finding.code, unit))
-    if last is not None and _NO_TIME <= when - last < timedelta(seconds=finding.again_s):
+    if last is not None and _NO_TIME <= when - last < timedelta(seconds=finding.repeat_window_s):
         return True
     host.recent[finding.code, unit] = when
     return False

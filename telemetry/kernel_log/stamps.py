@@ -152,21 +152,21 @@ def _parse(prefix: str) -> LinePrefix:
     prefix = prefix[-_MAX_PREFIX:]
     if not prefix.isascii():
         prefix = unicodedata.normalize("NFC", prefix)
-    found = _calendar_stamps(prefix) + _boot_stamps(prefix) or _unix_stamps(prefix)
-    if len(found) > 1:
-        found.sort(key=lambda item: item[0])
+    stamps = _calendar_stamps(prefix) + _boot_stamps(prefix) or _unix_stamps(prefix)
+    if len(stamps) > 1:
+        stamps.sort(key=lambda item: item[0])
     host = None
-    for index in range(len(found) - 1, -1, -1):
-        end = found[index + 1][0] if index + 1 < len(found) else len(prefix)
-        tail = prefix[found[index][1] : end].rstrip(" [(<")
+    for index in range(len(stamps) - 1, -1, -1):
+        end = stamps[index + 1][0] if index + 1 < len(stamps) else len(prefix)
+        tail = prefix[stamps[index][1] : end].rstrip(" [(<")
         match = _HOST.match(tail) or _LABEL.search(tail)
         if match is not None:
             host = match[1]
             break
     else:
-        first = _BEFORE_STAMP.match(prefix[: found[0][0]] if found else prefix)
+        first = _BEFORE_STAMP.match(prefix[: stamps[0][0]] if stamps else prefix)
         host = first["host"] if first else None
-    return LinePrefix(tuple(stamp for _, _, stamp in found), host)
+    return LinePrefix(tuple(stamp for _, _, stamp in stamps), host)
 
 
 def parse_time(value: object) -> Stamp | None:
@@ -237,8 +237,8 @@ def _unix_stamps(prefix: str) -> list[tuple[int, int, Stamp]]:
     stamps: list[tuple[int, int, Stamp]] = []
     for match in _UNIX.finditer(prefix):
         scale = _EPOCH_DIGITS[len(match["whole"])]
-        seconds, rest = divmod(int(match["whole"]), scale)
-        stamp = _epoch(seconds, float(f"0.{match['fraction']}") if match["fraction"] else rest / scale)
+        seconds, fraction = divmod(int(match["whole"]), scale)
+        stamp = _epoch(seconds, float(f"0.{match['fraction']}") if match["fraction"] else fraction / scale)
         if stamp is not None:
             stamps.append((match.start(), match.end(), stamp))
     return stamps
@@ -322,16 +322,16 @@ def date_lines(lines: Sequence[Sequence[Stamp]], clock: LogContext) -> list[Date
     limit = following = (clock.reference or datetime.now(UTC)).astimezone(UTC)
     if clock.boot_time is not None:
         clock = replace(clock, boot_time=clock.boot_time.astimezone(UTC))
-    certain = 0
+    first_unsettled = 0
     for stamps in reversed(lines):
         when, assumed = _date(stamps, clock, limit, following)
         if isinstance(when, datetime) and when < limit:
             limit, following = min(limit, when + _DISORDER), when
         if assumed == _FIRST:  # this line is of the first hour, so the lines after it are of the second
-            instants[certain:] = [
-                Dated(later.when) if later.assumed == TWICE else later for later in instants[certain:]
+            instants[first_unsettled:] = [
+                Dated(later.when) if later.assumed == TWICE else later for later in instants[first_unsettled:]
             ]
-            assumed, certain = None, len(instants)
+            assumed, first_unsettled = None, len(instants)
         instants.append(Dated(when, assumed))
     return instants[::-1]
 

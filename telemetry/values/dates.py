@@ -122,21 +122,21 @@ def read_dates(texts: Sequence[str], order: DateOrder | None = None) -> Dates:
     ``order``: order of day and month in dates like 03/04/2026; None: inferred from the other texts.
     """
     matches = [_match(text) for text in texts]
-    shown = order or _order_of(matches)
+    effective = order or _order_of(matches)
     undecided = None
     ms = np.zeros(len(texts), np.int64)
     is_read, is_aware, is_date = (np.zeros(len(texts), np.bool_) for _ in range(3))
     for place, (text, parts) in enumerate(zip(texts, matches, strict=True)):
         if parts is None:
             continue
-        if parts.get("first") and _is_undecided(parts) and shown is None:
+        if parts.get("first") and _is_undecided(parts) and effective is None:
             undecided = undecided or text
             continue
-        read = _moment(parts, shown)
+        read = _moment(parts, effective)
         if read is not None:
             ms[place], is_aware[place], is_read[place] = read[0], read[1], True
             is_date[place] = parts.get("hour") is None
-    return Dates(ms, is_read, is_aware, is_date, shown, undecided)
+    return Dates(ms, is_read, is_aware, is_date, effective, undecided)
 
 
 def _match(text: str) -> dict[str, str] | None:

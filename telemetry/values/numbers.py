@@ -41,8 +41,8 @@ def conversion(word: str, unit: str) -> Conversion | None:
 @cache
 def words_for(unit: str) -> dict[str, Conversion]:
     """Return the conversions of all lower-case unit names of the same quantity as ``unit``."""
-    found = {word: conversion(word, unit) for word in _UNITS if word == word.lower()}
-    return {word: conversion for word, conversion in found.items() if conversion is not None}
+    conversions = {word: conversion(word, unit) for word in _UNITS if word == word.lower()}
+    return {word: conversion for word, conversion in conversions.items() if conversion is not None}
 
 
 def split_header(name: str) -> tuple[str, str | None]:
@@ -210,11 +210,11 @@ def _factors(unit: str, header_unit: str | None, convert: bool) -> Callable[[str
     def factor(word: str | None) -> tuple[float, float] | None:
         if unit == ANY_UNIT:
             return (1.0, 0.0) if word is None or _lookup(word) is not None else None
-        given = word or header_unit
-        if given is None or (word is None and conversion(given, unit) is None):
+        unit_text = word or header_unit
+        if unit_text is None or (word is None and conversion(unit_text, unit) is None):
             return 1.0, 0.0
-        found = conversion(given, unit)
-        return (1.0, 0.0) if found is not None and not convert else found
+        factors = conversion(unit_text, unit)
+        return (1.0, 0.0) if factors is not None and not convert else factors
 
     return factor
 

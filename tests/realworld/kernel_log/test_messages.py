@@ -289,7 +289,7 @@ def test_examples_of_the_catalogue_are_read_as_it_says() -> None:
         for rule in driver.rules:
             found = MessageCatalogue().read(rule.example)
             assert (found.type, found.part) == (rule.type, rule.part)
-            assert (found.again_s, found.known) == (rule.again, rule.known)
+            assert (found.repeat_window_s, found.known) == (rule.again, rule.known)
             assert shipped().start(f"Mar  1 02:20:00 h kernel: {rule.example}") == len("Mar  1 02:20:00 h kernel: ")
 
 

@@ -367,7 +367,7 @@ def test_an_entry_beyond_any_use_is_passed_over_in_bounded_memory(tmp_path: Path
     lines: list[LogLine] = []
     while not (got := source.read(1.0)).drained:
         lines += got.lines
-        assert len(source._rest) <= MAX_ENTRY_BYTES
+        assert len(source._incomplete) <= MAX_ENTRY_BYTES
     assert [line.when for line in lines] == [NOW, NOW + timedelta(microseconds=2)]
     assert "a journal entry cannot be read" in caplog.text
 

@@ -92,7 +92,8 @@ class MemoryScheduler(SchedulerExtras):
         conflict = precondition.conflict(self._reading(node))
         if conflict is not None:
             return conflict
-        if self.lease is None or self.lease.holder != precondition.holder or now >= self.lease.until:
+        held = self.lease is not None and self.lease.holder == precondition.holder and now < self.lease.until
+        if not held and precondition.until is not None:
             return WriteResult("refused", f"{precondition.holder} does not hold the lease")
         then = after(action, node.object, self.keys, now)
         writes = writes_between(node.object, then)

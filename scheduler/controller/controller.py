@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from foundation.running import Patience, gc_paused
 from policy.config import PolicyConfig
@@ -13,7 +13,7 @@ from policy.fleet import Level, NodeView, Signals, UnitView
 from policy.plan import Action, Plan, PolicyState
 from policy.tiers import UNKNOWN, TierThresholds
 from scheduler.controller.evidence import Evidence
-from scheduler.controller.executor import Executor, Expected, level_after, settled_by_reading
+from scheduler.controller.executor import Executor, Expected, has_expired, level_after, settled_by_reading
 from scheduler.controller.scores_reader import CLOCK_SKEW
 from scheduler.controller.settings import ControllerSettings
 from scheduler.evacuation.engine import Evacuation
@@ -29,6 +29,9 @@ from scheduler.ports.stored_state import stored_policy_state
 
 _KEEP_AT_LEAST = timedelta(minutes=10)
 # The safety state is rewritten after this time even if only its timestamp changed.
+
+_OVERDUE = timedelta(minutes=10)
+# By then, the holder of the lease has released an expired marker.
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,11 @@ class Controller:
         report = RoundReport(self.clock.now(), active=False)  # until the lease is held
         log = RoundLog(self._lease, self.ledger, self.clock, report)
         try:
-            report.active = self._lease.take()
+            try:
+                report.active = self._lease.take()
+            except Exception as error:
+                report.errors.append(f"the lease cannot be read: {described(error)}")
+                self._release_overdue(log)
             if report.active:
                 with gc_paused():
                     self._active(log)
@@ -139,9 +146,7 @@ class Controller:
     def _active(self, log: RoundLog) -> None:
         report = log.report
         fleet = self._read_fleet(log)
-        expired = expired_nodes(fleet, self.clock.now())
-        due = frozenset(name for name, why in expired.items() if why is None)
-        report.notes += [f"{name}: expired markers stay, {why}" for name, why in expired.items() if why is not None]
+        due = _due(fleet, self.clock.now(), report)
         ready, decision = False, None
         if self.unusable is None:
             with log.boundary("the ledger"):
@@ -152,9 +157,7 @@ class Controller:
             log.error(f"no decision, only expired markers are released: {self.unusable}")
         blocked = frozenset[str]() if decision is None else self._unreadable_nodes(decision)
         views = tuple(reading.view for reading in fleet.nodes) if decision is None else decision.views
-        boots = {reading.view.name: reading.boot_id for reading in fleet.nodes}
-        expected = {view.name: Expected(view, boots[view.name], view.marks.level) for view in views}
-        executor = Executor(self.scheduler, log, self.settings, expected, self._newest, blocked)
+        executor = Executor(self.scheduler, log, self.settings, _expected(fleet, views), self._newest, blocked)
         saved, lost = False, None
         try:
             if decision is not None:
@@ -178,6 +181,20 @@ class Controller:
         elif self.evacuation is not None and ready:
             with log.boundary("the evacuation"):
                 self.evacuation.end_probes(log, "no decision in this round")
+
+    def _release_overdue(self, log: RoundLog) -> None:
+        """Release markers without the lease, whose state is unknown, e.g. because Slurm's shared folder hangs.
+
+        A release is idempotent and removes only markers that predrain owns. It could at most undo a renewal, so only
+        markers are released that no replica has renewed or released long after their expiry.
+        """
+        fleet, before = self._read_fleet(log), self.clock.now() - _OVERDUE
+        due = _due(fleet, before, log.report)
+        if fleet.switches.release_all:
+            before = datetime.max.replace(tzinfo=UTC)
+        expected = _expected(fleet, (reading.view for reading in fleet.nodes))
+        executor = Executor(self.scheduler, log, self.settings, expected, self._newest, expired_before=before)
+        self._release_expired(due, executor, log)
 
     def _follow_up(self, decision: _Decision, executor: Executor, log: RoundLog, *, ready: bool) -> None:
         """Restore lost markers, announce the current ones, and run the evacuation."""
@@ -362,18 +379,25 @@ class Controller:
         return self._evidence.newest(view, self.clock.now())
 
 
-def expired_nodes(fleet: FleetReading, now: datetime) -> dict[str, str | None]:
-    """Return the nodes whose markers must be released now, based only on the markers and the release-all switch.
+def _due(fleet: FleetReading, now: datetime, report: RoundReport) -> frozenset[str]:
+    """Return the nodes whose markers must be released, and report those whose markers cannot be released.
 
-    A marker without a valid expiry counts as expired.
-    Returns: by node, why its markers cannot be released; None: they can.
+    This depends only on the markers and the release-all switch.
     """
-    return {
-        view.name: view.unwritable if view.readable else "the state of the node cannot be read"
-        for view in (reading.view for reading in fleet.nodes)
-        if view.marks.level
-        and (fleet.switches.release_all or view.marks.published is None or view.marks.published.expires_at <= now)
-    }
+    due = set()
+    for view in (reading.view for reading in fleet.nodes):
+        if view.marks.level and (fleet.switches.release_all or has_expired(view, now)):
+            why = view.unwritable if view.readable else "the state of the node cannot be read"
+            if why is None:
+                due.add(view.name)
+            else:
+                report.notes.append(f"{view.name}: expired markers stay, {why}")
+    return frozenset(due)
+
+
+def _expected(fleet: FleetReading, views: Iterable[NodeView]) -> dict[str, Expected]:
+    boots = {reading.view.name: reading.boot_id for reading in fleet.nodes}
+    return {view.name: Expected(view, boots[view.name], view.marks.level) for view in views}
 
 
 def release_plan(nodes: Iterable[str], now: datetime) -> Plan:

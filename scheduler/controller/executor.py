@@ -22,6 +22,7 @@ class Executor:
     ``expected``: the state that was decided on, by node; updated after each action.
     ``evidence``: returns a node's units with the newest scores and facts.
     ``blocked``: nodes to leave unchanged, including releases.
+    ``expired_before``: without the lease, only markers that expired before this time are released; None: it is held.
     ``done``: actions confirmed by the scheduler.
     """
 
@@ -31,6 +32,7 @@ class Executor:
     expected: "dict[str, Expected]"
     evidence: Callable[[NodeView], tuple[UnitView, ...]]
     blocked: frozenset[str] = frozenset()
+    expired_before: datetime | None = None
     done: list[Action] = field(default_factory=list)
     _stuck: set[str] = field(default_factory=set)
     _new: int = 0
@@ -75,26 +77,28 @@ class Executor:
 
     def _one(self, action: Action) -> None:
         for _ in range(self.settings.retries + 1):
-            until = self.log.lease.hold()
+            until = self._until()
             ready = self._ready(action)
             if ready is None:
                 return
             reading, writes = ready
-            if self.log.clock.now() >= until:
+            if until is not None and self.log.clock.now() >= until:
                 raise LeaseLostError("the lease expired before the write")
             intent = self._intend(action, reading, writes)
             if intent is None and action.verb != "release":
                 self._skip(action, "not executed: it cannot be recorded in the ledger")
                 return
             if action.verb == "release":  # the ledger may have taken longer than the lease
-                until = self.log.lease.hold()
-            holder = self.log.lease.holder
-            precondition = Precondition(reading.version, reading.boot_id, holder, until)
+                until = self._until()
+            precondition = Precondition(reading.version, reading.boot_id, self.log.lease.holder, until)
             answer = self.scheduler.apply(action, precondition)
             if self._answered(action, intent, answer):
                 return
         self._stuck.add(action.node)
         self._note(action, "failed", f"gave up after repeated update conflicts, {self.settings.retries + 1} times")
+
+    def _until(self) -> datetime | None:
+        return self.log.lease.hold() if self.expired_before is None else None
 
     def _ready(self, action: Action) -> tuple[NodeReading, tuple[Write, ...]] | None:
         """Re-read the node and return it with the writes; None if there is nothing to write, or the action is skipped.
@@ -121,7 +125,8 @@ class Executor:
         if not view.readable:
             return "its state cannot be read now"
         if action.verb == "release":
-            return None
+            is_due = self.expired_before is None or has_expired(view, self.expired_before)
+            return None if is_due else "its markers were renewed"
         if not reading.jobs_known:
             return "its workloads cannot be read"
         return (
@@ -210,6 +215,12 @@ class Expected:
     view: NodeView
     boot_id: str | None
     level: Level
+
+
+def has_expired(view: NodeView, now: datetime) -> bool:
+    """Whether a node has markers that have expired; those without a valid expiry count as expired."""
+    published = view.marks.published
+    return view.marks.level > Level.NONE and (published is None or published.expires_at <= now)
 
 
 def level_after(action: Action, level: Level) -> Level:

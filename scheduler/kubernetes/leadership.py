@@ -49,9 +49,12 @@ class Leadership:
             return f"the lease of {holder} has expired"
         return "the lease expired before it was sent" if self._clock.now() >= until else None
 
-    def fenced(self, holder: str, until: datetime, call: Callable[[], WriteResult]) -> WriteResult:
-        """Make a write if the lease is held, and return its result; ``timeout`` if the server did not respond."""
-        why = self.blocked(holder, until)
+    def fenced(self, holder: str, until: datetime | None, call: Callable[[], WriteResult]) -> WriteResult:
+        """Make a write if the lease is held, and return its result; ``timeout`` if the server did not respond.
+
+        ``until``: None makes it without the lease.
+        """
+        why = None if until is None else self.blocked(holder, until)
         if why is not None:
             return WriteResult("refused", why)
         try:
@@ -60,6 +63,11 @@ class Leadership:
             return WriteResult("refused", f"nothing was sent: {error}")
         except Unreachable as error:
             return WriteResult("timeout" if error.sent else "refused", str(error))
+
+    @property
+    def held(self) -> bool:
+        """Whether this process has acquired the lease; it may have expired."""
+        return self._lease is not None
 
     def left(self) -> timedelta:
         """Return the remaining time of the lease."""

@@ -374,7 +374,8 @@ class KubernetesScheduler(SchedulerExtras):
         return snapshot if snapshot is not None and snapshot.reading.version == version else None
 
     def _patch(self, path: str, patch: Object) -> Response:
-        params, timeout = {"fieldManager": FIELD_MANAGER}, self.leadership.left()
+        timeout = self.leadership.left() if self.leadership.held else None
+        params = {"fieldManager": FIELD_MANAGER}
         return self.api.request("PATCH", path, params, patch, content_type=STRATEGIC_PATCH, timeout=timeout)
 
     def _companion(self, companion: _Companion) -> str | None:

@@ -123,13 +123,14 @@ class Precondition:
     operators and tools write to a node.
     ``boot_id``: a node that has rebooted counts as another node.
     ``holder``: holder of the lease, checked by the adapter.
-    ``until``: the write must be sent by then, the expiry of the lease; aware.
+    ``until``: the write must be sent by then, the expiry of the lease; aware. None: the state of the lease is unknown,
+    and the write only releases an overdue marker.
     """
 
     version: str
     boot_id: str | None
     holder: str
-    until: datetime
+    until: datetime | None
 
     def conflict(self, reading: NodeReading) -> WriteResult | None:
         """Return the conflict of a node with this precondition, or None."""

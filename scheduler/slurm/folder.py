@@ -52,10 +52,10 @@ class _LeaseRecord:
 class SharedFolder:
     """Small documents, each a file that is replaced atomically under a lock.
 
-    ``path``: must exist, as an unmounted disk would otherwise look like an empty folder.
+    ``path``: must exist at each write, as an unmounted disk would otherwise look like an empty folder, and must not be
+    world-writable.
     ``monotonic``: monotonic clock in seconds.
     ``longest_s``: limit on each call; on a disk that hangs, calls raise ``SchedulerError``.
-    Raises ``InputError`` if the folder does not exist or is world-writable.
 
     Another holder's lease has expired once its file was observed unchanged for the lease duration by our monotonic
     clock, or, for a process that has just started, if its mtime is three durations before that of a file written now.
@@ -72,23 +72,9 @@ class SharedFolder:
     ) -> None:
         self.path = path
         self.patience = None if longest_s is None else Patience(longest_s)
-        self._check()
         self._clock, self._monotonic = clock, monotonic
         self._our_lease: tuple[_LeaseRecord, float] | None = None  # our lease, and its expiry by the monotonic clock
         self._observed = ObservedLease()
-
-    @_bounded
-    def _check(self) -> None:
-        if not self.path.is_dir():
-            raise InputError(
-                "the state folder of the controllers does not exist", str(self.path),
-                "Create it on a disk shared by all controllers, or mount the disk.",
-            )  # fmt: skip
-        if self.path.stat().st_mode & stat.S_IWOTH:
-            raise InputError(
-                "every user can write to the state folder of the controllers", str(self.path),
-                "Remove the permission (chmod o-w): writers can stop the controller or take the lease.",
-            )  # fmt: skip
 
     @_bounded
     def load(self, name: str) -> StoredState:
@@ -197,8 +183,13 @@ class SharedFolder:
     def _close(self, lock: contextlib.ExitStack) -> None:
         lock.close()
 
-    def guarded(self, holder: str, until: datetime, call: Callable[[], WriteResult]) -> WriteResult:
-        """Make a write under the lease and return its result; ``refused`` if the lease is lost or a file fails."""
+    def guarded(self, holder: str, until: datetime | None, call: Callable[[], WriteResult]) -> WriteResult:
+        """Make a write under the lease and return its result; ``refused`` if the lease is lost or a file fails.
+
+        ``until``: None makes it without the lease.
+        """
+        if until is None:
+            return call()
         try:
             with self.fenced(holder, until) as barred:
                 return call() if barred is None else WriteResult("refused", barred)
@@ -282,6 +273,11 @@ class SharedFolder:
         """Hold a document's lock; file errors in the block become ``SchedulerError``."""
         if not self.path.is_dir():
             raise SchedulerError(f"{self.path} does not exist: check that its disk is mounted")
+        if self.path.stat().st_mode & stat.S_IWOTH:
+            raise SchedulerError(
+                f"every user can write to {self.path}, and so stop the controller or take the lease: "
+                "remove the permission (chmod o-w)"
+            )
         lock = FileLock(
             self.path / f".{name}.lock", timeout=_LOCK_WAIT_S, poll_interval=_POLL_S, mode=0o600,
             fallback_to_soft=False, thread_local=False,

@@ -227,20 +227,12 @@ class SlurmScheduler(SchedulerExtras):
 
 
 def open_slurm(settings: SlurmSettings, clock: Clock) -> SlurmScheduler:
-    """Open a Slurm cluster.
-
-    Raises ``InputError`` if the shared folder does not exist, or slurmrestd's token cannot be read.
-    """
-    from foundation.errors import InputError
+    """Open a Slurm cluster; raises ``InputError`` if slurmrestd's token cannot be read."""
     from scheduler.slurm.commands import SlurmCommands
     from scheduler.slurm.rest import SlurmRest
 
-    try:
-        folder = SharedFolder(Path(settings.folder), clock)
-    except SchedulerError as error:
-        raise InputError(str(error), settings.folder, "Check its disk, and try again.") from None
     port: SlurmPort = SlurmCommands(settings) if settings.rest_url is None else SlurmRest(settings)
-    return SlurmScheduler(port, folder, clock, settings)
+    return SlurmScheduler(port, SharedFolder(Path(settings.folder), clock), clock, settings)
 
 
 SAME: Final = timedelta(seconds=120)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,17 +15,18 @@ from policy.breaker import BreakerConfig, CommonCauseConfig
 from policy.fleet import JobView, Level, UnitView
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS
+from policy.plan import Action
 from scheduler.controller import controller as controller_module
 from scheduler.controller.executor import Executor
 from scheduler.evacuation.engine import Evacuation
 from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
-from scheduler.ports.readings import Switches, WriteResult
+from scheduler.ports.readings import Precondition, Switches, WriteResult
 from scheduler.ports.report import RoundReport
 from scheduler.ports.workloads import CheckpointOffer, HookReply
 from tests import waiting
-from tests.policy.decide_world import STEP, config
+from tests.policy.decide_world import STEP, T0, config
 from tests.scheduler.cluster import Cluster
 from tests.scheduler.evacuation.emptying_cluster import FAST, Recording, workload
 from tests.scheduler.faults import MemoryVerification, MemoryWorkloads
@@ -423,3 +425,45 @@ def test_a_model_that_is_dated_in_the_future_has_no_known_age_and_drains_nobody(
     report = cluster.round()
     assert any("in the future" in note for note in report.notes)
     assert not any(level.hard for level in cluster.levels().values())
+
+
+def test_an_overdue_mark_is_released_without_the_lease_and_a_current_one_stays() -> None:
+    cluster = Cluster(4)
+    cluster.scored(n1=0.9)
+    cluster.round()
+    cluster.clock.move(STEP)
+    cluster.scored(n1=None, n2=0.9)
+    cluster.round()
+    hold_lease, apply = cluster.scheduler.hold_lease, cluster.scheduler.apply
+    cluster.scheduler.hold_lease = Mock(side_effect=SchedulerError("the folder hangs"))
+    for minutes, left in ((0, {"n1", "n2"}), (9, {"n1", "n2"}), (1, {"n2"})):
+        cluster.clock.move((timedelta(0) if minutes else STEP) + timedelta(minutes=minutes))
+        report = cluster.round()
+        assert (report.active, report.errors) == (False, ["the lease cannot be read: the folder hangs"])
+        assert set(cluster.levels()) == left
+    assert [(step.action.node, step.outcome) for step in report.steps] == [("n1", "done")]
+    assert [node for _, node, out in cluster.ledger.service(T0) if not out] == ["n1"]
+
+    def renewed(action: Action, precondition: Precondition) -> WriteResult:
+        cluster.scheduler.apply = apply
+        cluster.scheduler.hold_lease = hold_lease
+        cluster.restart()
+        cluster.scored(n2=0.9)
+        cluster.round()
+        cluster.scheduler.hold_lease = Mock(side_effect=SchedulerError("the folder hangs"))
+        return apply(action, precondition)
+
+    cluster.clock.move(STEP)
+    cluster.scheduler.apply, overdue = renewed, cluster.controller
+    report = overdue.round()
+    assert [step.message for step in report.steps] == ["its markers were renewed"]
+    assert set(cluster.levels()) == {"n2"}
+    cluster.scheduler.set_switches(Switches(release_all=True))
+    overdue.round()
+    assert cluster.levels() == {}
+    cluster.scheduler.set_switches(Switches())
+    cluster.scheduler.hold_lease = hold_lease
+    cluster.clock.move(timedelta(minutes=1))
+    cluster.scored(n1=0.9, n2=0.9)
+    cluster.round()
+    assert set(cluster.levels()) == {"n1", "n2"}, "nobody took the marks off by hand"

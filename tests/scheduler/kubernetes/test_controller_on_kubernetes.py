@@ -58,6 +58,20 @@ def test_a_release_that_a_fault_of_the_server_stops_is_done_in_the_next_round(pa
         assert fleet.named_ours("n1") == set()
 
 
+def test_a_lease_that_may_not_be_read_keeps_no_overdue_mark() -> None:
+    world = World()
+    add(world, *(node(name) for name in NAMES))
+    with served(world) as cluster:
+        fleet = Fleet(cluster, world)
+        fleet.scored(n1=0.9, n2=0.4)
+        fleet.round()
+        fleet.later(timedelta(days=2))
+        world.fail("GET", "leases", 403, content={"message": "forbidden"}, times=99)
+        report = fleet.round()
+        assert "forbidden" in report.errors[0]
+        assert fleet.named_ours("n1") == fleet.named_ours("n2") == set()
+
+
 @pytest.mark.parametrize("content", [{"items": None, "metadata": {}}, {"metadata": {"name": "another"}}])
 @pytest.mark.parametrize(
     ("method", "path"),

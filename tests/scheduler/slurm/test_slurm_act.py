@@ -99,7 +99,7 @@ def test_what_is_missing_is_named(fake, tmp_path):
     settings(tmp_path, POLICY)
     assert "the settings have no section slurm (--settings)" in invoke(*GO, code=1).stderr
     settings(tmp_path, POLICY + SLURM.replace("shared", "gone"))
-    assert "the state folder of the controllers does not exist" in invoke(*GO, code=1).stderr
+    assert "gone does not exist: check that its disk is mounted" in invoke(*GO, code=1).stderr
     settings(tmp_path, POLICY + "slurm: {folder: /x, hard_stat: fail}\n")
     assert "Did you mean 'hard_state'?" in invoke(*GO, code=1).stderr
     assert "requires --scheduler file" in invoke(*GO, "--cluster", "x", code=2).stderr

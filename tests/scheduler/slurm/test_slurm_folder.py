@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import re
 import threading
 from datetime import timedelta
 from unittest.mock import Mock
@@ -11,7 +10,6 @@ from unittest.mock import Mock
 import pytest
 from filelock import FileLock
 
-from foundation.errors import InputError
 from foundation.running import Patience
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.errors import SchedulerError
@@ -40,11 +38,11 @@ def another(shared: SharedFolder, time: Clock) -> SharedFolder:
 
 
 def test_a_folder_that_is_not_there_or_writable_by_everybody_is_refused(tmp_path):
-    with pytest.raises(InputError, match=re.escape("the state folder of the controllers does not exist")):
-        SharedFolder(tmp_path / "not mounted", ManualClock(T0))
+    with pytest.raises(SchedulerError, match="does not exist"):
+        SharedFolder(tmp_path / "not mounted", ManualClock(T0)).hold_lease("a", LEASE)
     tmp_path.chmod(0o777)
-    with pytest.raises(InputError, match="every user can write"):
-        SharedFolder(tmp_path, ManualClock(T0))
+    with pytest.raises(SchedulerError, match="every user can write"):
+        SharedFolder(tmp_path, ManualClock(T0)).hold_lease("a", LEASE)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,14 +1,16 @@
 """The controller over Slurm: the whole way of a node, people who come between, failures, restarts, two replicas."""
 
+import os
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
+from foundation.running import Patience
 from policy.fleet import Level
 from scheduler.ports.readings import Precondition, Switches
 from scheduler.slurm.job import SlurmJob
-from tests.policy.decide_world import HOUR
+from tests.policy.decide_world import HOUR, STEP
 from tests.scheduler.slurm.slurm_world import LEASE, ME, World, action, release
 
 
@@ -152,6 +154,21 @@ def test_nothing_is_written_without_the_lease_or_after_its_end(world):
     world.seconds = 2 * LEASE.total_seconds()  # the wall clock went back, time did not
     assert world.apply(action("swap"), until=world.clock.now() + HOUR).kind == "refused"
     assert world.slurm.writes == []
+
+
+def test_a_folder_that_hangs_keeps_no_overdue_mark(tmp_path):
+    world = World(tmp_path, soft_weight=100)
+    world.scored(n0=0.9, n1=0.4)
+    world.round()
+    world.clock.move(2 * STEP + timedelta(minutes=10))
+    world.folder.patience = Patience(0.2)
+    lease = tmp_path / "lease.json"
+    lease.unlink()
+    os.mkfifo(lease)  # an open of it does not return
+    report = world.round()
+    os.close(os.open(lease, os.O_WRONLY))
+    assert "the lease cannot be read" in report.errors[0]
+    assert {world.level("n0"), world.level("n1")} == {Level.NONE}
 
 
 def test_a_slurm_that_cannot_be_read_is_left_as_it_is(world):

@@ -75,7 +75,8 @@ class Response:
     @property
     def message(self) -> str:
         """The message of the server's ``Status`` object."""
-        return str(self.content.get("message") or "no message")[:_MAX_MESSAGE]
+        text = str(self.content.get("message") or "no message")[:_MAX_MESSAGE]
+        return f"{text} (an unknown or expired token or client certificate)" if self.status == 401 else text
 
     @property
     def problem(self) -> str:

@@ -71,6 +71,8 @@ _MAX_PAGES: Final = 10_000  # five million objects at 500 a page
 _MIN_PAUSE_S: Final = 0.1
 _MAX_RETRY_AFTER_S: Final = 86_400.0
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
+_UNAUTHORIZED: Final = 401
+_RENEW_S: Final = 10.0
 _IN_CLUSTER_TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -113,8 +115,16 @@ class _Https(urllib3.HTTPSConnectionPool):
     ConnectionCls = type("Connection", (_Bounded, urllib3.connection.HTTPSConnection), {})
 
 
+Credentials = tuple[urllib3.PoolManager, Callable[[], Mapping[str, str]]]
+"""Connection pool with the certificates, and the headers with the token."""
+
+
 class KubernetesClient:
-    """Thread-safe client for one API server; ``headers`` is called for each attempt, as tokens are rotated."""
+    """Thread-safe client for one API server.
+
+    ``headers``: called for each attempt, as tokens are rotated.
+    ``renew``: loads the credentials again after the server rejected them.
+    """
 
     def __init__(
         self,
@@ -124,15 +134,30 @@ class KubernetesClient:
         *,
         limits: ClientLimits = DEFAULT_LIMITS,
         agent: str = "predrain",
+        renew: Callable[[], Credentials] | None = None,
     ) -> None:
         self.host = host.rstrip("/")
         self.name = self.host.split("://", 1)[-1]
-        self._pool = pool
-        pool.pool_classes_by_scheme = {"http": _Http, "https": _Https}
-        self._headers = headers
+        self._renew, self._renewed_s, self._renewing = renew, float("-inf"), threading.Lock()
+        self._use((pool, headers))
         self._limits = limits
         self._rate = RequestRate(limits.requests_per_second, limits.burst)
         self._agent = agent
+
+    def _use(self, credentials: Credentials) -> None:
+        pool, self._headers = credentials
+        pool.pool_classes_by_scheme = {"http": _Http, "https": _Https}
+        self._pool = pool
+
+    def _has_renewed(self, rejected: urllib3.PoolManager) -> bool:
+        """Whether there are other credentials than the rejected ones, after loading them at most every 10 s."""
+        with self._renewing:
+            is_due = time.monotonic() - self._renewed_s >= _RENEW_S
+            if self._renew is not None and self._pool is rejected and is_due:
+                self._renewed_s = time.monotonic()
+                with suppress(Exception):  # a file that is being replaced, or a plug-in, may fail in any way
+                    self._use(self._renew())
+            return self._pool is not rejected
 
     def request(
         self,
@@ -178,7 +203,10 @@ class KubernetesClient:
                     if time.monotonic() >= end:
                         raise Unreachable("no time is left", sent=False)
                     self._rate.wait()
+                    pool = self._pool
                     response = self._send(method, _url(path, params), data, headers, end)
+                    if response.status == _UNAUTHORIZED and self._has_renewed(pool):
+                        response = self._send(method, _url(path, params), data, headers, end)
                     if response.status in _TRANSIENT and response.status not in final:
                         raise Unreachable(response.problem, retry_after_s=response.retry_after_s)
                     return response
@@ -298,13 +326,14 @@ class KubernetesClient:
         problem: str,
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """Yield the response to one request for at most ``longest_s``; ``problem`` starts the message of its errors."""
+        pool = self._pool
         try:
             headers = {"User-Agent": self._agent, **headers, **self._headers()}
         except Exception as error:  # a credential plug-in may fail in any way, and succeed on retry
             raise Unreachable(f"no credentials for {self.name}: {error}", sent=False) from error
         try:
             with closing(
-                self._pool.request(
+                pool.request(
                     method, self.host + url, body=data, headers=headers, timeout=timeout, retries=False,
                     redirect=False, preload_content=False, decode_content=False,
                 )
@@ -316,8 +345,12 @@ class KubernetesClient:
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
             raise Unreachable(f"{self.name} cannot be reached: {error}", sent=False) from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in error.args):
-                raise Unreachable(f"the certificate of {self.name} is rejected: {error}", sent=False) from error
+            causes = [cause for cause in error.args if isinstance(cause, ssl.SSLError)]
+            if causes:
+                self._has_renewed(pool)
+                if isinstance(causes[0], ssl.SSLCertVerificationError):
+                    raise Unreachable(f"the certificate of {self.name} is rejected: {error}", sent=False) from error
+                problem = f"{self.name} ended the TLS connection, possibly because it rejects the client certificate"
             raise Unreachable(f"{problem}: {error}") from error
 
 
@@ -351,6 +384,16 @@ def connect(
 
     Raises ``InputError`` if there is no valid configuration.
     """
+    configuration = _configuration(kubeconfig, context)
+
+    def renew() -> Credentials:
+        return _credentials(_configuration(kubeconfig, context))
+
+    pool, headers = _credentials(configuration)
+    return KubernetesClient(pool, configuration.host, headers, limits=limits, agent=agent, renew=renew)
+
+
+def _configuration(kubeconfig: Path | None, context: str | None) -> Configuration:
     configuration = Configuration()
     in_cluster = kubeconfig is None and context is None and _IN_CLUSTER_TOKEN.exists()
     in_cluster = in_cluster and "KUBERNETES_SERVICE_HOST" in os.environ
@@ -375,13 +418,15 @@ def connect(
             "settings), or run in a pod with a service account.",
         ) from error
     configuration.connection_pool_maxsize = 8
+    return configuration
 
+
+def _credentials(configuration: Configuration) -> Credentials:
     def headers() -> dict[str, str]:
         token = configuration.auth_settings().get("BearerToken")
-        return {"Authorization": token["value"]} if token and token["value"] else {}
+        return {"Authorization": token["value"].strip()} if token and token["value"] else {}
 
-    pool = ApiClient(configuration).rest_client.pool_manager
-    return KubernetesClient(pool, configuration.host, headers, limits=limits, agent=agent)
+    return ApiClient(configuration).rest_client.pool_manager, headers
 
 
 def input_error(error: ApiRefused | Unreachable, api: KubernetesClient, path: str) -> InputError:

@@ -216,6 +216,63 @@ def test_a_kubeconfig_gives_address_and_token(server: Server, tmp_path: Path) ->
         connect(file, "nothing")
 
 
+class Authenticating(Handler):
+    """Accepts one token, and under TLS also requests without one."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        token = self.headers.get("Authorization")
+        status = 200 if token == "Bearer new" or (token is None and isinstance(self.connection, ssl.SSLSocket)) else 401
+        body = json.dumps({"message": "Unauthorized"}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.mark.parametrize(
+    ("rejected", "error"),
+    [
+        ("token", "401: Unauthorized .an unknown or expired token or client certificate"),
+        ("client", "possibly because it rejects the client certificate"),
+        ("server", "the certificate of .* is rejected"),
+    ],
+)
+def test_rotated_credentials_are_loaded_once_the_server_rejects_the_old_ones(
+    tmp_path: Path, pauses: list[float], rejected: str, error: str
+) -> None:
+    pairs = {name: certify(tmp_path, name) for name in ("server", "client", "old")}
+    context = None
+    if rejected != "token":
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*pairs["server"])
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(pairs["client"][0])
+    with serving(Authenticating, tls=context) as url:
+
+        def kubeconfig(**old: str) -> Path:
+            certificate, key = pairs[old.get("client", "client")]
+            (tmp_path / "token").write_text("old\n" if old else "new\n")
+            user = {"tokenFile": "token"}
+            if context is not None:
+                user = {"client-certificate": str(certificate), "client-key": str(key)}
+            cluster = {"server": url, "certificate-authority": str(pairs[old.get("server", "server")][0])}
+            content = {
+                "clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "u", "user": user}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}], "current-context": "x",
+            }  # fmt: skip
+            (tmp_path / "config").write_text(yaml.safe_dump(content))
+            return tmp_path / "config"
+
+        cluster = connect(kubeconfig(**{rejected: "old"}))
+        with pytest.raises((ApiRefused, Unreachable), match=error):
+            cluster.get("/x")
+        kubeconfig()
+        cluster._renewed_s = float("-inf")  # the last renewal was a while ago
+        assert cluster.get("/x")
+
+
 @pytest.mark.parametrize("content", [None, "", "a: [", "clusters: 5", "[]"])
 def test_a_kubeconfig_that_cannot_be_used(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "config"

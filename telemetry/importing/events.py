@@ -20,7 +20,7 @@ from telemetry.identity.devices import normalise_pci_bus_id
 from telemetry.importing.batch import Batch
 from telemetry.importing.columns import KEY_ALIASES, as_counts, missing_column
 from telemetry.importing.event_runs import RUN_MS, stack_events, with_runs
-from telemetry.importing.files.log_tables import table_lines
+from telemetry.importing.files.log_tables import document_lines, is_document, table_lines
 from telemetry.importing.files.sources import is_kernel_log, kind_of, stem_of
 from telemetry.importing.files.tables import read_batches
 from telemetry.importing.instants import parse_instants, times_of
@@ -234,7 +234,10 @@ def _read_kernel_log(
     settings["reference_time"] = settings["reference_time"] or last_written(file)
     with read_errors(file):
         try:
-            lines = table_lines(file, quarantine) if kind_of(file) == "csv" else read_lines(file)
+            if kind_of(file) == "csv":
+                lines = table_lines(file, quarantine)
+            else:
+                lines = document_lines(file) if is_document(file) else read_lines(file)
             log = parse_kernel_log(lines, **settings, source=file.name)
         except InputError as error:
             where = error.where if error.where == str(file) else f"{file}, {error.where}"

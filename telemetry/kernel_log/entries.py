@@ -6,10 +6,10 @@ fluentd, Loki, Elastic, cloud loggers, ``dmesg --json``. Pretty-printed JSON and
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from telemetry.kernel_log.stamps import RelativeStamps, Stamp, parse_time
+from telemetry.kernel_log.stamps import RelativeStamps, Stamp, parse_header, parse_time
 
 MAX_LINE: Final = 1 << 20
 """Longer lines are truncated (characters); kernel messages have about 1000."""
@@ -20,12 +20,15 @@ _MAX_DEPTH: Final = 20
 TEXT_FIELDS: Final = ("message", "msg", "log", "line", "short_message", "textpayload", "_raw", "@message", "_msg",
                       "body", "body.stringvalue", "event.original", "log.original", "event", "entry", "syslogmessage",
                       "logmessage", "@m")  # fmt: skip
+_PROGRAM_FIELDS: Final = ("syslog_identifier", "appname", "processname", "program", "process.name",
+                          "log.syslog.appname")  # fmt: skip
 TIME_FIELDS: Final = ("_source_realtime_timestamp", "__realtime_timestamp", "@timestamp", "timestamp", "time", "ts",
                       "isodate", "date", "_time", "datetime", "timereported", "eventtime", "receivetimestamp",
                       "timeunixnano", "timegenerated", "timegenerated [utc]", "_timestamp", "@t")  # fmt: skip
 _HOST_FIELDS: Final = ("_hostname", "hostname", "host.name", "host.hostname", "host", "k8s.node.name", "node",
                        "node_name", "pod_node_name", "node.name", "nodename", "computer",
-                       "compute.googleapis.com/resource_name", "logstreamname", "@logstream")  # fmt: skip
+                       "compute.googleapis.com/resource_name", "instance_name", "logsource", "_sourcehost",
+                      "logstreamname", "@logstream")  # fmt: skip
 _HOST_PLACES: Final = (
     "kubernetes",
     "resource.labels",
@@ -45,9 +48,8 @@ _JOURNAL_FIELD = re.compile(r"\s*(?P<name>_{0,2}[A-Z][A-Z0-9_]*)=(?P<value>.*)",
 _VERBOSE_HEADER = re.compile(r"\S.{10,60} \[s=[0-9a-f]+;")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _REPEATED = re.compile(r"message repeated \d+ times: \[ ?")
-_LOG_FIELD = re.compile(
-    r'"(?:MESSAGE|log|line|short_message|textPayload|_raw|@message|@timestamp|streams?|dmesg)"|\bNVRM\b|\bamdgpu\b'
-)
+_NEXT_MESSAGE: Final = re.compile(r"\n|\d{2,5} (?=<\d{1,3}>1 \d{4}-)")
+# Log stores merge lines, and syslog over TCP separates messages by their length alone (RFC 6587).
 _JSON_LINE = re.compile(r'"|[}\]],?\Z|[\[{](?:\s*[\[{])?\Z|},\s*\{\Z|-?\d[\d.eE+-]*,?\Z|(?:true|false|null),?\Z')
 _OPENINGS: Final = ("{", "[", "[{", "[ {")
 _BEGINNINGS: Final = ("{", "[", " ", "\t", "_", "\x1e", "d")
@@ -115,7 +117,7 @@ class EntryReader:
         is_wanted = bool(self._is_wanted(line))
         stamp = self._relative.read(line, is_about_a_gpu=is_wanted)
         if is_wanted:
-            return (plain_entry(self.number, line)._replace(stored=stamp, host=self._host),)
+            return self._parts(plain_entry(self.number, line)._replace(stored=stamp, host=self._host))
         if (line[-2:] == ">>" or line[:7] == "Common ") and (match := _HOST_LINE.match(line)):
             self._host = match[1] or match[2]
         return ()
@@ -145,11 +147,16 @@ class EntryReader:
         elif bare.startswith(("{", "[{")):
             entries = json_entries(bare, self.number)
             self.extra += max(len(entries) - 1, 0)
-            yield from entries or [plain_entry(self.number, line)]
+            yield from entries or self._parts(plain_entry(self.number, line))
         elif line.startswith("__CURSOR=") or _VERBOSE_HEADER.match(line):
             self._kind, self._record = "export" if line[0] == "_" else "verbose", [line]
         elif self._is_wanted(line):
-            yield plain_entry(self.number, line)._replace(host=self._host)
+            yield from self._parts(plain_entry(self.number, line)._replace(host=self._host))
+
+    def _parts(self, entry: Entry) -> Iterable[Entry]:
+        parts = _parts(entry)
+        self.extra += len(parts) - 1
+        return parts
 
     def _read_json(self, line: str) -> Iterator[Entry]:
         """Read a line of pretty-printed JSON; each object in an array is an entry."""
@@ -161,7 +168,9 @@ class EntryReader:
         elif bare in _OPENINGS:
             self._record, self._depth = [], int(bare[-1] == "{")
         elif bare[:1] == "}" and self._depth == 1:
-            yield from json_entries("{" + "\n".join(self._record) + "}", self.number)
+            entries = json_entries("{" + "\n".join(self._record) + "}", self.number)
+            self.extra += max(len(entries) - 1, 0)
+            yield from entries
             self._record, self._depth = [], int(bare[-1] == "{")
         elif self._depth and len(self._record) < _MAX_RECORD_LINES:
             self._depth += bare.endswith(("{", "[")) - bare.startswith(("}", "]"))
@@ -203,16 +212,27 @@ def json_entries(text: str, number: int) -> list[Entry]:
         document = json.loads(text, object_pairs_hook=lambda pairs: {name.lower(): value for name, value in pairs})
     except (ValueError, RecursionError):
         return []
-    return [entry for record in _records(document) if (entry := _entry(record, number)) is not None]
+    entries = [entry for record in _records(document) if (entry := _entry(record, number)) is not None]
+    return [part for entry in entries for part in _parts(entry)]
 
 
-def is_log(beginning: bytes) -> bool:
-    """Whether JSON is a log rather than a table of events, based on its first bytes."""
-    text = beginning.decode("utf-8", errors="replace")
-    if re.search(r'"type"\s*:', text) or not _LOG_FIELD.search(text):
-        return False
-    reader = EntryReader()
-    return any(entry.stored is not None for line in text.splitlines()[:200] for entry in reader.read(line))
+def _parts(entry: Entry) -> Sequence[Entry]:
+    """Return the entry, or its messages if its text is several lines or contains a JSON record."""
+    text = entry.text
+    if text.endswith("}") and '{"' in text:
+        start = text.index('{"')
+        header = parse_header(text[:start])
+        stored = header.stamps[-1] if header.stamps else entry.stored
+        if inner := json_entries(text[start:], entry.number):
+            return [
+                part._replace(stored=part.stored or stored, host=part.host or header.host or entry.host)
+                for part in inner
+            ]
+    if "\n" in text or text.count(">1 ") > 1:
+        first, *others = filter(None, _NEXT_MESSAGE.split(text))
+        # A line without a header has that of the line before, as has an indented one.
+        return [entry._replace(text=first), *(entry._replace(text=f" {line}") for line in others)]
+    return (entry,)
 
 
 def _records(document: Any, parent: Mapping[str, Any] | None = None, depth: int = 0) -> Iterator[Mapping[str, Any]]:
@@ -300,10 +320,11 @@ def _entry(record: Mapping[str, Any], number: int) -> Entry | None:
     host, boot_id = _field(record, _HOST_FIELDS, _HOST_PLACES), _field(record, ("_boot_id",))
     if host is None and _NODE.fullmatch(str(record.get("source"))):  # the host in Graylog, the program elsewhere
         host = record["source"]
+    program = _field(record, _PROGRAM_FIELDS)
     stored = _stored(record)
     return Entry(
         number,
-        text,
+        f"{program}[0]: {text}" if isinstance(program, str) and "kernel" not in program else text,
         stored,
         host.encode("utf-8", "replace").decode() if isinstance(host, str) and host else None,
         boot_id if isinstance(boot_id, str) else None,

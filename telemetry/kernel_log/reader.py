@@ -24,7 +24,7 @@ REPEATED: Final = "the same kernel message a second time"
 QUOTED: Final = "kernel message quoted by another program"
 
 _QUOTATION: Final = re.compile(
-    r"\s(?!kernel\b)[\w./-]+\[\d+\]:\s+(?![\[{<])(?!.*(?:\bkernel\b|\d\d:\d\d)).*[A-Za-z]{2}.*\Z"
+    r"(?<!\S)(?!kernel\b)[\w./-]+\[\d+\]:\s+(?![\[{<])(?!.*(?:\bkernel\b|\d\d:\d\d)).*[A-Za-z]{2}.*\Z"
 )
 # Text between a program's syslog tag and the message: a health check or a job log. A forwarder's tag is followed by
 # nothing, by the forwarded timestamp, or by ``kernel:``.

@@ -48,7 +48,7 @@ _CLOCK = (
     r"(?P<hour>\d{1,2}):(?P<minute>\d{2}):(?P<second>\d{2})(?:[.,](?P<fraction>\d{1,9}))?"
     r"(?:\s?(?P<half>[AaPp])\.?[Mm]\b\.?)?(?:\s?(?P<zone>[+-]\d{2}(?::?\d{2})?(?![\d:])|[A-Z]{1,5}(?:\d[A-Z]{3})?(?![\w.-])))?"
 )
-_TEXT_YEAR = r"(?:\s+(?P<year2>\d{4})\b)?"
+_TEXT_YEAR = r"(?:\s+(?P<year2>(?:19|20)\d{2})\b)?"
 _CLOCKS = re.compile(r"\d:\d{2}:\d{2}")
 _FORMS: Final = tuple(
     re.compile(pattern)
@@ -76,11 +76,12 @@ _RELATIVE = re.compile(
 )
 
 _NO_HOST = (
-    r"(?!(?:stdout|stderr|kernel|emerg|alert|crit|err|error|warn|warning|notice|info|debug|fatal|(?-i:[FP]))(?![\w.-]))"
+    r"(?!(?:stdout|stderr|kernel|emerg|alert|crit|err|error|warn|warning|notice|info|debug|trace|fatal|critical|severe|panic|emergency|(?-i:[A-Z]))(?![\w.-]))"
     r"(?!(?:kern|user|daemon|syslog|auth|authpriv|local\d)\.\w+\s)"
 )
 _HOST = re.compile(
-    rf"[\]>)\s\",;]*(?:<\w+\.\w+>\s*)?{_NO_HOST}(?P<host>(?=[\w.-]*[A-Za-z]|\d+\.\d+\.\d+\.\d+)[A-Za-z0-9][\w.-]*)"
+    rf"[\]>)\s\",;]*(?:<\w+\.\w+>\s*)?{_NO_HOST}"
+    r"(?P<host>(?=[\w.-]*[A-Za-z]|\d+\.\d+\.\d+\.\d+)[A-Za-z0-9][\w.-]*|(?=[\da-f]*:[\da-f:]*:)[\da-f:]+:[\da-f]+(?=\s+kernel))"
     r"(?:\s+(?:kern|user|daemon|syslog|local\d)\.\w+)?"
     r"(?:\s+[^\s:\[{]+(?:\[[^\]]*\])?(?::|(?:\s[\w-]+){2}(?:\s|\Z)|\s*\Z)|\"?[,;].*\Z|\s*\Z)",
     re.IGNORECASE,

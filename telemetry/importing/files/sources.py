@@ -14,10 +14,9 @@ from foundation.errors import InputError
 from foundation.files import check_regular
 from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.store import Dataset
-from telemetry.importing.files.log_tables import is_log_table
+from telemetry.importing.files.log_tables import is_log_document, is_log_table
 from telemetry.importing.files.printed import fixed_columns
-from telemetry.kernel_log.entries import is_log
-from telemetry.packing import UNPACKERS, open_packed, read_errors
+from telemetry.packing import UNPACKERS, read_errors
 
 _SUFFIXES: Final = {
     **dict.fromkeys([".parquet", ".pq"], "parquet"),
@@ -50,10 +49,8 @@ def is_kernel_log(path: Path) -> bool:
         return False
     if kind == "csv":
         return is_log_table(path)
-    with read_errors(path), open_packed(path) as (_, stream):
-        if kind == "other":
-            return fixed_columns(path) is None
-        return is_log(stream.read(1 << 20))
+    with read_errors(path):
+        return fixed_columns(path) is None if kind == "other" else is_log_document(path)
 
 
 def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:

@@ -215,12 +215,15 @@ def test_pcie_errors_count_for_devices_that_the_log_names_as_gpus(tmp_path: Path
     [
         "nhc[991]: Health check failed: check_dmesg: in dmesg: NVRM: Xid (PCI:0000:10:00): 79, GPU has fallen off",
         "python3[4242]: RuntimeError('NVRM: Xid (PCI:0000:11:00): 48 in training log')",
+        '{"__REALTIME_TIMESTAMP": "1772331600000000", "_HOSTNAME": "node-0", "SYSLOG_IDENTIFIER": "nhc", '
+        '"MESSAGE": "check_dmesg: in dmesg: NVRM: Xid (PCI:0000:10:00): 79, GPU has fallen off"}',
         "slurmd[77]: drained by health check, reason NVRM: Xid (PCI:0000:11:00): 94, Contained",
     ],
 )
 def test_what_another_program_quotes_is_no_event_and_counted(quotation: str) -> None:
     stamp = "2026-03-01T03:00:00.000000+00:00 node-0 "
-    log = parse_kernel_log([stamp + quotation], node=None, timezone=UTC)
+    line = quotation if quotation.startswith("{") else stamp + quotation
+    log = parse_kernel_log([line], node=None, timezone=UTC)
     assert log.events.empty
     assert dict(log.accounting.tables["kernel log lines"].left_out) == {QUOTED: 1}
 

@@ -81,6 +81,11 @@ PLAIN = {
     "RFC 5424": "<3>1 2026-03-01T02:20:00.000000+00:00 node-0 kernel - - - ",
     "RFC 5424, structured data": '<3>1 2026-03-01T02:20:00Z node-0 kernel - - [meta sequenceId="7"] ',
     "RFC 5424, process": "<3>1 2026-03-01T02:20:00Z node-0 kernel 123 ID47 - ",
+    "RFC 5424 over TCP": "118 <3>1 2026-03-01T02:20:00Z node-0 kernel - - - ",
+    "RFC 5424 with a byte order mark": "<3>1 2026-03-01T02:20:00Z node-0 kernel - - - \ufeff",
+    "a level of one letter": "2026-03-01T02:20:00.000 I ",
+    "a level": "2026-03-01 02:20:00 CRITICAL kernel: ",
+    "a number that is no year": "Mar  1 02:20:00 1234 kernel: ",
     "syslog-ng with facility": "Mar  1 02:20:00 node-0 kern.err kernel: ",
     "busybox": "Mar  1 02:20:00 kern.err kernel: ",
     "OpenWrt logread": "Sun Mar  1 02:20:00 2026 kern.err kernel: [864000.242168] ",
@@ -234,6 +239,34 @@ WHOLE = {
     "journal sequence": "\x1e" + wrapped(__REALTIME_TIMESTAMP=str(EPOCH_S * 10**6), _HOSTNAME="node-0", MESSAGE=XID),
     "journal server events": "data: "
     + wrapped(__REALTIME_TIMESTAMP=str(EPOCH_S * 10**6), _HOSTNAME="node-0", MESSAGE=XID),
+    "Google Cloud, serial console": wrapped(
+        textPayload=f"[ 12.5] {XID}",
+        timestamp="2026-03-01T02:20:00Z",
+        labels={"instance_name": "node-0"},
+        resource={"type": "gce_instance", "labels": {"instance_id": "12"}},
+    ),
+    "Oracle Cloud": wrapped(
+        datetime=EPOCH_S * 1000,
+        logContent={"data": {"message": XID}, "source": "node-0", "time": "2026-03-01T02:20:00.000Z"},
+    ),
+    "Sumo Logic": wrapped(map={"_messagetime": str(EPOCH_S * 1000), "_raw": LINE, "_sourcehost": "node-0"}),
+    "Logz.io": json.dumps({"@timestamp": "2026-03-01T02:20:00Z", "message": XID, "logsource": "node-0"}),
+    "fluentd in a file": f"2026-03-01T02:20:00+00:00\tkernel\t{wrapped(message=XID, host='node-0')}",
+    "JSON in CRI": f"2026-03-01T02:20:00.1Z stdout F {wrapped(MESSAGE=XID, _HOSTNAME='node-0')}",
+    "JSON in docker compose": f"kmsg-1  | {wrapped(log=XID, time='2026-03-01T02:20:00Z', host='node-0')}",
+    "JSON in docker's": wrapped(
+        log=wrapped(MESSAGE=XID, _HOSTNAME="node-0") + "\n", time="2026-03-01T02:20:00.5Z", stream="stdout"
+    ),
+    # https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/Container-Insights-setup-logs-FluentBit.html
+    "JSON in CloudWatch": wrapped(
+        events=[
+            {
+                "logStreamName": "ip-10-0-0-1-application.var.log.containers.kmsg",
+                "timestamp": EPOCH_S * 1000,
+                "message": wrapped(log=XID, kubernetes={"host": "node-0"}),
+            }
+        ]
+    ),
     "Windows line end": f"2026-03-01T02:20:00Z node-0 kernel: {XID}\r",
     "repeated": f"2026-03-01T02:20:00Z node-0 kernel: message repeated 12 times: [ {XID}]",
 }
@@ -300,6 +333,97 @@ def test_each_row_of_a_table_in_json_is_an_entry() -> None:
     rows = [[f"2026-03-01T02:2{number}:00Z", f"node-{number}", XID] for number in range(2)]
     log = parse_kernel_log([wrapped(tables=[{"columns": names, "rows": rows}])])
     assert log.events["node"].tolist() == ["node-0", "node-1"]
+
+
+def wide(**fields: object) -> list[dict[str, object]]:
+    """Return a log of more than a mebibyte, whose last message is an XID."""
+    return [fields, *({**fields, "message": f"usb 1-1: device {number}" + 100 * "."} for number in range(10_000))][::-1]
+
+
+DOCUMENTS = {
+    # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
+    "Google Cloud": [
+        {"jsonPayload": {"message": XID}, "timestamp": "2026-03-01T02:20:00Z", "insertId": "a", "severity": "ERROR"}
+        | {"resource": {"type": "k8s_node", "labels": {"node_name": "node-0"}}}
+    ],
+    # https://www.elastic.co/guide/en/beats/filebeat/current/filebeat-input-journald.html
+    "Elastic": {
+        "took": 1,
+        "hits": {
+            "hits": [
+                {"_index": "logs", "_source": record | {"input": {"type": "journald"}}}
+                for record in wide(message=XID, host={"name": "node-0"}, **{"@timestamp": "2026-03-01T02:20:00Z"})
+            ]
+        },
+    },
+    # https://learn.microsoft.com/azure/azure-monitor/logs/api/response-format
+    "Azure Monitor": {
+        "tables": [
+            {
+                "name": "PrimaryResult",
+                "columns": [
+                    {"name": name, "type": "string"} for name in ("TimeGenerated", "Computer", "SyslogMessage")
+                ],
+                "rows": [["2026-03-01T02:20:00Z", "node-0", XID]],
+            }
+        ]
+    },
+    # https://grafana.com/docs/loki/latest/reference/loki-http-api/#query-logs-within-a-range-of-time
+    "Loki": {
+        "status": "success",
+        "data": {
+            "resultType": "streams",
+            "result": [
+                {
+                    "stream": {"host": "node-0"},
+                    "values": [[f"{EPOCH_S}000000000", row["message"]] for row in wide(message=XID)],
+                }
+            ],
+        },
+    },
+    "CloudWatch": {"events": wide(logStreamName="node-0", timestamp=EPOCH_S * 1000, message=XID, eventId="3")},
+}
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_an_answer_of_a_log_store_is_read_whole(tmp_path: Path, name: str, indent: int | None) -> None:
+    (tmp_path / "export.json").write_text(json.dumps(DOCUMENTS[name], indent=indent))
+    result = run_import(tmp_path, events=[tmp_path / "export.json"])
+    assert result.dataset.events()[["timestamp", "node", "gpu", "code"]].to_numpy().tolist() == [
+        [WHEN, "node-0", gpu(0), "79"]
+    ]
+    account = result.accounting.tables[TABLE]
+    assert (account.read, account.used, account.unaccounted) == (json.dumps(DOCUMENTS[name]).count("usb 1") + 1, 1, 0)
+
+
+OTHER = "NVRM: Xid (PCI:0000:11:00): 48, DBE"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        wrapped(result={"_time": "2026-03-01T02:20:00Z", "host": "node-0", "_raw": f"[1.1] {XID}\n[1.2] {OTHER}"}),
+        wrapped(result={"_raw": f"{LINE}\n{LINE.replace(XID, OTHER)}", "host": "node-0"}),
+        wrapped(__REALTIME_TIMESTAMP=str(EPOCH_S * 10**6), _HOSTNAME="node-0", MESSAGE=f"{XID}\n{OTHER}"),
+        f"{LINE}#012{OTHER}",
+        "".join(f"99 <3>1 2026-03-01T02:20:00Z node-0 kernel - - - {message}" for message in (XID, OTHER)),
+    ],
+)
+def test_each_message_of_a_line_is_an_event(line: str) -> None:
+    log = parse_kernel_log([line], timezone=UTC, reference_time=datetime(2026, 3, 2, tzinfo=UTC))
+    events = log.events[["timestamp", "node", "code", "pci_bus_id"]].to_numpy().tolist()
+    assert events == [[WHEN, "node-0", "79", "00000000:10:00"], [WHEN, "node-0", "48", "00000000:11:00"]]
+    assert log.accounting.tables[TABLE].unaccounted == 0
+
+
+@pytest.mark.parametrize("suffix", ["csv", "json"])
+def test_a_table_of_events_that_quote_the_kernel_is_no_log(tmp_path: Path, suffix: str) -> None:
+    row = {"timestamp": "2026-03-01T02:20:00Z", "node": "node-0", "type": "failure", "code": "c", "message": XID}
+    path = tmp_path / f"events.{suffix}"
+    path.write_text(json.dumps([row])) if suffix == "json" else pd.DataFrame([row]).to_csv(path, index=False)
+    events = run_import(tmp_path, events=[path], mapping="events: {columns: {message: detail}}\n").dataset.events()
+    assert events[["type", "code", "detail"]].to_numpy().tolist() == [["failure", "c", XID]]
 
 
 def test_a_csv_of_tickets_that_quote_the_kernel_is_no_log(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Suggestions for misspelled names in error messages, and text that UTF-8 can encode."""
+"""Counts with their noun, suggestions for misspelled names in error messages, and text that UTF-8 can encode."""
 
 import difflib
 from collections.abc import Iterable
@@ -15,6 +15,15 @@ def nearest_hint(name: object, known: Iterable[str], otherwise: str = "") -> str
     """Return "Did you mean …?" with the closest known name, or ``otherwise`` if none is close."""
     near = closest(name, known)
     return otherwise if near is None else f"Did you mean {near!r}?"
+
+
+def quantity(number: int, noun: str) -> str:
+    """Format a count with its noun.
+
+    >>> quantity(1, "node"), quantity(12000, "GPU")
+    ('1 node', '12,000 GPUs')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def storable(text: str) -> str:

@@ -16,6 +16,7 @@ from features.matrix.matrix import FeatureMatrix
 from features.vocabulary import FeatureColumn
 from foundation.errors import InputError
 from foundation.instants import from_ms
+from foundation.text import quantity
 from foundation.times import duration_ms, instant_ms
 from models.bundle.store import load_bundle
 from models.rows.training_set import IncidentGroups, TrainingRows
@@ -76,7 +77,7 @@ class Health:
         lines = [
             f"model {self.bundle[:12]}, {self.profile}: fitted {format_instant(instant_ms(self.fitted_at))}, "
             f"{format_days(age)} before the check at {format_instant(findings.end_ms)}",
-            f"compared: {findings.rows:,} rows from {format_instant(findings.start_ms)} on",
+            f"compared: {quantity(findings.rows, 'row')} from {format_instant(findings.start_ms)} on",
         ]
         lines.append("")
         for verdict in findings.verdicts:

@@ -15,6 +15,7 @@ from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass as checked
 
 from foundation.settings import NonNegativeTime, PositiveTime, Share
+from foundation.text import quantity
 from policy.fleet import Fact, NodeView, Signals
 
 RISK = "a high risk"
@@ -344,7 +345,7 @@ def _of_signals(state: BreakerState, signals: Signals, config: BreakerConfig, no
     elif now - signals.model_fitted_at > config.max_model_age:
         days = (now - signals.model_fitted_at) / timedelta(days=1)
         most = config.max_model_age / timedelta(days=1)
-        causes["model"] = None, f"the model's data ended {days:.0f} days ago, at most {most:.0f} allowed"
+        causes["model"] = None, f"the model's data ended {quantity(round(days), 'day')} ago, at most {most:.0f} allowed"
     for channel in signals.missing_channels:
         causes[f"channel {channel}"] = None, f"channel {channel} of the model no longer arrives"
     if state.decided_at is not None and state.decided_at - now > config.clock_slack:

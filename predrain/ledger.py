@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from foundation.text import quantity
 from predrain.console import FAILED, print_json, printable
 from predrain.options import JsonOption
 
@@ -88,7 +89,7 @@ def listing(ledger: LedgerOption = Path("ledger.db"), limit: LimitOption = 20, a
         return
     for decision in decisions:
         tiers = ", ".join(f"{name} {count}" for name, count in decision["tiers"].items()) or "all clear"
-        _write(f"decision {decision['decision']}, {decision['at']}: {decision['nodes']} nodes, {tiers}")
+        _write(f"decision {decision['decision']}, {decision['at']}: {quantity(decision['nodes'], 'node')}, {tiers}")
         _calls(decision)
 
 
@@ -132,7 +133,7 @@ def export(
     reader = LedgerReader(ledger)
     events = drain_events(reader.marks()) + diagnostic_events(reader.results())
     write_events(events, out)
-    _write(f"{len(events)} events in {out}")
+    _write(f"{quantity(len(events), 'event')} in {out}")
 
 
 def _calls(decision: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from evaluation.metrics.lead_time import incident_table
 from evaluation.metrics.metrics import CONFIDENCE_LEVEL, Floats, interval, ratio, resample
 from evaluation.metrics.scored import Scored
 from foundation.instants import from_ms
+from foundation.text import quantity
 from models.config import PromotionSection
 
 Outcome = Literal["passed", "failed", "undecided"]
@@ -131,11 +132,11 @@ def _precision(
     spread = f"{_points(difference[0])} [{_points(bounds.low)}, {_points(bounds.high)}] at 95 %"
     outcome: Outcome
     if incidents < section.min_incidents:
-        outcome, why = "undecided", f"{incidents} incidents, at least {section.min_incidents} are needed"
+        outcome, why = "undecided", f"{quantity(incidents, 'incident')}, at least {section.min_incidents} are needed"
     elif not np.isfinite(bounds.low):
         outcome, why = "undecided", "too few labelled alerts for an interval"
     elif hits == 0:
-        outcome, why = "failed", f"no alert of the challenger preceded any of {incidents} incidents"
+        outcome, why = "failed", f"no alert of the challenger preceded any of {quantity(incidents, 'incident')}"
     elif bounds.high < 0:
         outcome, why = "failed", f"worse: {spread}"
     elif bounds.low >= -margin:

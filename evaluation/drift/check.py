@@ -22,6 +22,7 @@ from evaluation.drift.outcomes import ALPHA, AlertCounts, RateChange, RiskCounts
 from evaluation.drift.verdict import CheckFindings, DriftVerdict
 from features.vocabulary import FeatureColumn
 from features.wording import channel_words, percent
+from foundation.text import quantity
 from models.rows.ranking import Ints
 from models.rows.row_reader import RowReader
 from models.training.reference import (
@@ -212,7 +213,8 @@ def risk_verdicts(risks: RiskCounts | None) -> list[DriftVerdict]:
         return []
     text = f"Risks are too {'low' if too_low else 'high'}: {'more' if too_low else 'fewer'} failures than predicted."
     fact = (
-        f"{risks.positives} positive decision rows ({risks.incidents} incidents), {risks.expected:.1f} predicted: "
+        f"{quantity(risks.positives, 'positive decision row')} ({quantity(risks.incidents, 'incident')}), "
+        f"{risks.expected:.1f} predicted: "
         f"ratio {risks.ratio:.2f} [{low:.2f}, {high:.2f}] "
         f"({100 * (1 - ALPHA):g} %, exact for independent incidents)"
     )
@@ -294,7 +296,7 @@ def _some(channels: Sequence[str]) -> str:
 def _rate_fact(change: RateChange) -> str:
     what = f"class {change.failure_class}" if change.failure_class else "all classes"
     return (
-        f"{what}: {change.before} incidents before, {change.now} now; rate ratio {change.ratio:.2f} "
+        f"{what}: {quantity(change.before, 'incident')} before, {change.now} now; rate ratio {change.ratio:.2f} "
         f"[{change.low:.2f}, {change.high:.2f}], p = {change.p:.2g} (exact test)"
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from foundation.text import quantity
 from models.config import PRIOR
 
 _SHOWN = (
@@ -88,8 +89,10 @@ def promotion_section(decision: Mapping[str, Any]) -> str:
         return "\n".join([*lines, "No comparison was made."]) + "\n"
     lines += [
         "",
-        f"{verdict['rows']} decisions on {verdict['nodes']} nodes at {verdict['times']} times from "
-        f"{verdict['first_time']} to {verdict['last_time']}, {verdict['incidents']} incidents, {verdict['k']} alerts "
+        f"{quantity(verdict['rows'], 'decision')} on {quantity(verdict['nodes'], 'node')} "
+        f"at {quantity(verdict['times'], 'time')} from "
+        f"{verdict['first_time']} to {verdict['last_time']}, {quantity(verdict['incidents'], 'incident')}, "
+        f"{quantity(verdict['k'], 'alert')} "
         "per decision time for each side. Neither side was trained on these decisions.",
         "",
         "| criterion | against | other | this version | limit | outcome | finding |",
@@ -110,8 +113,8 @@ def _trained(manifest: Mapping[str, Any]) -> list[str]:
         f"- Decision times from {fitted['train_start']} to {fitted['train_end']} "
         f"({fitted['span_seconds'] / 86_400:g} days), fitted at {fitted['refit_at']}.",
         f"- {fitted['n_positive']} positive rows (of which {fitted['n_augmented']} augmented) of "
-        f"{fitted['n_incidents']} incidents, {fitted['n_negative']} negative rows. Negatives are sampled, and scores "
-        "are corrected for the sampling.",
+        f"{quantity(fitted['n_incidents'], 'incident')}, {fitted['n_negative']} negative rows. Negatives are "
+        "sampled, and scores are corrected for the sampling.",
     ]
     if fitted.get("thinned_to"):
         lines.append(
@@ -121,8 +124,8 @@ def _trained(manifest: Mapping[str, Any]) -> list[str]:
     data = manifest.get("data")
     if data:
         lines.append(
-            f"- The dataset: {data['units']} units ({data['unit']}), {data['incidents']} incidents known by the refit, "
-            f"from {data['first']} to {data['last']}."
+            f"- The dataset: {data['units']} units ({data['unit']}), {quantity(data['incidents'], 'incident')} known "
+            f"by the refit, from {data['first']} to {data['last']}."
         )
     lines.append(
         f"- Dataset `{manifest.get('dataset_digest', 'unknown')}`, code `{manifest.get('code_revision', 'unknown')}`."

@@ -10,6 +10,7 @@ from typing import Any, Final
 from markupsafe import Markup, escape
 
 from foundation.files import disk_errors, write_bytes
+from foundation.text import quantity
 from pipeline.report.plots import net_by_job_size
 from pipeline.report.report import render
 from pipeline.report.tables import Cell, Table
@@ -109,8 +110,8 @@ def data(data: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Describe the data, and what is missing from it."""
     failures = ", ".join(f"{size} {name}" for name, size in data["failures"].items()) or "none"
     lines = [
-        f"{count(data['units'])} {_unit(data)}s on {count(data['nodes'])} nodes, {data['days']:g} days, "
-        f"{count(data['samples'])} samples, {count(data['jobs'])} jobs",
+        f"{quantity(data['units'], _unit(data))} on {quantity(data['nodes'], 'node')}, {data['days']:g} days, "
+        f"{quantity(data['samples'], 'sample')}, {quantity(data['jobs'], 'job')}",
         f"node failures: {data['node_failures']} ({failures})"
         + f"; {_unit(data)} failures: {data['unit_failures']}" * (data["unit_failures"] > data["node_failures"]),
     ]
@@ -229,7 +230,7 @@ def policy_notes(content: dict[str, Any]) -> list[str]:
     ]
     if replayed["held_back"]:
         lines.append(
-            f"Disruption budgets prevented {count(replayed['held_back'])} drains: at most a tenth of the "
+            f"Disruption budgets prevented {quantity(replayed['held_back'], 'drain')}: at most a tenth of the "
             f"{count(replayed['nodes'])} nodes can be out of service, including those in repair."
         )
     return lines
@@ -278,8 +279,8 @@ def recommendation(content: dict[str, Any]) -> list[str]:
         unguided = next(row for row in content["probing"] if not row["guided"] and row["share_found"] is None)
         lines.append(
             "Without predictions, only round-robin probes of idle nodes could pay: "
-            f"{unguided['probes']:,} probes find {unguided['found']} failures, net {unguided['net']:,.0f} GPU-hours "
-            f"({_interval(unguided)})."
+            f"{quantity(unguided['probes'], 'probe')} found {quantity(unguided['found'], 'failure')}, "
+            f"net {unguided['net']:,.0f} GPU-hours ({_interval(unguided)})."
         )
     return lines
 

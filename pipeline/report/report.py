@@ -13,6 +13,7 @@ from evaluation.metrics.evaluation import Evaluation
 from evaluation.metrics.lead_time import TOP_SHARE
 from evaluation.metrics.oracle import ORACLE
 from features.wording import duration
+from foundation.text import quantity
 from pipeline.report import plots, tables, wording
 from pipeline.report.context import ReportContext
 from pipeline.report.sections import decisions, what_changed
@@ -114,18 +115,18 @@ def _replayed(evaluation: Evaluation, context: ReportContext) -> str:
 
 
 def _size(evaluation: Evaluation, context: ReportContext) -> str:
-    nodes = f"{count(evaluation.nodes)} nodes"
-    return nodes if context.unit == "node" else f"{count(evaluation.units)} GPUs on {nodes}"
+    nodes = quantity(evaluation.nodes, "node")
+    return nodes if context.unit == "node" else f"{quantity(evaluation.units, 'GPU')} on {nodes}"
 
 
 def _alerts(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> str:
-    text = f"{context.profile} raised {count(row['alerts'])} node alerts, at most {evaluation.k} per "
+    text = f"{context.profile} raised {quantity(int(row['alerts']), 'node alert')}, at most {evaluation.k} per "
     text += f"{context.budget_period}. "
     if row["alerts"]:
         horizon = duration(evaluation.drain_horizon(context.gap))
         text += (
-            f"They form {count(row['episodes'])} drain episodes, {number(row['episodes_per_day'], 1)} a day. An "
-            f"episode lasts {horizon} and includes later alerts of its node. The node with the most alerts has "
+            f"They form {quantity(int(row['episodes']), 'drain episode')}, {number(row['episodes_per_day'], 1)} a day. "
+            f"An episode lasts {horizon} and includes later alerts of its node. The node with the most alerts has "
             f"{percent(row['alerts_of_one_node'] / row['alerts'])} of them. "
         )
     if not row["episodes_known"]:

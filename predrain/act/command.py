@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foundation.text import quantity
 from foundation.version import VERSION
 from predrain.act.assembly import SchedulerKind
 from predrain.console import FAILED, print_json, printable, until_stopped
@@ -163,7 +164,7 @@ def _until_released(controller: "Controller", chosen: "ChosenScheduler", wait: t
             return controller.round()
         if time.monotonic() > until:
             names = ", ".join(marked_nodes[:_MOST_LISTED])
-            problem = read_error or f"{len(marked_nodes)} nodes still have markers ({names})"
+            problem = read_error or f"markers are left on {quantity(len(marked_nodes), 'node')} ({names})"
             raise InputError(problem, chosen.where, "Check the log of the active replica, and retry.")
         time.sleep(min(2.0, wait.total_seconds() / 4))
         controller.round()

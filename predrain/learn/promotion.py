@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foundation.text import quantity
 from predrain.console import FAILED, progress, until_stopped
 from predrain.options import (
     JsonOption,
@@ -107,9 +108,10 @@ def summary_text(decision: "PromotionResult") -> str:
     verdict = decision.verdict
     if verdict is not None:
         lines.append(
-            f"{verdict.challenger} against {verdict.champion}: {verdict.rows:,} decisions on {verdict.nodes:,} nodes, "
-            f"{verdict.first_time:%Y-%m-%d %H:%M} to {verdict.last_time:%Y-%m-%d %H:%M} UTC, {verdict.incidents} "
-            f"incidents, {verdict.k} alerts per decision time"
+            f"{verdict.challenger} against {verdict.champion}: {quantity(verdict.rows, 'decision')} "
+            f"on {quantity(verdict.nodes, 'node')}, "
+            f"{verdict.first_time:%Y-%m-%d %H:%M} to {verdict.last_time:%Y-%m-%d %H:%M} UTC, "
+            f"{quantity(verdict.incidents, 'incident')}, {quantity(verdict.k, 'alert')} per decision time"
         )
         rows = (
             (c.name, c.against, _number(c.champion), _number(c.challenger), c.limit, c.outcome, c.why)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foundation.text import quantity
 from predrain.console import Stages, print_json, show
 from predrain.options import JsonOption, ParamsOption, read_params, read_place
 
@@ -90,7 +91,8 @@ def _table(result: dict[str, Any], one: Path, two: Path) -> "Table":
         texts = (name.replace("_", " "), f"{row['one']:.4f}", f"{row['two']:.4f}", f"{row['difference']:+.4f}")
         rows.append((*map(Cell, texts), Cell(f"[{low:+.4f}, {high:+.4f}]" if known else "")))
     caption = (
-        f"{result['decisions']} decisions, {result['incidents']} incidents, {result['k']} alerts per decision "
+        f"{quantity(result['decisions'], 'decision')}, {quantity(result['incidents'], 'incident')}, "
+        f"{quantity(result['k'], 'alert')} per decision "
         "(95 % intervals of the difference, by node; * excludes zero)"
     )
     return Table(caption, ("", str(one), str(two), "difference", ""), tuple(rows), frozenset(clear))

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from foundation.errors import InputError
 from foundation.files import check_regular, disk_errors
+from foundation.text import quantity
 from telemetry.accounting import Accounting
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.series.batch import SeriesBook, read_batch
@@ -219,7 +220,7 @@ def _nothing(path: Path, reader: _DumpReader) -> InputError:
     what = "the file has no samples of a known channel"
     if fault := reader.examples.get(BAD_LINE):
         return InputError(f"{what}, and a line cannot be read: {fault}", str(path), _DO)
-    reasons = ", ".join(f"{reason} ({count} lines)" for reason, count in reader.left_out.most_common(3))
+    reasons = ", ".join(f"{reason} ({quantity(count, 'line')})" for reason, count in reader.left_out.most_common(3))
     do = f"Map its metrics and labels with --mapping. {f'It has {reasons}.' if reasons else 'It is empty.'}"
     return InputError(what, str(path), do)
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from foundation.durations import format_duration
 from foundation.place import Place
+from foundation.text import quantity
 from telemetry.accounting import Accounting
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.layout import dictionary_codes, instants_ms
@@ -160,7 +161,7 @@ def silent_sources(events: pd.DataFrame, until: datetime) -> list[TelemetryFindi
     for source, times in events.groupby("source")["timestamp"]:
         longest, silence = times.sort_values().diff().max(), until - times.max()
         if len(times) >= _MIN_EVENTS and silence > max(_SILENCE_FACTOR * longest, RECENT):
-            what = f"no events from the source {source} for {silence.days} days, longer than ever before"
+            what = f"no events from the source {source} for {quantity(silence.days, 'day')}, longer than ever before"
             do = "Check that it still runs: without its events the next fit learns from missing failures."
             findings.append(TelemetryFinding(what, do, problem=False))
     return findings
@@ -179,8 +180,8 @@ def _findings(dataset: Dataset, events: pd.DataFrame, silent: pd.DataFrame, now:
     return findings + findings_of(
         (
             example and meta.channels,
-            f"in the newest {format_duration(RECENT)}, no samples from {len(silent):,} {unit_name}s of the inventory, "
-            f"such as {example}",
+            f"in the newest {format_duration(RECENT)}, no samples from {quantity(len(silent), unit_name)} of the "
+            f"inventory, such as {example}",
             "Check whether they failed or were removed. Record removals: `removed_at` in an --inventory, or a ticket.",
         ),
         (
@@ -202,7 +203,7 @@ def _findings(dataset: Dataset, events: pd.DataFrame, silent: pd.DataFrame, now:
         ),
         (
             age > _OLD,
-            f"the newest row is {age.days:,} days old",
+            f"the newest row is {quantity(age.days, 'day')} old",
             "Start a live collector to score the fleet.",
             False,
         ),

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from itertools import groupby
 from typing import Any, Final, Literal
 
+from foundation.text import quantity
 from telemetry.accounting import Accounting
 from telemetry.accounting import as_text as account_text
 from telemetry.dataset.channels import Channel
@@ -297,7 +298,7 @@ def as_text(diagnosis: Diagnosis) -> str:
     boards = ", ".join(f"{count:,} {model}" for model, count in source.models.items())
     lines = [
         f"{source.kind} {source.where}",
-        f"  found: {_count(source.units, 'GPU')} on {_count(source.nodes, 'node')}{f' ({boards})' if boards else ''}",
+        f"  found: {quantity(source.units, 'GPU')} on {quantity(source.nodes, 'node')}" + f" ({boards})" * bool(boards),
     ]
     lines += [f"  {name}: {value}" for name, value in source.facts.items()]
     lines += _channels(diagnosis)
@@ -311,10 +312,6 @@ def as_text(diagnosis: Diagnosis) -> str:
     lines += ["", diagnosis.importance_source, *_to_do(diagnosis), "", _verdict(diagnosis)]
     account = account_text(source.accounting)
     return "\n".join(lines) + "\n" + (f"\n{account}" if account else "")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _channels(diagnosis: Diagnosis) -> list[str]:
@@ -365,7 +362,7 @@ def _verdict(diagnosis: Diagnosis) -> str:
         parts.append(f"missing channels {by}: {', '.join(diagnosis.lacking)}")
     problems = sum(finding.problem for finding in diagnosis.observation.findings)
     if problems:
-        parts.append(f"{_count(problems, 'other problem')} found")
+        parts.append(f"{quantity(problems, 'other problem')} found")
     return f"Not OK: {'; '.join(parts)}."
 
 

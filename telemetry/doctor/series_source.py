@@ -12,6 +12,7 @@ import pandas as pd
 
 from foundation.errors import InputError
 from foundation.http import BodyTooLarge, Connection, HttpError, HttpResponse, ask, check_status, shown_url
+from foundation.text import quantity
 from telemetry.accounting import Accounting
 from telemetry.collect.exporters import clock_skew_s
 from telemetry.collect.prometheus.backfill import BackfillPlan
@@ -93,7 +94,8 @@ def observe_body(
     accounting.take("sample values", problems.total(), problems, examples)
     if not newest:
         nameless = _nameless(catalogue, left_out)
-        hint = f"{nameless} lines have a channel's name but no label that names GPU and node. " if nameless else ""
+        unnamed = f"{quantity(nameless, 'line')} of known channels without labels that name GPU and node. "
+        hint = unnamed if nameless else ""
         raise InputError(
             "the page has no series of a GPU",
             where,
@@ -111,7 +113,7 @@ def observe_body(
     findings = findings_of(
         (
             problems,
-            f"{problems.total()} lines are malformed: {next(iter(examples.values()), '')}",
+            f"{quantity(problems.total(), 'malformed line')}: {next(iter(examples.values()), '')}",
             "Update the exporter, or report it.",
         ),
         (
@@ -242,7 +244,7 @@ def _observation(
     more = findings_of(
         (
             nameless,
-            f"{nameless} lines of known channels do not name a GPU and a node",
+            f"{quantity(nameless, 'line')} of known channels without labels that name a GPU and a node",
             "Name the labels that do in a mapping file (--mapping, `labels:`).",
         ),
         (

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from foundation.errors import InputError
 from foundation.files import recover_folder, take_lock
 from foundation.instants import to_ms
+from foundation.text import quantity
 from telemetry.accounting import Accounting
 from telemetry.config import TelemetrySection
 from telemetry.dataset.channels import Channel
@@ -271,7 +272,7 @@ class _Compaction:
         reasons = [waits_for] if waits_for and not waiting.held_back else []
         if waiting.held_back:
             until = instant_text(waiting.settled_until)
-            reasons.append(f"their steps to be over: {waiting.held_back:,} rows later than {until}")
+            reasons.append(f"their steps to be over: {quantity(waiting.held_back, 'row')} later than {until}")
         if waiting.undeclared:
             names = ", ".join(sorted(waiting.undeclared))
             reasons.append(f"a declaration of {names} under `channels:` in the parameters")

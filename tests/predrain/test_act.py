@@ -104,7 +104,7 @@ def test_to_wait_for_the_release_fails_while_another_replica_leaves_marks(place)
     assert other.hold_lease("another", timedelta(seconds=30)) is not None
     left = invoke(*ACT, "--release-all", "--wait", "1s", code=1)
     assert "standby" in left.stdout
-    assert "1 nodes still have markers (n3)" in left.stderr
+    assert "markers are left on 1 node (n3)" in left.stderr
     other.drop_lease("another")
     invoke(*ACT, "--release-all", "--wait", "1m")
     assert len(node(place)["taints"]) == 1

@@ -74,7 +74,7 @@ def test_a_source_of_events_that_fell_silent_is_named(days: list[int], said: boo
 def test_a_silent_gpu_is_reported_and_is_no_missing_channel(tmp_path: Path) -> None:
     seen = observe_dataset(fleet(tmp_path, silent=gpu(3)), channels=CATALOGUE, now=NOW)
     assert (seen.units, seen.models) == (3, {"H100": 3})
-    first = f"in the newest 7d, no samples from 1 GPUs of the inventory, such as {gpu(3)} on node-1"
+    first = f"in the newest 7d, no samples from 1 GPU of the inventory, such as {gpu(3)} on node-1"
     assert seen.findings[0].what == first
 
 

@@ -54,12 +54,12 @@ def test_nan_and_unknown_metrics() -> None:
 @pytest.mark.parametrize(
     ("text", "answer", "finding", "problem"),
     [
-        (page(ONE, more='DCGM_FI_DEV_POWER_USAGE{gpu="0 12\n'), {}, "1 lines are malformed: ", True),
+        (page(ONE, more='DCGM_FI_DEV_POWER_USAGE{gpu="0 12\n'), {}, "1 malformed line: ", True),
         (page(ONE)[:-3], {}, "the page is truncated", True),
         (
             page(ONE, more='DCGM_FI_DEV_POWER_USAGE{card="0"} 12\n'),
             {},
-            "1 lines of known channels do not name a GPU and a node",
+            "1 line of known channels without labels that name a GPU and a node",
             True,
         ),
         (page(), {"date": NOW - timedelta(seconds=90)}, "the exporter's clock differs from this host's by -90 s", True),
@@ -77,7 +77,7 @@ def test_what_is_amiss_is_found(text: str, answer: dict[str, Any], finding: str,
 
 
 def test_a_page_whose_labels_name_no_gpu_points_at_the_mapping() -> None:
-    with pytest.raises(InputError, match="1 lines have a channel's name but no label that names GPU and node"):
+    with pytest.raises(InputError, match="1 line of known channels without labels"):
         look('DCGM_FI_DEV_POWER_USAGE{card="0"} 12\n')
 
 

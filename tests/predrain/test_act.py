@@ -82,7 +82,7 @@ def test_act_then_ask_then_replay_then_undo(place):
     number = json.loads(invoke("ledger", "list", "--json").stdout)["decisions"][0]["decision"]
     assert "identical" in invoke("ledger", "replay", str(number)).stdout
     assert json.loads(invoke("ledger", "replay", str(number), "--json").stdout)["equal"] is True
-    assert "1 events in drains.parquet" in invoke("ledger", "export", "--out", "drains.parquet").stdout
+    assert "1 event in drains.parquet" in invoke("ledger", "export", "--out", "drains.parquet").stdout
     refused = invoke("ledger", "export", "--out", "scores", code=1).stderr
     assert "Is a directory (scores). Give a file, not a folder." in refused
 

@@ -183,16 +183,13 @@ class Grant:
 
 
 def known_starts(nodes: Iterable[NodeView], starts: Sequence[Start], now: datetime) -> list[Start]:
-    """Return recorded starts, plus those reconstructed from the taints on nodes, in case the state was lost."""
+    """Return recorded starts, plus those reconstructed from the taints on nodes, in case the state was lost.
+
+    A taint dated in the future, by a clock that was ahead, counts from now.
+    """
     known = {start.node for start in starts}
-    return [
-        *starts,
-        *(
-            Start(node.name, since, since, node.scopes)
-            for node in nodes
-            if (since := node.marks.hard_since) is not None and since <= now and node.name not in known
-        ),
-    ]
+    tainted = [(node, min(node.marks.hard_since, now)) for node in nodes if node.marks.hard_since is not None]
+    return [*starts, *(Start(node.name, at, at, node.scopes) for node, at in tainted if node.name not in known)]
 
 
 def grant(

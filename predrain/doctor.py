@@ -81,7 +81,7 @@ def doctor(
 
     With --model and --matrix, check a trained model for drift of fleet, telemetry, workload or failures.
 
-    Exit code 0: every channel of the model is available, and no drift; 1: a channel is missing or a check failed; 2:
+    Exit code 0: every channel of the model is available and there is no drift; 1: a channel is missing or a check failed; 2:
     wrong usage.
 
     Example: predrain doctor http://node07:9400/metrics

@@ -28,7 +28,7 @@ def why(
     limit: LimitOption = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Show decisions about a node with reasons, calls and responses of the scheduler.
+    """Show the decisions about a node, with their reasons and the scheduler's responses.
 
     Example: predrain ledger why gpu-node-17
     """

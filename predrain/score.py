@@ -53,7 +53,7 @@ def score(
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Score each GPU at the newest due decision time, once, with risk, tier and reasons.
+    """Score each GPU at the newest due decision time, with risk, tier and reasons.
 
     GPUs without enough fresh telemetry are `unknown`. Exits with 1 if the (last) round failed; OUT/status.json and
     OUT/predrain_score.prom report it too.

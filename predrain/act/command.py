@@ -68,7 +68,7 @@ def act(
     ] = False,
     wait: Annotated[
         str | None,
-        typer.Option(help="With --release-all: wait until all markers are removed; timeout, such as 10m."),
+        typer.Option(help="With --release-all: time to wait until all markers are removed, such as 10m."),
     ] = None,
     reset_breaker: Annotated[bool, typer.Option("--reset-breaker", help="Close the circuit breaker.")] = False,
     listen: Annotated[

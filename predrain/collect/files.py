@@ -29,7 +29,7 @@ def openmetrics(
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read dumps of a Prometheus database and exports of series. Files are read once.
+    """Read dumps of a Prometheus database and exports of series. Each file is read only once.
 
     Repeat the command after an interruption. Sorting needs about 20 bytes per sample on the disk of the dataset.
 

@@ -173,7 +173,7 @@ def receive(
     Both paths require a token, even on loopback.
 
     A request is acknowledged after an fsync, which takes up to a second. Configure Prometheus to send large
-    requests (`queue_config: {max_samples_per_send: 10000}`) of these series only (`write_relabel_configs`).
+    requests (`queue_config: {max_samples_per_send: 10000}`) of GPU series only (`write_relabel_configs`).
 
     Example: predrain collect receive --listen 0.0.0.0:9201 --tokens tokens.txt --dataset fleet
     """
@@ -229,7 +229,7 @@ def collect_prometheus(
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch raw samples with their timestamps and merge them into the dataset. Resumes after an interruption.
+    """Fetch raw samples from Prometheus and merge them into the dataset. Resumes after an interruption.
 
     Example: predrain collect prometheus --prometheus http://prom:9090 --since 2026-01-01 --until 2026-03-01
     --dataset fleet

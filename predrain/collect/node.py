@@ -43,7 +43,7 @@ class SendingOptions:
     ] = None
     ca_file: Annotated[Path | None, typer.Option(help="CA certificates (PEM), instead of those of the system.")] = None
     spool_limit: Annotated[
-        str, typer.Option(help="Maximum size of unpushed rows; then the oldest samples are dropped.")
+        str, typer.Option(help="Maximum size of unpushed rows; above it, the oldest samples are dropped.")
     ] = "1GiB"
 
 

@@ -28,7 +28,7 @@ def demo(
     """Run a simulated cluster with scores, taints, checkpoints, drains, diagnostics and failures.
 
     Scoring, controller, service and pages are those of production. The cluster is in memory, and its clock is
-    accelerated. It leaves no files behind.
+    accelerated. The demo leaves no files behind.
 
     Example: predrain demo --speed 30m
     """

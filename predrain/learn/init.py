@@ -24,7 +24,7 @@ def init(
 ) -> None:
     """Create a project for `dvc repro` and `dvc exp` on your dataset.
 
-    The parameters use the step of an existing dataset.
+    If the dataset exists, the parameters use its step.
 
     Example: predrain init fleet-model --dataset /srv/predrain/fleet
     """

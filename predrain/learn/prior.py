@@ -52,7 +52,7 @@ def build(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit one model on simulated fleets with random parameters.
+    """Fit a prior: one model of many simulated fleets with random parameters.
 
     With --matrix, the fleets are your other clusters. Columns are matched by name. Static columns are omitted, because
     they identify the cluster. With the folder in `training.prior`, `predrain backtest` and

@@ -36,7 +36,7 @@ def promote(
     to: Annotated[int | None, typer.Option(help="Version to promote. Default: the challenger.", min=1)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Evaluate only; change and record nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Promote regardless of the gate; requires --reason.")] = False,
-    reason: Annotated[str, typer.Option(help="Reason of --force or --rollback, recorded in the registry.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason for --force or --rollback, recorded in the registry.")] = "",
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Restore the previous champion. Repeat to go further back.")
     ] = False,

@@ -19,7 +19,7 @@ def report(
     backtest: Annotated[Path | None, typer.Option(help="Output directory of `predrain backtest`.")] = None,
     out: Annotated[Path | None, typer.Option(help="Directory for report/index.html. Default: the backtest.")] = None,
     summary: Annotated[
-        Path | None, typer.Option("--show", help="Print the summary table of this backtest only.")
+        Path | None, typer.Option("--show", help="Only print the summary table of this backtest.")
     ] = None,
     dataset: Annotated[
         str | None,

@@ -151,7 +151,7 @@ class SequenceSection(Section):
     def _whole_steps(self) -> Self:
         if self.window % self.step:
             window, step = format_duration(self.window), format_duration(self.step)
-            raise ValueError(f"the window ({window}) is not a multiple of the step ({step}): use such as 24h and 30m")
+            raise ValueError(f"the window ({window}) is not a multiple of the step ({step}), as in 24h and 30m")
         return self
 
 

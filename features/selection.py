@@ -114,9 +114,7 @@ def _by_coverage(near: Bools, service: Bools, failures: pd.DataFrame) -> list[st
     hits = int(near[node, day].sum())
     if hits < _MIN_FAILURES or hits < 2 * chance.sum() or _tail(chance, hits) >= LEVEL:
         return []
-    return [
-        f"of {len(beyond)} failures that are known without telemetry too, {hits} have it ({chance.sum():.1f} by chance)"
-    ]
+    return [f"of {len(beyond)} failures known without telemetry, {hits} have telemetry ({chance.sum():.1f} by chance)"]
 
 
 def _by_windows(present: Bools, service: Bools, failures: pd.DataFrame) -> list[str]:
@@ -138,7 +136,7 @@ def _by_windows(present: Bools, service: Bools, failures: pd.DataFrame) -> list[
     if _tail(1 - np.exp(-length / MTBF_DAYS), hits) >= LEVEL:
         return []
     return [
-        f"{hits} of {len(of)} windows of telemetry hold a failure of their node; they last {np.median(length):.0f} "
+        f"{hits} of {len(of)} windows of telemetry contain a failure of their node; they last {np.median(length):.0f} "
         "days (median), with a month or more between them"
     ]
 

@@ -127,7 +127,7 @@ class DaskEngine:
             by_worker = self.client.run(running_versions)
         except Exception as error:
             raise InputError(
-                f"a worker cannot run predrain: {error or 'it does not answer'}",
+                f"a worker cannot run predrain: {error or 'it does not respond'}",
                 self.place,
                 "Install predrain and its libraries there, in the same versions as here.",
             ) from error
@@ -197,13 +197,13 @@ def _connected(target: Any) -> Any:
         return distributed.Client(target, timeout=CONNECT_S, set_as_default=False)
     except TypeError as error:  # tls:// without certificates
         raise InputError(
-            f"the scheduler cannot be reached by TLS: {error}",
+            f"the scheduler cannot be reached over TLS: {error}",
             where,
-            "Name the certificates in DASK_DISTRIBUTED__COMM__TLS__CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY.",
+            "Give certificates by DASK_DISTRIBUTED__COMM__TLS__CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY.",
         ) from error
     except (OSError, ValueError, TimeoutError) as error:
         raise InputError(
-            f"no Dask scheduler answers: {error}",
+            f"no Dask scheduler responds: {error}",
             where,
             "Check the address (tcp://HOST:PORT or tls://HOST:PORT) and that the scheduler is running.",
         ) from error

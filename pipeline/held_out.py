@@ -192,7 +192,7 @@ def _same_question(matrix: FeatureMatrix, name: str, bundle: Bundle) -> None:
     for key in ("gap", "horizon"):
         if key in trained and trained[key] != mine[key]:
             raise InputError(
-                f"{name} was trained for labels.{key} {trained[key]}, the matrix has {mine[key]}",
+                f"{name} was trained for labels.{key} {trained[key]}, but the matrix has {mine[key]}",
                 f"bundle {bundle.digest[:12]}",
                 "Compare bundles with the same labels; train the other one again.",
             )
@@ -207,9 +207,9 @@ def _too_early(matrix: FeatureMatrix, name: str, refit: datetime) -> TooEarlyErr
     leave = end - reach - SUGGESTED
     until = instants(np.array([instant_ms(max(leave, matrix.span[0]))]))[0].floor("h").isoformat()
     return TooEarlyError(
-        f"no decision to compare on: {name} knows labels up to {refit.isoformat()}, the data end {end.isoformat()}",
+        f"no decisions to compare on: {name} knows labels up to {refit.isoformat()}, and the data end at "
+        f"{end.isoformat()}",
         f"matrix {matrix.path}",
-        f"Wait for data after {(first + reach).isoformat()} (the first decision after it, gap and horizon included; "
-        f"better some weeks), or train a challenger that does not use the newest decisions: "
-        f"`predrain train --until {until}`.",
+        f"Wait for data after {(first + reach).isoformat()}, better for some weeks, or train a challenger that does "
+        f"not use the newest decisions: `predrain train --until {until}`.",
     )

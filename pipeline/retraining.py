@@ -158,7 +158,7 @@ def page_of(begun: datetime, decision: PromotionResult | None) -> str:
         "# HELP predrain_retrain_last_attempt_timestamp_seconds Start of the last round.",
         "# TYPE predrain_retrain_last_attempt_timestamp_seconds gauge",
         f"predrain_retrain_last_attempt_timestamp_seconds {begun.timestamp():.10g}",
-        "# HELP predrain_retrain_success 1 if the champion was the newest fit after it.",
+        "# HELP predrain_retrain_success 1 if the champion was the newest fit after the last round.",
         "# TYPE predrain_retrain_success gauge",
         f"predrain_retrain_success {int(done)}",
     ]
@@ -167,7 +167,7 @@ def page_of(begun: datetime, decision: PromotionResult | None) -> str:
         if not missed and decision.verdict is not None:
             missed = [criterion.name for criterion in decision.verdict.criteria if criterion.outcome != "passed"]
         lines += [
-            "# HELP predrain_retrain_refused 1 if the gate refused the newest fit; the criteria that it did not pass.",
+            "# HELP predrain_retrain_refused 1 if the gate refused the newest fit; reason: the unmet criteria.",
             "# TYPE predrain_retrain_refused gauge",
             f'predrain_retrain_refused{{reason="{", ".join(dict.fromkeys(missed))}"}} 1',
         ]

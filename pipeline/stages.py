@@ -98,7 +98,12 @@ def train_bundle(
         progress=_counted(progress),
     )
     if fitted.stand_in is not None:
-        decisions = {"thresholds": None, "until": None, "why": f"{fitted.stand_in} only: no own failure", "differs": []}
+        decisions = {
+            "thresholds": None,
+            "until": None,
+            "why": f"{fitted.stand_in} only: no failure of this fleet",
+            "differs": [],
+        }
     bundle = save_bundle(
         out,
         fitted,
@@ -124,7 +129,9 @@ def train_bundle(
         "incidents": fitted.n_incidents,
     }
     if fitted.stand_in is not None:
-        summary["marked"] = f"{fitted.stand_in} only: no failure of this fleet was learned from, nothing is promised"
+        summary["marked"] = (
+            f"{fitted.stand_in} only: the model learned from no failure of this fleet, and promises nothing"
+        )
     if fitted.thinned_to is not None:
         summary["negatives_a_positive_in_memory"] = fitted.thinned_to
     if registry is not None:
@@ -266,7 +273,7 @@ def _drift(result: BacktestResult, params: Params) -> dict[str, pd.DataFrame]:
 def _unavailable(matrix: FeatureMatrix) -> list[str]:
     """List the baselines for which this matrix has no data."""
     made = {name: make_baseline(name, columns=matrix.columns, seed=0).unavailable() for name in BASELINES}
-    return [f"{name} ranks units in the order of ties: {why}" for name, why in made.items() if why]
+    return [f"{name} ranks units arbitrarily: {why}" for name, why in made.items() if why]
 
 
 def profile_predictions(predictions: pd.DataFrame, profile: str) -> pd.DataFrame:

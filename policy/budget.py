@@ -255,7 +255,7 @@ def grant(
             for scope in scopes[node] if counts_in else ():
                 if scope[0] == rate.scope and counter[scope] >= (allowed := rate.allowed(total[scope])):
                     hours = rate.window / timedelta(hours=1)
-                    return f"{_name(scope)}: {counter[scope]} nodes taken out in {hours:g} h, at most {allowed}"
+                    return f"{_name(scope)}: {counter[scope]} nodes taken out in {hours:g} h, at most {allowed} allowed"
         return None
 
     def order(ask: Ask) -> tuple[bool, float, str]:

@@ -167,7 +167,7 @@ class RiskRecord:
         """
         if not isinstance(content, Mapping) or content.get("format") != FORMAT:
             version = content.get("format") if isinstance(content, Mapping) else content
-            raise ValueError(f"a risk record of format {version!r}, this code reads {FORMAT}")
+            raise ValueError(f"a risk record of format {version!r}, but this code reads {FORMAT}")
         try:
             return _codec().validate_python(content)
         except ValidationError as error:

@@ -191,4 +191,4 @@ def _derive(name: str, decisions: Sequence[Mapping[str, Any]] | None, why_none: 
         if not decision["promised"] or value is None or not 0 < value <= 1:
             return None, f"none: {refusal} ({decision.get('why') or 'no evidence'})"
         return float(value), source
-    return None, f"none: no {asked} was requested of the backtest"
+    return None, f"none: the backtest did not evaluate a {asked}"

@@ -81,8 +81,8 @@ def doctor(
 
     With --model and --matrix, check a trained model for drift of fleet, telemetry, workload or failures.
 
-    Exit code 0: every channel of the model is available and there is no drift; 1: a channel is missing or a check failed; 2:
-    wrong usage.
+    Exit code 0: every channel of the model is available and there is no drift; 1: a channel is missing or a check
+    failed; 2: wrong usage.
 
     Example: predrain doctor http://node07:9400/metrics
     """
@@ -154,7 +154,7 @@ def _source(
     path = Path(source)
     if not path.exists() and "://" not in source and staging_of(path).is_dir():
         raise InputError(
-            "the dataset does not exist yet, only staged files",
+            "the dataset does not exist yet; there are only staged files",
             source,
             f"Compact it first: `predrain collect compact --dataset {source}`.",
         )

@@ -198,7 +198,7 @@ def summarize(result: "ScoringResult") -> dict[str, Any]:
         named = ", ".join(missing[:_NOTED]) + (", …" if len(missing) > _NOTED else "")
         notes.append(f"channels of the model without data: {len(missing)} ({named}); run `predrain doctor`")
     if datetime.fromisoformat(summary["expires_at"]) < _now():
-        notes.append("these scores have expired, because the dataset ends too long ago: add newer telemetry")
+        notes.append("these scores have expired, because the dataset ended too long ago: add newer telemetry")
     if all(value is None for value in summary["thresholds"].values()):
         why = "; ".join(dict.fromkeys(summary["threshold_sources"].values()))
         notes.append(f"no tier has a threshold: every unit is clear ({why})")

@@ -134,7 +134,9 @@ def _source(
     from serving.champion import ChampionBundle, FolderBundle, locked_folder, temporary_folder
 
     if state is not None and model != "champion":
-        raise InputError("only the champion's bundle is kept", "--state without --model champion", "Leave --state out.")
+        raise InputError(
+            "only the champion's bundle is cached", "--state without --model champion", "Leave --state out."
+        )
     if model is None:
         return None
     if model != "champion":

@@ -264,7 +264,7 @@ class FileScheduler(SchedulerExtras):
         content = json.loads(self.path.read_bytes())
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             stored = content.get("format") if isinstance(content, dict) else type(content).__name__
-            raise ValueError(f"it has format {stored!r}, this code reads {FORMAT}")
+            raise ValueError(f"it has format {stored!r}, but this code reads {FORMAT}")
         listed: ClusterFile = object_of(ClusterFile, content, "cluster")
         names = [node.name for node in listed.nodes]
         if len(set(names)) != len(names):

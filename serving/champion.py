@@ -150,8 +150,8 @@ def locked_folder(state: Path) -> Path:
         if state.exists() and not state.is_dir():
             raise InputError("the path is a file", str(state), "Choose another folder.")
         state.mkdir(parents=True, exist_ok=True)
-    do = "End it, or give each its own --state."
-    lock = take_lock(state / "lock", "another predrain serve keeps its state here", str(state), do).lock
+    do = "Stop it, or give each service its own --state."
+    lock = take_lock(state / "lock", "another predrain serve uses this folder", str(state), do).lock
     atexit.register(lock.release)  # this reference also keeps the lock from being garbage-collected
     folder = state / "champion"
     recover_folder(ChampionCopy(folder).bundle)  # a process may have been killed while replacing it
@@ -385,7 +385,7 @@ class ModelHolder:
         if self.model is None:
             self.why_not_loaded = self.refused = f"the model cannot be served: {why}"
         else:
-            self.refused = f"the model {self.model.bundle.digest[:12]} is kept, a newer one cannot be served: {why}"
+            self.refused = f"model {self.model.bundle.digest[:12]} stays in use: a newer one cannot be served: {why}"
         if self.refused != reported:
             _LOG.error("%s", self.refused)
 

@@ -134,7 +134,7 @@ class Tls:
             self.context.load_cert_chain(self._certificate, self._key, _no_password)
         except (InputError, OSError) as error:
             # Certificate and key are often replaced one after the other: the next change triggers another attempt.
-            _LOG.warning("the new certificate is invalid, the previous one stays in use: %s", error)
+            _LOG.warning("the new certificate is invalid, and the previous one stays in use: %s", error)
             return False
         finally:
             self._seen = stamps

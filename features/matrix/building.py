@@ -368,7 +368,7 @@ def _all_parts(build: Build, written: list[MatrixPart]) -> tuple[MatrixPart, ...
     for part in written:
         if not (folder / part.file).exists():
             raise InputError(
-                f"a worker wrote {part.file} which this process cannot see",
+                f"a worker wrote {part.file}, which this process cannot see",
                 str(folder.parent),
                 "Give every machine of the cluster the same folders under the same paths.",
             )

@@ -115,5 +115,5 @@ def read_meta(path: Path) -> MatrixMeta:
     except (ValueError, AttributeError) as error:
         raise InputError(f"matrix.json is damaged: {error}", str(file), again) from error
     raise InputError(
-        f"the matrix has schema version {version}, this predrain reads {MATRIX_SCHEMA_VERSION}", str(file), again
+        f"the matrix has schema version {version}, but this predrain reads {MATRIX_SCHEMA_VERSION}", str(file), again
     )

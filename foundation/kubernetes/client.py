@@ -433,7 +433,7 @@ def input_error(error: ApiRefused | Unreachable, api: KubernetesClient, path: st
     """Return the InputError for a rejected request or an unreachable server."""
     if isinstance(error, Unreachable):
         return InputError(
-            f"the Kubernetes API server does not answer: {error}", api.name, "Check that it is running, then retry."
+            f"the Kubernetes API server does not respond: {error}", api.name, "Check that it is running, then retry."
         )
     actions = {
         401: "Give a token or certificate that the server knows; a kubeconfig's may have expired.",

@@ -135,7 +135,7 @@ def read_manifest(path: Path) -> tuple[Path, dict[str, Any], str]:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         version = content.get("format") if isinstance(content, dict) else None
         raise InputError(
-            f"the bundle's layout is version {version}, this code reads {FORMAT}",
+            f"the bundle's layout is version {version}, but this code reads {FORMAT}",
             str(file),
             "Train the bundle again, or use the version of predrain that wrote it.",
         )
@@ -199,7 +199,7 @@ def check_libraries(saved: Any, manifest: Path) -> None:
         wrote, here = saved.get(name) if isinstance(saved, dict) else None, running.get(name)
         if not isinstance(wrote, str) or (here is not None and wrote.split(".")[:parts] != here.split(".")[:parts]):
             raise InputError(
-                f"the bundle was written with {name} {wrote}, this is {here}",
+                f"the bundle was written with {name} {wrote}, but this is {here}",
                 str(manifest),
                 f"Install {name} {'.'.join(str(wrote).split('.')[:parts])}, or train the bundle again.",
             )

@@ -263,7 +263,7 @@ def fit_all(
             raise InputError(
                 f"{one.name} could not be fitted: {line}",
                 f"parameter models.settings.{one.name}",
-                "Correct the named setting; without one, report a bug.",
+                "Correct the setting that the error names. If it names none, report a bug.",
             ) from error
 
     def run(one: Fit) -> Any:

@@ -159,8 +159,8 @@ class FittedModels:
         values = np.asarray(values, dtype=np.float32)
         if values.ndim != 2 or values.shape[1] != len(self.columns):
             raise InputError(
-                f"rows with {values.shape[1] if values.ndim == 2 else 'no'} features where the models were fitted on "
-                f"{len(self.columns)}",
+                f"the rows have {values.shape[1] if values.ndim == 2 else 'no'} features, but the models were fitted "
+                f"on {len(self.columns)}",
                 "scoring",
                 "Compute the features with the bundle's own list of columns.",
             )

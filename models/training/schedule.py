@@ -55,7 +55,7 @@ def plan_schedule(
         listed = ", ".join(format_days(span) for span in candidates(training))
         raise InputError(
             f"no training window fits: the shortest of {listed} with gap and horizon ({format_days(reach_ms)}) "
-            f"needs {format_days(possible - first_ms)}, the data before the last decision time span "
+            f"needs {format_days(possible - first_ms)}, but the data before the last decision time span "
             f"{format_days(available)}",
             f"parameter training.{'window' if isinstance(training.window, timedelta) else 'candidate_windows'}",
             "Give a shorter window, or a dataset with more history.",
@@ -67,10 +67,10 @@ def plan_schedule(
         start = instant_ms(backtest.first_test)
         if start < possible:
             raise InputError(
-                f"first_test {format_instant(start)} is before the first training window that fits: the shortest "
+                f"first_test {format_instant(start)} is too early: the shortest training window "
                 f"({format_days(shortest)}) with gap and horizon fits from {format_instant(possible)} on",
                 "parameter backtest.first_test",
-                "Give that time or a later one, a shorter one in training.candidate_windows, or 'auto'.",
+                "Give that time or a later one, a shorter window in training.candidate_windows, or 'auto'.",
             )
     tested = grid[(grid >= start) & (grid <= end_ms)]
     if len(tested) == 0:

@@ -187,7 +187,7 @@ class HardRulesConfig:
         names = [rule.fact for rule in self.rules]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"rules holds more than one rule on {', '.join(twice)}: give one rule a fact")
+            raise ValueError(f"rules has more than one rule on {', '.join(twice)}: give one rule per fact")
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,7 @@ def _count(state: TierState, reading: "RiskReading", fresh: float, valid: float,
     if calm < thresholds.config.fall_after:
         return replace(state, calm=calm, calm_worst=worst)
     fallen = thresholds.fall_to(worst, tier)
-    why = f"{calm} consecutive decisions of at most {worst:.1%}"
+    why = f"a risk of at most {worst:.1%} in {calm} consecutive decisions"
     return replace(_moved(state, fallen, why), calm=0, calm_worst=0.0)
 
 

@@ -154,7 +154,7 @@ class Controller:
             ready = self._load_evacuation(log)  # the facts include results of diagnostics
             decision = self._decide(fleet, log, ready=ready)
         else:
-            log.error(f"no decision, only expired markers are released: {self.unusable}")
+            log.error(f"no decision is possible; only expired markers are released: {self.unusable}")
         blocked = frozenset[str]() if decision is None else self._unreadable_nodes(decision)
         views = tuple(reading.view for reading in fleet.nodes) if decision is None else decision.views
         executor = Executor(self.scheduler, log, self.settings, _expected(fleet, views), self._newest, blocked)

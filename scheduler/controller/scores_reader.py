@@ -170,7 +170,7 @@ class _Decision:
         if record.decision_time.strftime("%Y%m%dT%H%M%SZ") != self.name:
             return f"belongs to another decision: {record.decision_time:%Y-%m-%d %H:%M} UTC"
         if record.decision_time > record.issued_at + CLOCK_SKEW:
-            return "is of a decision time after it was issued"
+            return "was issued before its decision time"
         if record.expires_at - record.decision_time > self.max_lifetime:
             return (
                 f"is valid until {record.expires_at:%Y-%m-%d %H:%M} UTC, longer than "

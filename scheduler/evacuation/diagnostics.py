@@ -54,7 +54,7 @@ class Diagnostics:
         """Report the remedy that an operator has to carry out."""
         remedy = _remedy(case)
         if remedy is not None and case.entry.phase == "done":
-            message = f"empty; {INSTRUCTIONS[remedy]} by hand: evacuation.verification.method is none"
+            message = f"empty: {INSTRUCTIONS[remedy]} manually, because evacuation.verification.method is none"
             case.notify(log, "remedy", "escalated", message, {"remedy": remedy, "units": list(case.units)})
 
     def drop(self, node: str, entry: Evacuating) -> None:

@@ -338,7 +338,7 @@ class Evacuation:
                 try:
                     kind, message = self._became(call, listed)
                 except Exception as error:  # retried in the next round
-                    log.error(f"whether the {call.kind} on {call.node} was done is not known: {described(error)}")
+                    log.error(f"the outcome of {call.kind} on {call.node} is unknown: {described(error)}")
                     continue
                 answer = Settled(self.clock.now(), "found" if kind else "not_found", kind, message)
                 log.ledger.settle(number, answer)

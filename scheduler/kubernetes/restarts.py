@@ -33,7 +33,7 @@ class RestartCheck:
         labels, mpi = pod["metadata"].get("labels") or {}, (group, kind) == ("kubeflow.org", "MPIJob")
         never = group == "kubeflow.org" and not mpi and (pod.get("spec") or {}).get("restartPolicy") == "Never"
         if (group, kind) in _ONE_SHOT or never:
-            return f"{kind} {name} treats an eviction as a failure, and may not restart it"
+            return f"{kind} {name} treats an eviction as a failure, and might not restart it"
         cluster = next((tool for key, value, tool in _HEADS if labels.get(key) == value), None)
         if cluster is not None and labels.get("ray.io/originated-from-crd") != "RayService":
             return f"it is the head of {cluster} cluster {name}, whose jobs end with it"

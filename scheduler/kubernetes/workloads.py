@@ -101,7 +101,7 @@ class KubernetesWorkloads:
             namespace = workload.name.partition("/")[0]
             if workload.immovable is not None or not asks or self._may_annotate(namespace):
                 return workload
-            return replace(workload, loss=f"it asks for a checkpoint by annotation, and {_forbidden(namespace)}")
+            return replace(workload, loss=f"it asks for a checkpoint by annotation, but {_forbidden(namespace)}")
 
         params = {"fieldSelector": f"{LIVING},spec.nodeName={node}"}
         return tuple(self._api.listing(PODS, params, self._settings.pod_page_size, view))
@@ -194,7 +194,7 @@ class KubernetesWorkloads:
             kind = annotations_of(pod).get(_VIRTUAL_OWNER, "no controller")
             if kind not in (*_REPLICAS, "StatefulSet"):
                 return (
-                    f"{kind} in virtual cluster {owner['name']} may not restart it ({evict}=true allows the eviction)"
+                    f"{kind} in virtual cluster {owner['name']} might not restart it ({evict}=true allows the eviction)"
                 )
         failure = None if owner is None else self._restarts.permanent_failure(pod, owner)
         if failure is not None:

@@ -133,7 +133,7 @@ def _check(connection: sqlite3.Connection, where: str) -> None:
         raise InputError("the file is not a ledger", where, "Give another file.")
     if version != VERSION:
         do = "Use the predrain that wrote it." if version > VERSION else _HINT
-        raise InputError(f"the ledger has version {version}, this code reads {VERSION}", where, do)
+        raise InputError(f"the ledger has version {version}, but this code reads {VERSION}", where, do)
     if not set(_TABLE_NAMES) <= tables:
         missing = ", ".join(sorted(set(_TABLE_NAMES) - tables))
         raise InputError(f"the ledger is damaged: it lacks {missing}", where, _HINT)

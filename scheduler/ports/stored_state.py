@@ -139,5 +139,5 @@ def unpack(prefix: str, kind: type[T], text: str, what: str) -> T:
 def _from_json(kind: type[T], content: object, what: str) -> T:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         stored = content.get("format") if isinstance(content, dict) else content
-        raise ValueError(f"{what} has format {stored!r}, this code reads {FORMAT}")
+        raise ValueError(f"{what} has format {stored!r}, but this code reads {FORMAT}")
     return cast(T, object_of(kind, {name: value for name, value in content.items() if name != "format"}, "state"))

@@ -43,11 +43,11 @@ class SlurmCommands(SlurmPort):
         """Return why nothing may be written."""
         for what, version in self._versions.items():
             if version is None:
-                return f"Slurm's report of {what} does not state the version of its data parser: it is only read"
+                return f"Slurm's report of {what} does not state the version of its data parser: Slurm is read-only"
             if not OLDEST <= version <= NEWEST:
                 return (
                     f"Slurm's report of {what} is of data parser v0.0.{version}; v0.0.{OLDEST} to v0.0.{NEWEST} are "
-                    "known: it is only read"
+                    "known: Slurm is read-only"
                 )
         return None if self._versions else "Slurm has not been read yet"
 

@@ -275,7 +275,7 @@ class SharedFolder:
             raise SchedulerError(f"{self.path} does not exist: check that its disk is mounted")
         if self.path.stat().st_mode & stat.S_IWOTH:
             raise SchedulerError(
-                f"every user can write to {self.path}, and so stop the controller or take the lease: "
+                f"every user can write to {self.path} and could stop the controller or take the lease: "
                 "remove the permission (chmod o-w)"
             )
         lock = FileLock(

@@ -123,7 +123,9 @@ def read_report(content: bytes, key: str) -> tuple[list[dict[str, Any]], int | N
         raise SlurmFormatError(f"Slurm reports {str(report['errors'])[:300]}")
     rows = report.get(key)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise SlurmFormatError(f"no list {key} in it, but {', '.join(sorted(report))[:200] or 'nothing'}")
+        raise SlurmFormatError(
+            f"the output has no list {key}, only {', '.join(sorted(report))[:200] or 'an empty object'}"
+        )
     return rows, parser_version(report.get("meta"))
 
 

@@ -37,7 +37,7 @@ class SlurmProbes:
     ) -> WriteResult:
         """Submit the job; ``already`` if it was submitted with this key before."""
         if not probe or remedy is not None or not _NAME.match(node):
-            return WriteResult("refused", f"only a probe of a single node is a job, not of {node!r}")
+            return WriteResult("refused", f"a probe job needs a single node, not {node!r}")
         return self._folder.guarded(fence.holder, fence.until, lambda: self._submit(node, len(units), key))
 
     def _submit(self, node: str, gpus: int, key: str) -> WriteResult:

@@ -171,7 +171,7 @@ class SlurmScheduler(SchedulerExtras):
             return WriteResult("refused", refused)
         conflict, foreign = precondition.conflict(self._as_read(node, ())), self._slurm_marks(node).foreign
         if conflict is None and foreign is not None and action.verb != "release":
-            return WriteResult("refused", f"{foreign} is on it, which is not predrain's")
+            return WriteResult("refused", f"not predrain's: {foreign}")
         return conflict
 
     def _write(self, action: Action, node: SlurmNode, change: NodeChange) -> WriteResult:
@@ -192,7 +192,7 @@ class SlurmScheduler(SchedulerExtras):
         except SchedulerError as error:
             return WriteResult("timeout", f"it cannot be read back: {error}")
         if current is None:
-            return WriteResult("gone", f"unknown node {node.name} any more")
+            return WriteResult("gone", f"node {node.name} no longer exists")
         return self._read_back(action, node, current, change, answer)
 
     def _follow_up(self, action: Action, current: SlurmNode) -> NodeChange:
@@ -213,7 +213,9 @@ class SlurmScheduler(SchedulerExtras):
         if ours.foreign is not None:
             return WriteResult("conflict", f"concurrent change by an operator or another tool: {ours.foreign}")
         if answer.kind == "done":
-            return WriteResult("conflict", "it was written but reads back differently: another client writes too")
+            return WriteResult(
+                "conflict", "the value read back differs from the written one: another client also writes"
+            )
         return WriteResult(answer.kind if answer.kind in ("gone", "timeout") else "refused", answer.message)
 
     def _unfail(self, current: SlurmNode, answer: WriteResult) -> tuple[SlurmNode | None, WriteResult]:

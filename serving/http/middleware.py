@@ -212,7 +212,7 @@ class _Exchange:
                 self.status = _GONE
             if not self.body_read:
                 return RequestRefused(408, f"the body did not arrive within {settings.body_timeout_s:g} s", "slow")
-            detail = f"no answer within {settings.body_timeout_s + settings.work_timeout_s:g} s: ask for less"
+            detail = f"no response within {settings.body_timeout_s + settings.work_timeout_s:g} s: request less data"
             return RequestRefused(503, detail, "time", retry_after_s=settings.retry_after_s)
         number = secrets.token_hex(8)
         _LOG.error("internal error %s in %s %s", number, self.method, self.path[:200], exc_info=error)
@@ -323,4 +323,4 @@ class _Exchange:
 
 
 def _too_large(limit: int) -> RequestRefused:
-    return RequestRefused(413, f"the body is larger than {limit} bytes: send smaller ones", "too_large")
+    return RequestRefused(413, f"the body is larger than {limit} bytes: send a smaller one", "too_large")

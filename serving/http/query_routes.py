@@ -146,7 +146,7 @@ class QueryRoutes:
     def _hostlist(self, fleet: ScoredFleet, now: datetime, page: list[ScoredNode]) -> Response:
         """Return names for ``sbatch --exclude``: at most half of the nodes, because jobs must still start."""
         if not fleet.holds(now) or fleet.stale(now, self.settings.stale_after_s):
-            detail = f"the scores of {format_utc(fleet.scores.decided)} are too old to keep jobs off nodes by them"
+            detail = f"the scores of {format_utc(fleet.scores.decided)} are too old to exclude nodes"
             raise RequestRefused(503, detail, "scores", retry_after_s=self.settings.retry_after_s)
         names = [state.node for state in page if _HOST.fullmatch(state.node)]
         return PlainTextResponse(",".join(names[: len(fleet.scores.nodes) // 2]) + "\n")
@@ -213,7 +213,7 @@ class QueryRoutes:
     def _unit_of(fleet: ScoredFleet, name: str, now: datetime) -> dict[str, Any]:
         record = fleet.unit(name)
         if record is None:
-            why = "there is no score of it"
+            why = "no score has this name"
             return {
                 "unit": name,
                 "gpu": name,
@@ -381,7 +381,7 @@ def _split(value: Any) -> tuple[Any, Any]:
 
 def _turned(value: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
     if not value or not all(isinstance(column, list) for column in value.values()):
-        raise RequestRefused(422, "inputs is neither a list of records nor one list of values a column", "invalid")
+        raise RequestRefused(422, "inputs is neither a list of records nor one list of values per column", "invalid")
     lengths = {len(column) for column in value.values()}
     if len(lengths) > 1:
         raise RequestRefused(422, "inputs: the columns have different lengths", "invalid")

@@ -82,7 +82,7 @@ class ScoreCache:
         except InputError as error:
             if str(error) != self.served.error:
                 fleet = self.served.fleet
-                suffix = "" if fleet is None else f"; decision {fleet.scores.decision} is kept"
+                suffix = "" if fleet is None else f"; decision {fleet.scores.decision} stays in use"
                 _LOG.warning("newer scores cannot be served: %s%s", error, suffix)
             self.failures += 1
             self.served = replace(self.served, error=str(error))

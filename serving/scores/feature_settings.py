@@ -48,13 +48,13 @@ def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
     window = window_of(bundle.columns)
     if meta.step != step:
         raise InputError(
-            f"the dataset's step is {format_duration(meta.step)}, the bundle was trained on {format_duration(step)}",
+            f"the dataset's step is {format_duration(meta.step)}, but the bundle's is {format_duration(step)}",
             where,
             "Score a dataset of the same step, or train again.",
         )
     if unit is not None and unit != meta.unit:
         raise InputError(
-            f"the bundle was trained on {unit}s, the dataset's unit is the {meta.unit}", where, "Train again."
+            f"the bundle was trained on {unit}s, but the dataset's unit is the {meta.unit}", where, "Train again."
         )
     try:
         config = MatrixConfig(
@@ -147,7 +147,7 @@ def _channels(bundle: Bundle, meta: DatasetMeta, params: Mapping[str, Any], wher
     unknown = [name for name in names if name not in known]
     if unknown:
         raise InputError(
-            f"the kind of its channel '{unknown[0]}' is unknown",
+            f"the kind of the bundle's channel '{unknown[0]}' is unknown",
             where,
             "Score a dataset that has the channel, or train again on one without.",
         )

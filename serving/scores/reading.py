@@ -181,7 +181,7 @@ def read_pointer(folder: Path) -> str:
     if not isinstance(pointer, dict) or pointer.get("format") != FORMAT:
         written_format = pointer.get("format") if isinstance(pointer, dict) else None
         raise InputError(
-            f"the scores are of format {written_format!r}, this version reads {FORMAT}",
+            f"the scores are of format {written_format!r}, but this version reads {FORMAT}",
             str(path),
             "Score again: `predrain score` and `predrain serve` must have the same version.",
         )

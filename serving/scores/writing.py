@@ -246,13 +246,14 @@ def _page(status: Mapping[str, Any], newest: Mapping[str, Any] | None) -> str:
     ]
     if newest is not None:
         sampled, fitted = _seconds(newest["newest_sample"]), _seconds(newest["model"]["fitted_at"])
+        age = newest["newest_sample_age_seconds"]
         gauges += [
             ("decision_timestamp_seconds", "Newest scored decision time.", _seconds(newest["decision_time"])),
-            ("expires_timestamp_seconds", "Expiry of its risks.", _seconds(newest["expires_at"])),
-            ("duration_seconds", "Duration of scoring it.", newest["duration_seconds"]),
+            ("expires_timestamp_seconds", "Expiry of the newest scores.", _seconds(newest["expires_at"])),
+            ("duration_seconds", "Duration of scoring the newest decision.", newest["duration_seconds"]),
             ("alerts", "Units that the model alerts on.", newest["alerts"]),
             ("newest_sample_timestamp_seconds", "Newest sample used by the newest decision.", sampled),
-            ("newest_sample_age_seconds", "Its age at the newest decision time.", newest["newest_sample_age_seconds"]),
+            ("newest_sample_age_seconds", "Age of this sample at the newest decision time.", age),
             ("model_fitted_timestamp_seconds", "Fit time of the model of the newest decision.", fitted),
         ]
     lines = []

@@ -200,12 +200,14 @@ class StoredFiles(FolderFiles):
         missing = sorted(names - set(listed))
         if missing:
             raise InputError(
-                f"the dataset is incomplete: {missing[0]} is missing, one of {len(missing)}", str(place), UPLOAD_AGAIN
+                f"the dataset is incomplete: files are missing ({len(missing)}, such as {missing[0]})",
+                str(place),
+                UPLOAD_AGAIN,
             )
         uploaded_late = sorted(name for name in names if _whole_seconds(listed[name].mtime) > newest)
         if uploaded_late:
             raise InputError(
-                f"{uploaded_late[0]} was uploaded after dataset.json, one of {len(uploaded_late)} such files",
+                f"files were uploaded after dataset.json ({len(uploaded_late)}, such as {uploaded_late[0]})",
                 str(place),
                 JSON_LAST,
             )

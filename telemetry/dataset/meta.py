@@ -111,7 +111,7 @@ def decode_meta(text: str, where: str) -> DatasetMeta:
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"dataset.json is damaged: {error}", where, advice) from error
     raise InputError(
-        f"the dataset has schema version {version}, this predrain reads "
+        f"the dataset has schema version {version}, but this predrain reads "
         f"{READ_SCHEMA_VERSIONS[0]} to {READ_SCHEMA_VERSIONS[-1]}",
         where,
         "Import the sources again, or use the version of predrain that wrote it.",

@@ -128,7 +128,7 @@ def check_step(existing: Dataset, step: timedelta) -> None:
     if existing.meta.step != step:
         old, new = format_duration(existing.meta.step), format_duration(step)
         raise InputError(
-            f"the dataset has a step of {old}, the new data one of {new}",
+            f"the dataset has a step of {old}, but the new data have a step of {new}",
             f"{existing.path}, telemetry.step",
             "Set telemetry.step to the dataset's, or give an empty folder.",
         )
@@ -198,7 +198,7 @@ class _Files:
         unit = unit_of(frame)
         if ingest.existing is not None and ingest.existing.meta.unit != unit:
             raise InputError(
-                f"the dataset's unit is the {ingest.existing.meta.unit}, the inventory's is the {unit}",
+                f"the dataset's unit is the {ingest.existing.meta.unit}, but the inventory's is the {unit}",
                 str(self.inventory),
                 "Import into an empty folder.",
             )

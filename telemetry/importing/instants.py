@@ -177,8 +177,8 @@ def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, where: str, day_end
             raise InputError(
                 f"timestamps are numbers such as {column.drop_null()[0].as_py()}, without a unit",
                 where,
-                "Give `time: {unit: d}` in its table's section of the mapping (`samples:`, `events:`), with their unit "
-                "(ns, us, ms, s, m, h, d) and, unless it is 1970, `origin:`.",
+                "Give their unit (ns, us, ms, s, m, h, d) in the table's section of the mapping, such as "
+                "`time: {unit: d}`, and `origin:` unless they count from 1970.",
             )
         origin = _EXCEL_ORIGIN_MS if unit == "excel" else 0
     if pa.types.is_integer(column.type) and unit in ("ns", "us"):  # float64 would lose precision

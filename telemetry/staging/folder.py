@@ -236,5 +236,5 @@ def _read_ledger(ledger: Path) -> list[tuple[str, str, str]]:
         raise InputError(
             "the list of compacted names is damaged",
             str(ledger),
-            "Remove it: named files may then be staged again.",
+            "Remove it: compacted files may then be staged again.",
         ) from None

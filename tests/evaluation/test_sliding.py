@@ -431,7 +431,7 @@ def test_the_final_models_score_as_the_backtest_would(matrix):
     pd.testing.assert_frame_equal(
         frame.sort_values(keys, ignore_index=True), other.sort_values(keys, ignore_index=True), check_exact=True
     )
-    with pytest.raises(InputError, match="rows with 5 features where the models were fitted on 6"):
+    with pytest.raises(InputError, match="the rows have 5 features, but the models were fitted on 6"):
         fitted.score(values[:, :5], rows["decision_time"], rows["unit"])
 
 

@@ -112,9 +112,9 @@ def test_fleets_that_nobody_selected_raise_no_alarm(make):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (windows, "known without telemetry too"),
-        (partial(windows, controls=40), "known without telemetry too"),
-        (partial(windows, collected_with_them=True), "windows of telemetry hold a failure"),
+        (windows, "known without telemetry"),
+        (partial(windows, controls=40), "known without telemetry"),
+        (partial(windows, collected_with_them=True), "windows of telemetry contain a failure"),
         (after_the_first_failure, "that began to send late"),
     ],
 )

@@ -145,9 +145,9 @@ def test_no_bundle_and_no_json_have_their_own_errors(tmp_path, bundle):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(format=99), "version 99, this code reads 5"),
-        (lambda m: m["libraries"].update(lightgbm="3.3.1"), "written with lightgbm 3.3.1, this is "),
-        (lambda m: m["libraries"].pop("skops"), "written with skops None, this is "),
+        (lambda m: m.update(format=99), "version 99, but this code reads 5"),
+        (lambda m: m["libraries"].update(lightgbm="3.3.1"), "written with lightgbm 3.3.1, but this is "),
+        (lambda m: m["libraries"].pop("skops"), "written with skops None, but this is "),
         (lambda m: m["fitted"].pop("stacker"), "fitted.stacker: Field required"),
         (lambda m: m.pop("files"), "missing: 'files'"),
         (lambda m: m["fitted"].update(refit_at="2026-01-01T00:00:00"), "fitted.refit_at: Input should have"),

@@ -110,7 +110,7 @@ def test_settings_that_a_library_refuses_are_named_with_its_own_words(name, sett
     X, y = rare_signal(5, 300)
     y[:40] = 1
     learner = make_learner(name, seed=1, settings=settings)
-    message = f"{name} could not be fitted: {line} (parameter models.settings.{name}). Correct the named setting"
+    message = f"{name} could not be fitted: {line} (parameter models.settings.{name}). Correct the setting that"
     with pytest.raises(InputError) as caught:
         fit_learners({name: learner}, X, y)
     assert str(caught.value).startswith(message)

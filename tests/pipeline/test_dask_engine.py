@@ -137,7 +137,7 @@ def test_a_worker_that_does_not_see_the_folder_says_so(dataset, tmp_path, monkey
 
 def test_a_scheduler_that_does_not_answer_is_named(monkeypatch):
     monkeypatch.setattr(dask_engine, "CONNECT_S", 0.5)
-    with pytest.raises(InputError, match=r"no Dask scheduler answers: .*--dask-address tcp://127.0.0.1:9"):
+    with pytest.raises(InputError, match=r"no Dask scheduler responds: .*--dask-address tcp://127.0.0.1:9"):
         DaskEngine("tcp://127.0.0.1:9")
     with pytest.raises(InputError, match=r"'head:8786' .*tcp://HOST:PORT"):
         DaskEngine("head:8786")

@@ -310,7 +310,7 @@ def test_decisions_to_compare_on_begin_when_no_side_knows_a_label(world) -> None
     assert not rows["augmented"].any()
     assert (matrix.labels(None).iloc[positions]["complete_at"] <= matrix.span[1]).all()
     train_bundle(matrix, params, folder / "whole")
-    with pytest.raises(InputError, match=r"no decision to compare on: whole knows labels up to.*--until 2026-01-3"):
+    with pytest.raises(InputError, match=r"no decisions to compare on: whole knows labels up to.*--until 2026-01-3"):
         untouched(matrix, [*bundles, ("whole", load_bundle(folder / "whole"))], timedelta(days=28))
 
 

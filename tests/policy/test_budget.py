@@ -73,7 +73,7 @@ def test_a_storm_would_take_everything_at_once_and_the_rate_lets_a_few_through_a
     assert len(grant(fleet(20), asks(*everyone), (), BudgetConfig((), ()), T0).nodes) == 20
     first = grant(fleet(20), asks(*everyone), (), config, T0)
     assert sorted(first.nodes) == everyone[:4]
-    assert first.refused["n04"] == "cluster c: 4 nodes taken out in 1 h, at most 4"
+    assert first.refused["n04"] == "cluster c: 4 nodes taken out in 1 h, at most 4 allowed"
     rest = asks(*everyone[4:])
     assert not grant(fleet(20, 4), rest, first.starts, config, T0 + HOUR / 2).nodes
     assert sorted(grant(fleet(20, 4), rest, first.starts, config, T0 + HOUR).nodes) == everyone[4:8]

@@ -184,7 +184,7 @@ def test_the_state_survives_json_and_anything_damaged_is_refused_with_its_place(
     content = json.loads(json.dumps(state_json(plan.state)))
     assert state_from_json(content) == plan.state
     for change, message in [
-        (lambda it: it.update(format=9), r"the safety state has format 9, this code reads 1"),
+        (lambda it: it.update(format=9), r"the safety state has format 9, but this code reads 1"),
         (lambda it: it["nodes"]["a"].update(seen="up"), r"state.nodes.a.seen: "),
         (lambda it: it["nodes"]["a"]["tier"].update(tier="awful"), r"state.nodes.a.tier.tier: "),
         (lambda it: it["nodes"]["a"].update(episode="noon"), r"state.nodes.a.episode: "),

@@ -96,7 +96,7 @@ def test_fields_that_contradict_each_other_are_refused(record: RiskRecord, chang
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 1}, "a risk record of format 1, this code reads 2"),
+        ({"format": 1}, "a risk record of format 1, but this code reads 2"),
         ({"node": ...}, "the risk record is damaged: node: Field required"),
         ({"risk": "0.1"}, "the risk record is damaged: risk: "),
         ({"alert": 1}, "the risk record is damaged: alert: "),

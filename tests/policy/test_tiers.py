@@ -70,7 +70,7 @@ def test_a_promise_that_is_not_made_gives_no_threshold_and_says_why() -> None:
     chosen = choose_thresholds(TierThresholds(), [promise(0.5, None, promised=False), budget(0.1)])
     assert chosen.thresholds == TierThresholds(0.1, None, None)
     assert chosen.sources["elevated"] == ("none: a precision of 50% is not promised (too few drains)")
-    assert chosen.sources["high"] == "none: no precision of 85% was requested of the backtest"
+    assert chosen.sources["high"] == "none: the backtest did not evaluate a precision of 85%"
 
 
 def test_a_bundle_without_decisions_gives_none() -> None:

@@ -48,7 +48,7 @@ def test_other_settings_for_a_known_source(tmp_path: Path):
         ({"delay": timedelta(minutes=20)}, "imported before with other settings: delay"),
         ({"dedupe": timedelta(minutes=20)}, "imported before with other settings: dedupe"),
         ({"mapping": "samples: {scale: {power_w: 2}}"}, "imported before with other settings: mapping"),
-        ({"step": timedelta(minutes=5)}, "the dataset has a step of 10m, the new data one of 5m"),
+        ({"step": timedelta(minutes=5)}, "the dataset has a step of 10m, but the new data have a step of 5m"),
     ]:
         with pytest.raises(InputError) as caught:
             run_import(tmp_path, samples=samples_frame(), events=EVENTS, **changed)

@@ -146,7 +146,7 @@ class BackfillPlan:
         if span.length_ms <= 0:
             late = self.end > end
             raise InputError(
-                f"there is nothing between {self.start.isoformat()} and {end.isoformat()}",
+                f"the period from {self.start.isoformat()} to {end.isoformat()} is empty",
                 "--since and --until",
                 "Start earlier: the newest two minutes are left out." if late else "Give an end after the start.",
             )

@@ -40,7 +40,7 @@ def _plain_token(line: str, _number: int, where: str) -> tuple[bytes, bool]:
         raise InputError(
             f"a token of {len(line)} characters is too short",
             where,
-            f"Use {_MIN_LENGTH} characters or more, for instance of `openssl rand -hex 32`.",
+            f"Use {_MIN_LENGTH} characters or more, for example from `openssl rand -hex 32`.",
         )
     return digest_of(line), True
 

@@ -129,7 +129,7 @@ def _of_file_sd(text: str, path: Path, page: Page) -> Iterator[Target]:
         raise InputError(
             f"cannot be parsed: {str(error).splitlines()[0]}",
             str(path),
-            "Give a list of groups: [{targets: [host:port], labels: {node: name}}], as Prometheus' file_sd has it.",
+            "Give a list of groups: [{targets: [host:port], labels: {node: name}}], the format of Prometheus' file_sd.",
         ) from None
     for number, group in enumerate(groups, start=1):
         for address in group.targets:

@@ -225,7 +225,7 @@ def _parse(text: str) -> Any:
 
 def _check_size(text: str, path: Path) -> None:
     if len(text) > _MAX_VALUE:
-        raise InputError("one value is larger than 16 MiB", str(path), "Write a JSON object a line.")
+        raise InputError("one value is larger than 16 MiB", str(path), "Write one JSON object per line.")
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[str, str | None]]:

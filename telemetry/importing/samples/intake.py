@@ -163,7 +163,7 @@ class SampleIntake:
             if nonzero >= _FRACTION_LEAST and 2 * self._fractions[name] > nonzero:
                 limit, given, expected, factor = _TOO_SMALL[self.channels[name].unit]
                 raise InputError(
-                    f"{self._fractions[name]} of {nonzero} values of {name!r} that are not zero are below {limit:g}: "
+                    f"{self._fractions[name]} of {nonzero} nonzero values of {name!r} are below {limit:g}: "
                     f"they seem to be {given} instead of {expected}",
                     f"channel {name!r}",
                     f"Give `scale: {{{name}: {factor}}}` in the mapping.",

@@ -214,7 +214,7 @@ def test_another_folder_is_never_replaced(small, tmp_path):
     [
         (None, "not a feature matrix: it has no matrix.json"),
         ("{", "matrix.json is damaged"),
-        (json.dumps({"schema_version": 99}), "the matrix has schema version 99, this predrain reads 3"),
+        (json.dumps({"schema_version": 99}), "the matrix has schema version 99, but this predrain reads 3"),
     ],
 )
 def test_a_folder_that_is_no_matrix_is_explained(tmp_path, content, message):

@@ -85,7 +85,7 @@ def test_damaged_scores_are_refused_with_the_place(tmp_path, file, change, messa
     [
         ({"expires_at": "2099-01-01T00:00:00Z"}, "g0 is valid until 2099-01-01 00:00 UTC, longer than"),
         ({"issued_at": "2036-01-01T00:00:00Z"}, "g0 is issued in the future, at 2036-01-01 00:00 UTC"),
-        ({"issued_at": "2026-02-28T00:00:00Z"}, "g0 is of a decision time after it was issued"),
+        ({"issued_at": "2026-02-28T00:00:00Z"}, "g0 was issued before its decision time"),
         ({"horizon_seconds": -3600}, "g0 is damaged: g0 has a horizon of -1 day, 23:00:00: expected up to 366 days"),
         ({"horizon_seconds": 1e99}, "g0 is damaged: the risk record is damaged"),
         ({"risk": 1.5}, "g0 is damaged: g0 has a risk of 1.5"),

@@ -223,7 +223,7 @@ def test_a_newer_foreign_or_damaged_file_is_refused(file, tmp_path):
     link = sqlite3.connect(file)
     for version, do in ((3, "Use the predrain that wrote"), (1, "move it away, and start a new one")):
         link.execute(f"PRAGMA user_version = {version}")
-        with pytest.raises(InputError, match=rf"the ledger has version {version}, this code reads 2 .*{do}"):
+        with pytest.raises(InputError, match=rf"the ledger has version {version}, but this code reads 2 .*{do}"):
             SqliteLedger(file)
     link.close()
 

@@ -123,9 +123,9 @@ def test_a_bundle_that_cannot_be_served_is_refused_and_the_old_one_goes_on(
         assert content["model"]["digest"] == bundles[0].digest
         warnings = client.send("GET", "/readyz")[1]["warnings"]
         kept = (
-            f"the model {bundles[0].digest[:12]} is kept, a newer one cannot be served: logistic.skops was changed aft"
+            f"model {bundles[0].digest[:12]} stays in use: a newer one cannot be served: logistic.skops was changed aft"
         )
-        assert [warning[: len(kept)] for warning in warnings if "is kept" in warning] == [kept]
+        assert [warning[: len(kept)] for warning in warnings if "stays in use" in warning] == [kept]
         page = client.get("/metrics").decode()
         assert "predrain_model_current 0.0" in page
         assert "predrain_model_loads_total 1.0" in page
@@ -192,7 +192,7 @@ def test_a_bundle_whose_replacement_was_killed_is_there_after_a_restart(tmp_path
 
 def test_a_state_folder_is_one_process_s(tmp_path: Path) -> None:
     assert locked_folder(tmp_path / "state") == tmp_path / "state" / "champion"
-    with pytest.raises(InputError, match="another predrain serve keeps its state here"):
+    with pytest.raises(InputError, match="another predrain serve uses this folder"):
         locked_folder(tmp_path / "state")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="the path is a file"):

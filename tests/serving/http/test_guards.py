@@ -128,7 +128,7 @@ def test_a_wrong_token_file_is_refused_without_repeating_what_may_be_a_token(tmp
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(guarded: Running) -> None:
     client = guarded.client(READ)
     status, problem, headers = client.send("POST", "/v1/predict", b"", Content_Length="100001")
-    assert (status, problem["detail"]) == (413, "the body is larger than 100000 bytes: send smaller ones")
+    assert (status, problem["detail"]) == (413, "the body is larger than 100000 bytes: send a smaller one")
     assert headers["Connection"] == "close"
     client.connection.close()
     chunked = guarded.client(READ)

@@ -139,7 +139,7 @@ def test_predict_answers_for_gpus(client: Client) -> None:
     assert [gpu["risk"] for gpu in answer["gpus"]] == [0.3, None, None]
     assert [gpu["unknown_reason"] for gpu in answer["gpus"]] == [
         None,
-        "there is no score of it",
+        "no score has this name",
         "its newest sample is 3 h old",
     ]
 

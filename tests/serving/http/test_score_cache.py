@@ -56,7 +56,7 @@ def test_what_the_batch_scoring_writes_is_served(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "what"),
     [
-        (lambda c: c.update(format=1), "a risk record of format 1, this code reads 2"),
+        (lambda c: c.update(format=1), "a risk record of format 1, but this code reads 2"),
         (
             lambda c: c.update(expires_at="2026-01-01T18:00:00"),
             "the risk record is damaged: expires_at: a time without a time zone, 2026-01-01T18:00:00",
@@ -77,8 +77,8 @@ def test_one_damaged_record_refuses_the_decision(
     ("pointer", "what"),
     [
         ("", "the pointer to the newest scores cannot be read"),
-        ("[]", "the scores are of format None, this version reads 2"),
-        ('{"format": 1}', "the scores are of format 1, this version reads 2"),
+        ("[]", "the scores are of format None, but this version reads 2"),
+        ('{"format": 1}', "the scores are of format 1, but this version reads 2"),
         ('{"format": 2, "decision": "../../etc"}', r"'\.\./\.\./etc' is not the name of a decision"),
         ('{"format": 2, "decision": "20250101T000000Z"}', "the scores cannot be read: No such file"),
     ],
@@ -139,7 +139,7 @@ def test_the_old_scores_are_kept_while_the_new_ones_are_damaged(
     assert not keeper.refresh()
     assert keeper.served.fleet.scores.decided == DECIDED
     assert "a record is damaged" in str(keeper.served.error)
-    assert "decision 20260101T060000Z is kept" in caplog.text
+    assert "decision 20260101T060000Z stays in use" in caplog.text
     failures = keeper.failures
     assert not keeper.refresh()  # nothing changed: not read again immediately
     assert keeper.failures == failures

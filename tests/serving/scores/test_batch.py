@@ -339,9 +339,9 @@ def test_a_bundle_that_does_not_fit_the_dataset_is_refused(world: World) -> None
     config = live_config(world.bundle, meta)
     assert config.columns == world.matrix.config.columns
     assert config.channels == world.matrix.config.channels
-    with pytest.raises(InputError, match="the dataset's step is 5m, the bundle was trained on 10m"):
+    with pytest.raises(InputError, match="the dataset's step is 5m, but the bundle's is 10m"):
         live_config(world.bundle, replace(meta, step=5 * MINUTE))
-    with pytest.raises(InputError, match="the bundle was trained on gpus, the dataset's unit is the node"):
+    with pytest.raises(InputError, match="the bundle was trained on gpus, but the dataset's unit is the node"):
         live_config(world.bundle, replace(meta, unit="node"))
 
     def saying(**change: Any) -> Any:
@@ -356,7 +356,7 @@ def test_a_bundle_that_does_not_fit_the_dataset_is_refused(world: World) -> None
         live_config(saying(params=None), meta)
     with pytest.raises(InputError, match="the bundle has no training step"):
         live_config(saying(params={}), meta)
-    with pytest.raises(InputError, match="the kind of its channel 'volts' is unknown"):
+    with pytest.raises(InputError, match="the kind of the bundle's channel 'volts' is unknown"):
         live_config(saying(channels=["volts"]), meta)
     with pytest.raises(InputError, match="feature columns of this version of predrain differ"):
         live_config(saying(channels=["power_w"]), meta)

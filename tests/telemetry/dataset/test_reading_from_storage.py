@@ -137,7 +137,7 @@ def test_an_upload_that_is_not_whole_is_refused(place, write, storage):
     upload(storage, here.path, place.root)
     name = here.sample_files()[0].path
     storage.direct.delete_file(f"{place.root}/{name}")
-    with pytest.raises(InputError, match=rf"{name} is missing, one of 1 .*Upload"):
+    with pytest.raises(InputError, match=rf"files are missing \(1, such as {name}\).*Upload"):
         Dataset.open(place)
 
 

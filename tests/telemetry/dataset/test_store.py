@@ -175,7 +175,7 @@ def test_damage_is_reported(tmp_path: Path):
     meta = tmp_path / "d" / "dataset.json"
     content = json.loads(meta.read_text())
     meta.write_text(json.dumps({**content, "schema_version": 99}))
-    with pytest.raises(InputError, match="schema version 99, this predrain reads 1 to 3"):
+    with pytest.raises(InputError, match="schema version 99, but this predrain reads 1 to 3"):
         Dataset.open(tmp_path / "d")
     meta.write_text("{")
     with pytest.raises(InputError, match=r"dataset\.json is damaged"):

@@ -54,7 +54,7 @@ def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
 def test_a_dataset_that_only_staged_files_wait_for() -> None:
     Path("fleet.live").mkdir()
     err = invoke("doctor", "fleet", code=1).stderr
-    assert "the dataset does not exist yet, only staged files (fleet). Compact it first" in err
+    assert "the dataset does not exist yet; there are only staged files (fleet). Compact it first" in err
 
 
 def test_a_word_that_is_no_file_may_have_been_meant_for_one() -> None:

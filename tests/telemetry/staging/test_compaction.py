@@ -206,7 +206,7 @@ def test_another_step_is_refused(tmp_path: Path):
     stage_frame(tmp_path, raw())
     compacted(tmp_path)
     stage_frame(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
-    with pytest.raises(InputError, match="a step of 10m, the new data one of 5m"):
+    with pytest.raises(InputError, match="a step of 10m, but the new data have a step of 5m"):
         compacted(tmp_path, step="5m")
 
 

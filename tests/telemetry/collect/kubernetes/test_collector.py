@@ -136,7 +136,7 @@ def test_events_of_nodes_outside_the_fleet_are_left_out(world: World) -> None:
     [
         (ApiRefused(403, 'cannot list resource "nodes"'), r"rejects the request: cannot list.*collector-rbac\.yaml"),
         (ApiRefused(401, "Unauthorized"), "rejects the request: Unauthorized.*token or certificate"),
-        (Unreachable("connection refused"), "does not answer: connection refused"),
+        (Unreachable("connection refused"), "does not respond: connection refused"),
     ],
 )
 def test_a_server_that_does_not_let_us_says_what_to_do(world: World, failure: Exception, message: str) -> None:
@@ -232,7 +232,7 @@ def test_which_port(port: int | str | None, ports: list[dict[str, Any]], url: st
     ("failure", "message"),
     [
         (ApiRefused(403, "forbidden"), r"rejects the request: forbidden.*kubernetes:gpu-operator/dcgm.*collector-rbac"),
-        (Unreachable("refused"), "does not answer"),
+        (Unreachable("refused"), "does not respond"),
     ],
 )
 def test_an_api_failure_is_reported(failure: Exception, message: str) -> None:

@@ -100,12 +100,13 @@ def read_diagnostics(report: str, *, may_skip: Collection[str] = (), indices: Co
     ``may_skip``: tests (case-insensitive) that may be skipped or not run, for example ``eud``, a separate package.
     ``indices``: GPUs of the node, because a table may have ``Pass - All`` instead of GPU indices.
     Returns: verdicts sorted by index; a single one with an empty index if no GPU has a result.
-    Raises ``InputError`` if a table has several runs, or does not show which GPUs were tested.
+    Raises ``InputError`` if the report has several runs, or a table does not show which GPUs were tested.
     """
     try:
         content = _read_table(report, indices)
         if content is None:
-            content, _ = json.JSONDecoder().raw_decode(report, max(0, report.find("{")))
+            content, end = json.JSONDecoder().raw_decode(report, max(0, report.find("{")))
+            _check_one_run(1 + sum(report.count(f'"{name}"', end) for name in _REPORTS))
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
@@ -141,13 +142,17 @@ def _verdict(results: _Results, of_node: _Results, *, is_cut: bool) -> tuple[Ver
     return ("inconclusive", "; ".join(reasons)) if reasons else ("pass", None)
 
 
+def _check_one_run(count: int) -> None:
+    if count > 1:
+        raise InputError(f"the report has {count} runs", "dcgmi diag", "Give a file for each run.")
+
+
 def _read_table(report: str, indices: Collection[str]) -> dict[str, Any] | None:
     """Convert a table to the structure of the JSON; None if the report is not a table."""
     headers = list(_TABLE_HEADER.finditer(report))
     if not headers:
         return None
-    if len(headers) > 1:
-        raise InputError(f"the report has {len(headers)} runs", _TABLE, "Give a file for each run.")
+    _check_one_run(len(headers))
     rows = report[headers[0].end() :]
     texts, errors = _table_tests(rows)
     if not _TABLE_END.search(rows):

@@ -14,7 +14,7 @@ from telemetry.kernel_log.stamps import RelativeStamps, Stamp, parse_header, par
 MAX_LINE: Final = 1 << 20
 """Longer lines are truncated (characters); kernel messages have about 1000."""
 
-_MAX_RECORD_LINES: Final = 2000
+_MAX_RECORD_LINES: Final = 1 << 16
 _MAX_DEPTH: Final = 20
 # Field names in lower case, in order of precedence.
 TEXT_FIELDS: Final = ("message", "msg", "log", "line", "short_message", "textpayload", "_raw", "@message", "_msg",
@@ -50,7 +50,10 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _REPEATED = re.compile(r"message repeated \d+ times: \[ ?")
 _NEXT_MESSAGE: Final = re.compile(r"\n|\d{2,5} (?=<\d{1,3}>1 \d{4}-)")
 # Log stores merge lines, and syslog over TCP separates messages by their length alone (RFC 6587).
-_JSON_LINE = re.compile(r'"|[}\]],?\Z|[\[{](?:\s*[\[{])?\Z|},\s*\{\Z|-?\d[\d.eE+-]*,?\Z|(?:true|false|null),?\Z')
+_JSON_LINE = re.compile(r'"|[}\]],?\Z|[\[{](?:\s*[\[{])?\Z|},?\s*\{\Z|-?\d[\d.eE+-]*,?\Z|(?:true|false|null),?\Z')
+_LOWERING_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=lambda pairs: {name.lower(): value for name, value in pairs}
+)
 _OPENINGS: Final = ("{", "[", "[{", "[ {")
 _BEGINNINGS: Final = ("{", "[", " ", "\t", "_", "\x1e", "d")
 _HOST_LINE: Final = re.compile(
@@ -159,27 +162,30 @@ class EntryReader:
         return parts
 
     def _read_json(self, line: str) -> Iterator[Entry]:
-        """Read a line of pretty-printed JSON; each object in an array is an entry."""
+        """Read a line of pretty-printed JSON; elements of an outermost list are documents."""
         bare = line.strip()
         if bare and not _JSON_LINE.match(bare):
             # A brace in a text log, or truncated JSON.
-            self._kind = ""
+            yield from self._finish()
             yield from self._read(line)
-        elif bare in _OPENINGS:
-            self._record, self._depth = [], int(bare[-1] == "{")
-        elif bare[:1] == "}" and self._depth == 1:
-            entries = json_entries("{" + "\n".join(self._record) + "}", self.number)
+            return
+        is_end = bare[:1] == "}" and self._depth == 1
+        if self._depth or bare[-1:] == "{":
+            self._record.append("}" if is_end else bare if self._depth else "{")
+            self._depth += bare.endswith(("{", "[")) - bare.startswith(("}", "]"))
+        is_long = len(self._record) > (_MAX_RECORD_LINES if bare in _OPENINGS else 2 * _MAX_RECORD_LINES)
+        if is_end or is_long:
+            text = "\n".join(self._record)
+            entries = json_entries(text, self.number) or list(_innermost(self._record, self.number))
             self.extra += max(len(entries) - 1, 0)
             yield from entries
-            self._record, self._depth = [], int(bare[-1] == "{")
-        elif self._depth and len(self._record) < _MAX_RECORD_LINES:
-            self._depth += bare.endswith(("{", "[")) - bare.startswith(("}", "]"))
-            self._record.append(bare)
-        elif self._depth:
-            self._kind = ""
+            is_begun = bare[-1] == "{"
+            self._record, self._depth = ["{"] * is_begun, int(is_begun)
 
     def _finish(self) -> Iterator[Entry]:
         kind, self._kind = self._kind, ""
+        if kind == "json":
+            yield from _innermost(self._record, self.number)
         if kind not in ("export", "verbose"):
             return
         fields: dict[str, str] = {}
@@ -207,12 +213,17 @@ def plain_entry(number: int, line: str) -> Entry:
 
 
 def json_entries(text: str, number: int) -> list[Entry]:
-    """Return the messages of a JSON document; empty if it is not a log."""
+    """Return the messages of JSON documents in sequence; empty if they are not a log, or other text follows."""
+    documents, place = list[Any](), 0
     try:
-        document = json.loads(text, object_pairs_hook=lambda pairs: {name.lower(): value for name, value in pairs})
+        while place < len(text):
+            document, end = _LOWERING_DECODER.raw_decode(text, place)
+            documents.append(document)
+            place = len(text) - len(text[end:].lstrip())
     except (ValueError, RecursionError):
         return []
-    entries = [entry for record in _records(document) if (entry := _entry(record, number)) is not None]
+    records = (record for document in documents for record in _records(document))
+    entries = [entry for record in records if (entry := _entry(record, number)) is not None]
     return [part for entry in entries for part in _parts(entry)]
 
 
@@ -233,6 +244,20 @@ def _parts(entry: Entry) -> Sequence[Entry]:
         # A line without a header has that of the line before, as has an indented one.
         return [entry._replace(text=first), *(entry._replace(text=f" {line}") for line in others)]
     return (entry,)
+
+
+def _innermost(lines: Sequence[str], number: int) -> Iterator[Entry]:
+    """Yield the messages of the innermost objects of a document that is truncated or too long."""
+    record, depth = list[str](), 0
+    for bare in lines:
+        if bare in _OPENINGS:
+            record, depth = [], int(bare[-1] == "{")
+        elif bare[:1] == "}" and depth == 1:
+            yield from json_entries("{" + "\n".join(record) + "}", number)
+            record, depth = [], int(bare[-1] == "{")
+        elif depth:
+            depth += bare.endswith(("{", "[")) - bare.startswith(("}", "]"))
+            record.append(bare)
 
 
 def _records(document: Any, parent: Mapping[str, Any] | None = None, depth: int = 0) -> Iterator[Mapping[str, Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from foundation.errors import InputError
-from telemetry.importing.files.json_tables import json_values
+from telemetry.importing.files.json_documents import json_values
 from telemetry.importing.files.otlp import BAD_EXPORT, otlp_lines
 from telemetry.packing import open_packed
 from telemetry.values.dates import read_dates
@@ -57,12 +57,10 @@ def _of_json(path: Path) -> Iterator[str]:
             except BAD_EXPORT as error:
                 yield f"no metrics of OpenTelemetry ({error!r}): {str(value)[:60]}"
             continue
-        answer = value.get("data") if isinstance(value, Mapping) else None  # a file may hold several responses
-        for series in answer.get("result") or () if isinstance(answer, Mapping) else (value,):
-            try:
-                yield from _of_series(series)
-            except BAD_EXPORT:
-                yield f"no series: {str(series)[:60]}"
+        try:
+            yield from _of_series(value)
+        except BAD_EXPORT:
+            yield f"no series: {str(value)[:60]}"
 
 
 def _of_series(series: Mapping[str, Any]) -> list[str]:

@@ -271,6 +271,26 @@ WHOLE = {
     "repeated": f"2026-03-01T02:20:00Z node-0 kernel: message repeated 12 times: [ {XID}]",
 }
 FORMS = {name: prefix + XID for name, prefix in PLAIN.items()} | WHOLE
+
+
+def documents(form: str) -> list[object]:
+    """Return a form and its like of another GPU as JSON documents; empty if it is not JSON."""
+    try:
+        return [json.loads(form), json.loads(form.replace("0000:10:00", "0000:20:00"))]
+    except ValueError:
+        return []
+
+
+MANY_DOCUMENTS = {
+    f"{name}, {kind}": separator.join(json.dumps(document, indent=indent) for document in documents(form))
+    for name, form in WHOLE.items()
+    for kind, indent, separator in (
+        ("pretty", 4, "\n"),
+        ("pretty without line ends", 2, ""),
+        ("in one line", None, " "),
+    )
+    if documents(form) and "bytes" not in name
+}
 RULES = f"kernel_log: {{node: node-0, timezone: UTC, reference_time: 2026-03-02T00:00:00Z, boot_time: {BOOT_TIME}}}"
 
 
@@ -291,6 +311,22 @@ def test_every_form_gives_the_event_its_instant_and_its_node(form: str) -> None:
     names_node = "node-0" in FORMS[form].lower()
     assert event["node"].lower().split(".")[0] == ("node-0" if names_node else "here")
     assert log.accounting.tables["kernel log lines"].unaccounted == 0
+
+
+@pytest.mark.parametrize("form", MANY_DOCUMENTS)
+def test_documents_in_one_file_are_all_read(form: str) -> None:
+    log = parse_kernel_log(
+        MANY_DOCUMENTS[form].split("\n"),
+        node="node-0",
+        timezone=UTC,
+        reference_time=datetime(2026, 3, 2, tzinfo=UTC),
+        boot_time=datetime.fromisoformat(BOOT_TIME),
+    )
+    events = log.events.sort_values("pci_bus_id")
+    assert events["pci_bus_id"].tolist() == ["00000000:10:00", "00000000:20:00"]
+    assert set(zip(events["node"], events["code"], strict=True)) == {("node-0", "79")}
+    assert (events["timestamp"] - WHEN).abs().max() < timedelta(seconds=1)
+    assert log.unparsed == []
 
 
 def test_forms_in_files_reach_the_dataset(tmp_path: Path) -> None:

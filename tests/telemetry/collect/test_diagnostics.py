@@ -82,6 +82,11 @@ def test_a_table_is_read_as_far_as_it_names_its_gpus(
         assert {verdict.index: verdict.code for verdict in read_diagnostics(report, indices=known)} == expected
 
 
+def test_a_report_of_several_runs_is_refused():
+    with pytest.raises(InputError, match="2 runs"):
+        read_diagnostics((DATA / "dcgm4.json").read_text() * 2)
+
+
 def test_a_test_may_be_skipped_where_the_operator_says_so():
     assert verdicts("dcgm4_eud.json")["0"] == ("inconclusive", "eud: skipped")
     assert verdicts("dcgm4_eud.json", may_skip=["EUD"])["0"] == ("pass", None)

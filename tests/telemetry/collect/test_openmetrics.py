@@ -139,6 +139,7 @@ def exports(text: str) -> dict[str, str]:
         "otlp.json": "\n".join(map(json.dumps, requests)),
         "range.json": json.dumps({"status": "success", "data": {"resultType": "matrix", "result": ranges}}),
         "ranges.jsonl": "\n".join(map(json.dumps, answers)),
+        "ranges.json": "\n".join(json.dumps(answer, indent=2) for answer in answers),
         "promtool.json": json.dumps(ranges, indent=1),
         "victoria.jsonl": "\n".join(
             json.dumps(

@@ -179,7 +179,7 @@ def test_a_library_that_is_not_installed_is_not_compared(bundle, monkeypatch):
     rewrite(bundle, lambda m: m["libraries"].update(xgboost="9.0.0"))
     assert load_bundle(bundle).profile == "mean_rank"
     rewrite(bundle, lambda m: m["libraries"].update(numpy="1.26.0"))
-    assert refuse(bundle).what.startswith("the bundle was written with numpy 1.26.0, this is 2")
+    assert refuse(bundle).what.startswith("the bundle was written with numpy 1.26.0, but this is 2")
 
 
 def replaced(bundle, file, content):

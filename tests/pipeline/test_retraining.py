@@ -365,5 +365,5 @@ def test_a_bundle_of_another_question_is_refused(world, small_fleet: Path, tmp_p
     other = FeatureMatrix(matrix.path, matrix.meta)
     bundle = load_bundle(folder / "early")
     bundle.manifest["params"]["labels"]["horizon"] = "2d"
-    with pytest.raises(InputError, match=r"early was trained for labels\.horizon 2d, the matrix has 1d"):
+    with pytest.raises(InputError, match=r"early was trained for labels\.horizon 2d, but the matrix has 1d"):
         untouched(other, [("early", bundle)], timedelta(days=28))

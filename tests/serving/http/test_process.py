@@ -68,7 +68,7 @@ def test_the_command_answers_and_ends_orderly(tmp_path: Path) -> None:
         (["--listen", "0.0.0.0:0"], "any client that reaches 0.0.0.0 could read risks (--listen without --tokens)."),
         (
             ["--model", "bundle", "--state", "s"],
-            "only the champion's bundle is kept (--state without --model champion).",
+            "only the champion's bundle is cached (--state without --model champion).",
         ),
         (["--tokens", "nowhere"], "the token file cannot be read: No such file or directory (nowhere)."),
     ],

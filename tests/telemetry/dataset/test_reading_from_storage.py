@@ -88,7 +88,9 @@ def test_a_dataset_that_is_replaced_in_place_is_refused_until_its_json_is_there(
     name = Dataset.open(place).sample_files()[0].path
     with storage.direct.open_output_stream(f"{place.root}/{name}") as stream:
         stream.write((second.path / name).read_bytes())
-    with pytest.raises(InputError, match=rf"{name} was uploaded after dataset\.json, one of 1 .*upload dataset\.json"):
+    with pytest.raises(
+        InputError, match=rf"files were uploaded after dataset\.json \(1, such as {name}\).*upload dataset\.json"
+    ):
         Dataset.open(place)
 
 

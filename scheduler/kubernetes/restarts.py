@@ -16,6 +16,7 @@ _HEADS: Final = (("ray.io/node-type", "head", "Ray"), ("dask.org/component", "sc
 _ENDS: Final = ("AbortJob", "TerminateJob", "CompleteJob")  # actions of a Volcano policy
 _ON_EVICTION: Final = {"PodEvicted", "PodFailed", "*"}  # an evicted pod fails before it is removed
 _RETRIES: Final = 6  # default backoffLimit of a Job
+_VOLCANO_RETRIES: Final = 3  # default maxRetry of a Volcano Job
 _REPLICATED_JOB: Final = "jobset.sigs.k8s.io/replicatedjob-name"
 _INDEX_FAILURES: Final = "batch.kubernetes.io/job-index-failure-count"
 _BY_SIGNAL: Final = (137, 143)  # exit codes after SIGKILL and SIGTERM
@@ -41,6 +42,12 @@ class RestartCheck:
             if (group, kind) == ("batch.volcano.sh", "Job"):
                 job = self._reads.object(_path(pod, "batch.volcano.sh/v1alpha1", "jobs", name), "jobs.batch.volcano.sh")
                 return _fails_volcano(job, labels.get("volcano.sh/task-spec"))
+            if group == "kubeflow.org" and not mpi and str(kind).endswith("Job"):
+                resource = f"{str(kind).lower()}s"
+                job = self._reads.object(_path(pod, "kubeflow.org/v1", resource, name), f"{resource}.kubeflow.org")
+                # the operator counts further retries in memory, and a restart of it starts anew
+                fails = (job["spec"].get("runPolicy") or {}).get("backoffLimit") == 0
+                return f"{kind} {name} has a backoffLimit of 0, and an eviction counts as a failure" if fails else None
             if mpi:  # mpirun in the launcher fails with any of its workers
                 name = f"{name}-launcher"
             elif (group, kind) != ("batch", "Job"):
@@ -105,12 +112,18 @@ def _restarts(jobset: Object, part: str | None, reason: str) -> bool:
 
 def _fails_volcano(job: Object, task: str | None) -> str | None:
     """Return why a Volcano Job ends when a pod of a task is evicted; None if it creates another pod."""
-    spec = job["spec"]
+    spec, name = job["spec"], job["metadata"]["name"]
+    retries = int(spec.get("maxRetry") or _VOLCANO_RETRIES) - int((job.get("status") or {}).get("retryCount") or 0)
     of_task = [policy for entry in spec.get("tasks") or () if entry.get("name") == task
                for policy in entry.get("policies") or ()]  # fmt: skip
     for policy in (*of_task, *(spec.get("policies") or ())):
-        if policy.get("action") in _ENDS and _ON_EVICTION & {policy.get("event"), *(policy.get("events") or ())}:
-            return f"Job {job['metadata']['name']} ends with an evicted pod (policy {policy['action']})"
+        action = str(policy.get("action"))
+        if not _ON_EVICTION & {policy.get("event"), *(policy.get("events") or ())}:
+            continue
+        if action in _ENDS:
+            return f"Job {name} ends with an evicted pod (policy {action})"
+        if action.startswith("Restart") and retries <= 1:
+            return f"Job {name} would fail: an evicted pod restarts it (policy {action}), and no retry is left"
     return None
 
 

@@ -86,7 +86,7 @@ class SlurmJob:
     ``comment``: its ``comment``, ``extra`` and ``admin_comment``.
     ``start_by``: aware; a later restart could not end by its ``--deadline``, so Slurm would remove the job.
     ``held``: its priority is 0 (``scontrol hold``): after a requeue it would stay pending.
-    ``burst_buffer``: it has data in a burst buffer.
+    ``burst_buffer``: it has data in a burst buffer. ``cron``: it is a job of ``scrontab``.
     """
 
     number: int
@@ -106,6 +106,7 @@ class SlurmJob:
     needs: Requirements = Requirements()
     start_by: datetime | None = None
     burst_buffer: bool = False
+    cron: bool = False
 
     @property
     def state(self) -> WorkState:
@@ -194,6 +195,7 @@ def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:
         started, _end(row, started), row.get("requeue") is True, row.get("batch_flag") is True, comment,
         number(row.get("priority")) == 0 or row.get("hold") is True, _requirements(row, len(nodes)),
         _start_by(row), bool(_text(row.get("burst_buffer"))),
+        bool(row.get("cron")) or "CRON_JOB" in str(row.get("flags")),
     )  # fmt: skip
 
 

@@ -218,6 +218,8 @@ def _loss(job: SlurmJob, now: datetime) -> str | None:
         return "it cannot be requeued (--no-requeue)"
     if job.burst_buffer:
         return "a requeue may remove the data in its burst buffer"
+    if job.cron:
+        return "a requeue would postpone it to the next time in its scrontab"
     late = job.start_by is not None and now >= job.start_by
     return "after a requeue it could not end before its --deadline" if late else None
 

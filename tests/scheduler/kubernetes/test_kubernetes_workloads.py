@@ -399,7 +399,6 @@ HEAD = {"ray.io/node-type": "head"}
         ("actions.summerwind.dev", "Runner", {}, {}, True),
         ("flyte.lyft.com", "flyteworkflow", {}, {}, True),
         ("kubeflow.org", "PyTorchJob", {"restartPolicy": "Never"}, {}, True),
-        ("kubeflow.org", "PyTorchJob", {"restartPolicy": "OnFailure"}, {}, False),
         ("ray.io", "RayCluster", {}, HEAD, True),
         ("ray.io", "RayCluster", {}, {**HEAD, "ray.io/originated-from-crd": "RayJob"}, True),
         ("ray.io", "RayCluster", {}, {**HEAD, "ray.io/originated-from-crd": "RayService"}, False),

@@ -1,4 +1,4 @@
-"""Which evictions end the work of a pod for good: retries and policies of Jobs, JobSets, Volcano and MPI."""
+"""Which evictions end the work of a pod for good: retries and policies of Jobs, JobSets, Volcano, MPI, PyTorch."""
 
 import pytest
 
@@ -101,6 +101,11 @@ def event(name: str, action: str) -> Raw:
     [
         ({}, False),
         ({"policies": [event("PodEvicted", "RestartJob")]}, False),
+        ({"policies": [event("PodEvicted", "RestartTask")], "retried": 1}, False),
+        ({"policies": [event("PodEvicted", "RestartJob")], "retried": 2}, True),
+        ({"policies": [event("PodEvicted", "RestartJob")], "maxRetry": 9, "retried": 2}, False),
+        ({"policies": [event("TaskCompleted", "RestartJob")], "maxRetry": 1}, False),
+        ({"maxRetry": 1}, False),
         ({"policies": [event("PodEvicted", "AbortJob")]}, True),
         ({"policies": [{"events": ["TaskCompleted", "*"], "action": "CompleteJob"}]}, True),
         ({"policies": [event("PodEvicted", "RestartJob"), event("PodFailed", "TerminateJob")]}, True),
@@ -110,13 +115,24 @@ def event(name: str, action: str) -> Raw:
     ],
 )
 def test_a_volcano_job_that_ends_with_an_evicted_pod_keeps_it(restarts, world, spec, lost):
-    world.put(
-        "/apis/batch.volcano.sh/v1alpha1/namespaces/team/jobs/train", {"metadata": {"name": "train"}, "spec": spec}
-    )
+    content = {"metadata": {"name": "train"}, "spec": spec, "status": {"retryCount": spec.pop("retried", 0)}}
+    world.put("/apis/batch.volcano.sh/v1alpha1/namespaces/team/jobs/train", content)
     mine = {"metadata": {"name": "a", "namespace": "team", "labels": {"volcano.sh/task-spec": "worker"}}}
     owner = {"kind": "Job", "apiVersion": "batch.volcano.sh/v1alpha1", "name": "train"}
     assert (restarts.permanent_failure(mine, owner) is not None) is lost
     assert "not found" in restarts.permanent_failure(mine, {**owner, "name": "gone"})
+
+
+@pytest.mark.parametrize(("policy", "lost"), [({"backoffLimit": 0}, True), ({"backoffLimit": 1}, False), (None, False)])
+def test_a_training_job_without_a_retry_keeps_its_pods(restarts, world, policy, lost):
+    path = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/train"
+    world.put(path, {"metadata": {"name": "train"}, "spec": {"runPolicy": policy}})
+    mine = {"metadata": {"name": "a", "namespace": "team"}, "spec": {"restartPolicy": "OnFailure"}}
+    owner = {"kind": "PyTorchJob", "apiVersion": "kubeflow.org/v1", "name": "train"}
+    assert (restarts.permanent_failure(mine, owner) is not None) is lost
+    world.fail("GET", "/pytorchjobs/other", 403, content={"message": "forbidden"})
+    why = restarts.permanent_failure(mine, {**owner, "name": "other"})
+    assert "lacks the right to get pytorchjobs.kubeflow.org" in why
 
 
 def test_a_job_that_cannot_be_read_keeps_its_pod_and_the_missing_right_is_named(restarts, world):

@@ -252,6 +252,18 @@ def test_nodes_in_one_block_and_burst_buffers_are_read(field, tied):
     assert (job.needs.contiguous, job.burst_buffer) == (tied, tied)
 
 
+@pytest.mark.parametrize(
+    ("field", "cron"),
+    [
+        ({"cron": {"minute": "0", "hour": "3"}}, True),
+        ({"flags": ["CRON_JOB"], "cron": ""}, True),
+        ({"cron": ""}, False),
+    ],
+)
+def test_a_job_of_a_crontab_is_known(field, cron):
+    assert job_of(job_row(5, "n0", **field), "gpu").cron is cron
+
+
 def test_a_job_that_cannot_be_read_spoils_the_list(tmp_path):
     fake = FakeSlurm(tmp_path / "bin")
     fake.tell(jobs=[job_row(5, "n0"), job_row(0, "n0")])

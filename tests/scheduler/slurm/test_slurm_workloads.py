@@ -166,6 +166,7 @@ def test_an_answer_is_a_changed_comment_whatever_the_clock_of_the_job_says(world
         ({"held": True}, "it is held"),
         ({"start_by": T0}, "before its --deadline"),
         ({"burst_buffer": True}, "the data in its burst buffer"),
+        ({"cron": True}, "to the next time in its scrontab"),
         ({"needs": Requirements(nodes=frozenset({"n0"}))}, "on this node only: it requires n0"),
         ({"needs": Requirements(partitions=frozenset({"small"}))}, "this node only: it needs 2 nodes (partition"),
         ({"needs": Requirements(partitions=frozenset({"closed"}))}, "this node only: its partition closed is DOWN"),

@@ -57,11 +57,11 @@ class Fleets:
         self.params = folder / "light.yaml"
         self.params.write_text(LIGHT)
 
-    def assess(self, scenario: str, acceleration: float, gpus: int = 64) -> Path:
+    def assess(self, scenario: str, acceleration: float) -> Path:
         """Assess a fleet, and give the folder that it was written to."""
         dataset, out = self.folder / f"{scenario}-{acceleration:g}", self.folder / f"{scenario}-{acceleration:g}-out"
         if not out.exists():
-            simulate(dataset, gpus=gpus, days=45, seed=101, scenario=scenario, acceleration=acceleration)
+            simulate(dataset, gpus=64, days=45, seed=101, scenario=scenario, acceleration=acceleration)
             (out / "verdict.txt").write_text(self.run(dataset, out))
         return out
 
@@ -82,7 +82,7 @@ def read(out: Path) -> dict:
 
 
 def test_failures_that_announce_themselves_are_predictable_and_the_ladder_says_what_pays(fleets):
-    out = fleets.assess("announced", 40, gpus=128)
+    out = fleets.assess("announced", 80)
     content, text = read(out), (out / "verdict.txt").read_text()
     assert content["predictable"]["answer"] == "yes"
     assert "YES" in text
@@ -100,9 +100,9 @@ ROW = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("scenario", "rate", "gpus"), [("announced", 40, 128), ("noprecursor", 90, 64)])
-def test_the_ladder_has_a_row_a_rung_and_a_recommended_one_never_loses(fleets, scenario, rate, gpus):
-    content = read(fleets.assess(scenario, rate, gpus=gpus))
+@pytest.mark.parametrize(("scenario", "rate"), [("announced", 80), ("noprecursor", 90)])
+def test_the_ladder_has_a_row_a_rung_and_a_recommended_one_never_loses(fleets, scenario, rate):
+    content = read(fleets.assess(scenario, rate))
     assert [row["rung"] for row in content["ladder"]] == list(RUNGS)
     for row in content["ladder"]:
         assert {name: type(row[name]) for name in ROW} == ROW
@@ -117,9 +117,9 @@ def test_the_ladder_has_a_row_a_rung_and_a_recommended_one_never_loses(fleets, s
 
 
 def test_gangs_of_the_operators_size_are_replayed_on_the_same_scores(fleets):
-    single = fleets.assess("announced", 40, gpus=128)
+    single = fleets.assess("announced", 80)
     out = shutil.copytree(single, fleets.folder / "gangs-out")
-    fleets.run(fleets.folder / "announced-40", out, "--gpus-per-job", "64", "--no-checkpoint-on-request")
+    fleets.run(fleets.folder / "announced-80", out, "--gpus-per-job", "64", "--no-checkpoint-on-request")
     content, before = read(out), read(single)
     assert content["predictable"] == before["predictable"]
     assert (content["jobs"]["from"], content["jobs"]["mean_gpus_by_gpu_hours"]) == ("a generated load", 64)
@@ -136,7 +136,7 @@ def test_more_gpus_than_there_are_is_refused(fleets, option):
 
 
 def test_the_page_needs_nothing_else_has_the_verdict_first_and_escapes_what_it_is_given(fleets, tmp_path):
-    page = (fleets.assess("announced", 40, gpus=128) / "index.html").read_text()
+    page = (fleets.assess("announced", 80) / "index.html").read_text()
     assert "<h1>YES. Failures are predictable here.</h1>" in page
     order = [
         page.index(part)
@@ -216,7 +216,7 @@ def test_a_fleet_without_failures_is_said_to_have_none(fleets):
 
 
 def test_the_three_commands_that_it_names_run_as_they_stand_and_take_the_recommended_settings(fleets, monkeypatch):
-    out = fleets.assess("announced", 40, gpus=128)
+    out = fleets.assess("announced", 80)
     lines = (out / "verdict.txt").read_text().split("Next steps\n")[1].splitlines()
     train, score, act = (line.split()[1:] for line in lines)
     monkeypatch.chdir(fleets.folder)
@@ -225,7 +225,7 @@ def test_the_three_commands_that_it_names_run_as_they_stand_and_take_the_recomme
     chosen = read(out)["settings"]
     (summary,) = (out / "scores" / "decisions").rglob("summary.json")
     assert json.loads(summary.read_text())["thresholds"] == pytest.approx(chosen["thresholds"], rel=1e-3)
-    nodes = sorted(Dataset.open(fleets.folder / "announced-40").inventory()["node"].unique())
+    nodes = sorted(Dataset.open(fleets.folder / "announced-80").inventory()["node"].unique())
     cluster = {"format": 1, "nodes": [{"name": name, "cluster": "c", "group": "g"} for name in nodes]}
     (fleets.folder / "cluster.json").write_text(json.dumps(cluster))
     act[act.index("kubernetes")] = "file"

@@ -167,36 +167,39 @@ def test_lines_with_lists_of_their_own_installation_rows(tmp_path: Path) -> None
 MAPPING = "timezone: UTC\nevents: {columns: {Title: [type, node], Opened: timestamp}}\n"
 
 
-@pytest.mark.parametrize(
-    ("title", "nodes", "number", "kind"),
-    [
-        ("node-0: GPU is lost", ["node-0"], None, "failure"),
-        (f"NODE-1.cluster.local {gpu(3)} fell off the bus", ["node-1"], 3, "failure"),
-        ("XID 79 on node-0, GPU 00000000:11:00.0", ["node-0"], 1, "xid"),
-        ("node-0 GPU 0000:11:00 and GPU 0000:10:00 lost", ["node-0"], "several", "failure"),
-        ("node-1: GPU failed at 00:10:00", ["node-1"], None, "failure"),
-        ("GPU 1 on node-0 fell off the bus", ["node-0"], 1, "failure"),
-        ("node-1: gpu #01: XID 79", ["node-1"], 3, "xid"),
-        ("node-0: GPU index 1 (0000:11:00.0) lost", ["node-0"], 1, "failure"),
-        (f"node-1: GPU 1 lost, serial of {gpu(2)}", ["node-1"], "several", "failure"),
-        ("node-0: GPUs 0-1 lost", ["node-0"], "several", "failure"),
-        ("node-0: GPU 0 and GPU 1 lost", ["node-0"], "several", "failure"),
-        ("node-0: GPU 7 lost", ["node-0"], None, "failure"),
-        ("node-0: GPU 1 of 2 lost", ["node-0"], None, "failure"),
-        ("node-0: GPU 1 GiB, 0.5 V: lost", ["node-0"], None, "failure"),
-        ("node-0 drained for GPU 1", ["node-0"], None, "drain"),
-        ("node-0 and node-1: GPUs lost", [], None, None),
-        ("GPU lost on 0", [], None, None),
-    ],
-)
-def test_a_title_may_name_the_node_and_the_gpu(
-    tmp_path: Path, title: str, nodes: list[str], number: int | str | None, kind: str | None
-) -> None:
-    events = imported(tmp_path, "t.csv", f'Opened,Title\n2026-03-01 01:00,"{title}"\n', MAPPING)
-    assert events["node"].tolist() == nodes
-    assert events["gpu"].tolist() == [gpu(number) if isinstance(number, int) else None] * len(nodes)
-    assert events["type"].tolist() == [kind] * len(nodes)
-    assert events.attrs["counts"].get(SEVERAL_IN_TEXT, 0) == int(number == "several")
+TITLES = [
+    ("node-0: GPU is lost", "node-0", None, "failure"),
+    (f"NODE-1.cluster.local {gpu(3)} fell off the bus", "node-1", 3, "failure"),
+    ("XID 79 on node-0, GPU 00000000:11:00.0", "node-0", 1, "xid"),
+    ("node-0 GPU 0000:11:00 and GPU 0000:10:00 lost", "node-0", "several", "failure"),
+    ("node-1: GPU failed at 00:10:00", "node-1", None, "failure"),
+    ("GPU 1 on node-0 fell off the bus", "node-0", 1, "failure"),
+    ("node-1: gpu #01: XID 79", "node-1", 3, "xid"),
+    ("node-0: GPU index 1 (0000:11:00.0) lost", "node-0", 1, "failure"),
+    (f"node-1: GPU 1 lost, serial of {gpu(2)}", "node-1", "several", "failure"),
+    ("node-0: GPUs 0-1 lost", "node-0", "several", "failure"),
+    ("node-0: GPU 0 and GPU 1 lost", "node-0", "several", "failure"),
+    ("node-0: GPU 7 lost", "node-0", None, "failure"),
+    ("node-0: GPU 1 of 2 lost", "node-0", None, "failure"),
+    ("node-0: GPU 1 GiB, 0.5 V: lost", "node-0", None, "failure"),
+    ("node-0 drained for GPU 1", "node-0", None, "drain"),
+    ("node-0 and node-1: GPUs lost", None, None, None),
+    ("GPU lost on 0", None, None, None),
+]
+"""A title, and what it names: the node or none, the number of the GPU, the type of event."""
+
+
+def test_a_title_may_name_the_node_and_the_gpu(tmp_path: Path) -> None:
+    text = "".join(f'2026-03-01 {hour:02}:00,"{title}"\n' for hour, (title, *_) in enumerate(TITLES, 1))
+    events = imported(tmp_path, "t.csv", f"Opened,Title\n{text}", MAPPING)
+    expected = [
+        (f"01 {hour:02}:00", node, gpu(number) if isinstance(number, int) else None, kind)
+        for hour, (_, node, number, kind) in enumerate(TITLES, 1)
+        if node is not None
+    ]
+    read = events.sort_values("clock")[["clock", "node", "gpu", "type"]]
+    assert list(read.itertuples(index=False, name=None)) == expected
+    assert events.attrs["counts"][SEVERAL_IN_TEXT] == [number for _, _, number, _ in TITLES].count("several")
 
 
 @pytest.mark.parametrize(

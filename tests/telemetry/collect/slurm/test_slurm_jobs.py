@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from telemetry.accounting import Accounting
-from telemetry.collect.slurm.jobs import UNREADABLE, Job, gpus_of, jobs_table, read_sacct, read_squeue
+from telemetry.collect.slurm.jobs import UNREADABLE, Job, jobs_table, read_sacct, read_squeue
 from telemetry.dataset.schema import JOBS
 from tests.clock import NOW
 
@@ -69,21 +69,6 @@ def test_what_is_left_out_is_counted_where_it_cannot_be_read(line: str, unreadab
     assert read_sacct(line, accounting) == []
     assert accounting.tables["jobs"].left_out.total() == 1
     assert accounting.tables["jobs"].left_out[UNREADABLE] == unreadable
-
-
-@pytest.mark.parametrize(
-    ("written", "gpus"),
-    [
-        ("cpu=8,mem=64G,node=1,billing=8,gres/gpu=4,gres/gpu:h100=4", 4),
-        ("cpu=8,gres/gpu:a100=2,gres/gpu:h100=4", 6),
-        ("gpu:ampere:0(IDX:N/A)", 0),
-        ("gpu:a:2(IDX:0,1),gpu:b:1(IDX:4),shard:8", 3),
-        ("gres:gpu:h100:2", 2),
-        ("gres:gpu", 1),
-    ],
-)
-def test_gpus_in_resources(written: str, gpus: int):
-    assert gpus_of(written) == gpus
 
 
 def later(number: int, *, given: bool = True) -> dict[str, Any]:

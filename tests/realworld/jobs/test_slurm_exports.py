@@ -156,24 +156,28 @@ def test_a_number_that_looks_like_a_step_is_a_job_where_there_is_no_such_job(tmp
     assert [job[0] for job in jobs] == ["12.0", "13", "train.4"]
 
 
-@pytest.mark.parametrize(
-    ("hosts", "nodes"),
-    [
-        *(("node-0/0*8+node-1/0*8", [0, 1]), ("node-1/0+node-1/1+node-0/0", [0, 1]), ("node-0/0-7,9", [0])),
-        *(("8*node-0:8*node-1", [0, 1]), ("node-1:node-1:node-0", [0, 1]), ("4*node-1", [1]), ("NODE-1.cluster", [1])),
-        *(("node-0:9400", [0]), ("node-0/0*8+", []), ("8*node-0:*node-1", [])),
-        *(("node-0 node-1", [0, 1]), ("node-0|NODE-1", [0, 1]), ("['node-0', 'node-1']", [0, 1])),
-    ],
-)
-def test_hosts_of_pbs_and_lsf(tmp_path: Path, hosts: str, nodes: list[int]) -> None:
-    text = (
-        "JOBID;STAT;EXEC_HOST;START_TIME;FINISH_TIME;GPU_NUM\n"
-        f"7;DONE;{hosts};Sun Mar  1 00:00:00 2026;Sun Mar  1 01:00:00 2026;4\n"
-        "8;RUN;node-1;Sun Mar  1 00:30:00 2026;Sun Mar  1 02:00:00 2026;1\n9;PEND;-;-;-;-\n"
-    )
+HOSTS = [
+    *(("node-0/0*8+node-1/0*8", [0, 1]), ("node-1/0+node-1/1+node-0/0", [0, 1]), ("node-0/0-7,9", [0])),
+    *(("8*node-0:8*node-1", [0, 1]), ("node-1:node-1:node-0", [0, 1]), ("4*node-1", [1]), ("NODE-1.cluster", [1])),
+    *(("node-0:9400", [0]), ("node-0/0*8+", []), ("8*node-0:*node-1", [])),
+    *(("node-0 node-1", [0, 1]), ("node-0|NODE-1", [0, 1]), ("['node-0', 'node-1']", [0, 1])),
+]
+
+
+def test_hosts_of_pbs_and_lsf(tmp_path: Path) -> None:
+    rows = [
+        f"{job};DONE;{hosts};Sun Mar  1 00:00:00 2026;Sun Mar  1 01:00:00 2026;4\n"
+        for job, (hosts, _) in enumerate(HOSTS, 10)
+    ]
+    text = "JOBID;STAT;EXEC_HOST;START_TIME;FINISH_TIME;GPU_NUM\n" + "".join(rows)
+    text += "8;RUN;node-1;Sun Mar  1 00:30:00 2026;Sun Mar  1 02:00:00 2026;1\n9;PEND;-;-;-;-\n"
     jobs, result = imported(tmp_path, "bjobs.csv", text, UTC, max_loss=1.0)
-    assert jobs[:-1] == [("7", f"node-{number}", "00:00", "01:00", 4 // len(nodes), "done") for number in nodes]
-    assert jobs[-1] == ("8", "node-1", "00:30", None, 1, None)
+    expected = [
+        (str(job), f"node-{number}", "00:00", "01:00", 4 // len(nodes), "done")
+        for job, (_, nodes) in enumerate(HOSTS, 10)
+        for number in nodes
+    ]
+    assert jobs == [*expected, ("8", "node-1", "00:30", None, 1, None)]
     assert dict(result.accounting.tables["jobs"].left_out)["has not started"] == 1
 
 

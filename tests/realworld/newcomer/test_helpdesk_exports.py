@@ -202,30 +202,34 @@ def test_a_title_may_name_the_node_and_the_gpu(tmp_path: Path) -> None:
     assert events.attrs["counts"][SEVERAL_IN_TEXT] == [number for _, _, number, _ in TITLES].count("several")
 
 
-@pytest.mark.parametrize(
-    ("hosts", "nodes"),
-    [
-        *(("node-[0-1]", [0, 1]), ("node-0,node-1", [0, 1]), ("node-1; node-0", [1, 0]), ("node-0 and node-1", [0, 1])),
-        *(("node-0 / NODE-1", [0, 1]), ("node-0\nnode-1", [0, 1]), ("node-[0-0]", [0])),
-        *(("node-[0-9]", []), ("node-0,other", []), ("node-[1", [])),
-    ],
-)
-def test_a_ticket_of_several_hosts_is_an_event_of_each(tmp_path: Path, hosts: str, nodes: list[int]) -> None:
-    text = f'Opened,Host,Summary,Resolved\n2026-03-01 01:00,"{hosts}",GPU lost,2026-03-01 02:00\n'
-    events = imported(tmp_path, "t.csv", text)
-    for kind in ("failure", "repair"):
-        assert events["node"][events["type"] == kind].tolist() == [f"node-{number}" for number in sorted(nodes)]
+HOSTS = [
+    *(("node-[0-1]", [0, 1]), ("node-0,node-1", [0, 1]), ("node-1; node-0", [0, 1]), ("node-0 and node-1", [0, 1])),
+    *(("node-0 / NODE-1", [0, 1]), ("node-0\nnode-1", [0, 1]), ("node-[0-0]", [0])),
+    *(("node-[0-9]", []), ("node-0,other", []), ("node-[1", [])),
+]
 
 
-@pytest.mark.parametrize(
-    "never",
-    ["", "-", "N/A", "Unknown", "never", "None", "Pending", "0000-00-00 00:00:00", "0001-01-01T00:00:00Z", "[N/A]"],
-)
-def test_a_ticket_without_an_end_is_open_however_that_is_written(tmp_path: Path, never: str) -> None:
+def test_a_ticket_of_several_hosts_is_an_event_of_each(tmp_path: Path) -> None:
     text = "Opened,Host,Summary,Resolved\n" + "".join(
-        f"2026-03-01 0{hour}:00,node-0,GPU lost,{end}\n" for hour, end in ((1, "2026-03-01 02:00"), (3, never))
+        f'2026-03-01 {hour:02}:00,"{hosts}",GPU lost,2026-03-01 {hour:02}:30\n' for hour, (hosts, _) in enumerate(HOSTS)
     )
-    assert imported(tmp_path, "t.csv", text)["type"].tolist() == ["failure", "repair", "failure"]
+    events = imported(tmp_path, "t.csv", text)
+    expected = [
+        (f"01 {hour:02}:{minute}", f"node-{number}", kind)
+        for hour, (_, nodes) in enumerate(HOSTS)
+        for minute, kind in (("00", "failure"), ("30", "repair"))
+        for number in nodes
+    ]
+    assert list(events[["clock", "node", "type"]].itertuples(index=False, name=None)) == expected
+
+
+def test_a_ticket_without_an_end_is_open_however_that_is_written(tmp_path: Path) -> None:
+    never = ["", "-", "N/A", "Unknown", "never", "None", "Pending", "[N/A]", "0000-00-00 00:00:00"]
+    never.append("0001-01-01T00:00:00Z")
+    text = "Opened,Host,Summary,Resolved\n" + "".join(
+        f"2026-03-01 {hour:02}:00,node-0,GPU lost,{end}\n" for hour, end in enumerate(["2026-03-01 00:30", *never])
+    )
+    assert imported(tmp_path, "t.csv", text)["type"].tolist() == ["failure", "repair", *["failure"] * len(never)]
 
 
 def test_a_list_of_repairs_with_its_own_words_keeps_them(tmp_path: Path) -> None:

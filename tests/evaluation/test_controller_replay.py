@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -193,31 +194,26 @@ def test_nodes_and_rounds_that_are_left_out_change_no_decision(seed):
     }
 
 
+@cache
+def agreed(repairs_name_gpus: bool, *planned: tuple[int, datetime, datetime]) -> ReplayMarks:
+    """The marks of one world, by replay and controller alike."""
+    world, load = random_world(101)
+    world.repairs_name_gpus, world.planned = repairs_name_gpus, list(planned)
+    fleet = world.fleet()
+    given = (fleet, world.scores(), world.events(), load, fleet.stage(POLICY, "hard"))
+    marks = Controlled(*given, reach=REACH).marks()
+    assert differing(ControllerOracle(*given, diagnostic="none", reach=REACH).marks(), marks, STEP) == []
+    return marks
+
+
 def test_repairs_that_name_no_gpu_change_no_mark():
-    marks = []
-    for named in (True, False):
-        world, load = random_world(101)
-        world.repairs_name_gpus = named
-        fleet = world.fleet()
-        given = (fleet, world.scores(), world.events(), load, fleet.stage(POLICY, "hard"))
-        marks.append(Controlled(*given, reach=REACH).marks())
-        assert differing(ControllerOracle(*given, diagnostic="none", reach=REACH).marks(), marks[-1], STEP) == []
-    assert len(marks[0].node) >= 4
-    assert differing(*marks, STEP) == []
+    assert len(agreed(True).node) >= 4
+    assert differing(agreed(True), agreed(False), STEP) == []
 
 
 def test_the_replay_leaves_a_node_alone_that_the_events_say_is_in_maintenance():
-    def marked(*planned):
-        world, load = random_world(101)
-        world.planned = list(planned)
-        fleet = world.fleet()
-        given = (fleet, world.scores(), world.events(), load, fleet.stage(POLICY, "hard"))
-        marks = Controlled(*given, reach=REACH).marks()
-        assert differing(ControllerOracle(*given, diagnostic="none", reach=REACH).marks(), marks, STEP) == []
-        return set(marks.node.tolist())
-
-    alone = min(marked())
-    assert alone not in marked((alone, T0, T0 + 400 * HOUR))
+    alone = min(agreed(True).node.tolist())
+    assert alone not in agreed(True, (alone, T0, T0 + 400 * HOUR)).node
 
 
 @pytest.mark.parametrize(("size", "pays"), [(2, False), (512, True)])

@@ -26,7 +26,7 @@ PLAN = SequencePlan(
 )
 SETTINGS = {
     "lightgbm": {"n_estimators": 10},
-    "cnn1d": {"epochs": 6, "filters": 8, "hidden": 8, "batch_size": 32, "learning_rate": 1e-2},
+    "cnn1d": {"epochs": 6, "filters": 8, "hidden": 8, "batch_size": 128, "learning_rate": 2e-2},
 }
 PLAIN = ModelsSection(
     profile="lightgbm",

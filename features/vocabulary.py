@@ -96,8 +96,8 @@ class FeatureColumn:
         categories: tuple[str, ...] = (),
     ) -> "FeatureColumn":
         """Build a column and its name from its parts."""
-        what = channel if scope is None else f"{scope}_{channel}"
-        parts = [group, what, statistic]
+        subject = channel if scope is None else f"{scope}_{channel}"
+        parts = [group, subject, statistic]
         if window is not None:
             parts.append(format_window(window))
         return cls("__".join(parts), group, channel, statistic, window, scope, unit, categories)
@@ -148,14 +148,14 @@ def _unknown(column: FeatureColumn) -> str:
 
 
 def _subject(column: FeatureColumn) -> str:
-    what = str(column.channel)
+    channel = str(column.channel)
     if column.group == "history":
         return f"{_counted(column)[1]} {_scope(column)}"
     if column.group == "static":
-        return STATIC_WORDS.get(what, what.replace("_", " "))
+        return STATIC_WORDS.get(channel, channel.replace("_", " "))
     if column.group == "gaps":
-        return {"samples": "samples", "channels": "channels", "node_units": "the node's GPUs"}.get(what, what)
-    return channel_words(what)
+        return {"samples": "samples", "channels": "channels", "node_units": "the node's GPUs"}.get(channel, channel)
+    return channel_words(channel)
 
 
 def _quantity(column: FeatureColumn, value: float) -> str:
@@ -277,9 +277,9 @@ def _static(column: FeatureColumn, value: float) -> str:
 
 
 def _counted(column: FeatureColumn) -> tuple[str, str]:
-    what = str(column.channel)
-    plain = what.replace("_", " ")
-    return COUNTED_WORDS.get(what, (f"{plain} event", f"{plain} events"))
+    event_kind = str(column.channel)
+    plain = event_kind.replace("_", " ")
+    return COUNTED_WORDS.get(event_kind, (f"{plain} event", f"{plain} events"))
 
 
 def _scope(column: FeatureColumn) -> str:

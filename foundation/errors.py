@@ -8,19 +8,19 @@ _MAX_LENGTH: Final = 5_000
 class InputError(Exception):
     """Invalid input; the command prints the error without a traceback and exits with status 1.
 
-    ``where``: file, row, column, node, GPU or parameter.
+    ``location``: file, row, column, node, GPU or parameter.
     """
 
-    def __init__(self, what: str, where: str, do: str) -> None:
-        super().__init__(what, where, do)
-        self.what = what
-        self.where = where
-        self.do = do
+    def __init__(self, problem: str, location: str, advice: str) -> None:
+        super().__init__(problem, location, advice)
+        self.problem = problem
+        self.location = location
+        self.advice = advice
 
     def __str__(self) -> str:
-        # `what` may quote a hostile value, which must not fill the log.
-        what = self.what if len(self.what) <= _MAX_LENGTH else f"{self.what[:_MAX_LENGTH]} …"
-        return f"{what} ({self.where}). {self.do}"
+        # `problem` may quote a hostile value, which must not fill the log.
+        problem = self.problem if len(self.problem) <= _MAX_LENGTH else f"{self.problem[:_MAX_LENGTH]} …"
+        return f"{problem} ({self.location}). {self.advice}"
 
 
 class TooEarlyError(InputError):

@@ -71,9 +71,9 @@ def disk_errors(target: Path) -> Iterator[None]:
         # Some of Arrow's OSErrors have no errno attribute, only the number in the message.
         in_text = re.search(r"[Ee]rrno (\d+)", str(error))
         code = error.errno or (int(in_text[1]) if in_text else 0)
-        for codes, what, do in _DISK_PROBLEMS:
+        for codes, problem, advice in _DISK_PROBLEMS:
             if code in codes:
-                raise InputError(what.format(reason=os.strerror(code)), f"while writing {target}", do) from error
+                raise InputError(problem.format(reason=os.strerror(code)), f"while writing {target}", advice) from error
         raise
 
 
@@ -154,16 +154,16 @@ def stamp_of(path: Path) -> tuple[int, ...]:
     return (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size)
 
 
-def take_lock(path: Path, what: str, where: str, do: str, *, mode: int = -1) -> AcquireReturnProxy[FileLock]:
+def take_lock(path: Path, problem: str, location: str, advice: str, *, mode: int = -1) -> AcquireReturnProxy[FileLock]:
     """Acquire a file lock without waiting; it is held until the context ends or its ``lock`` is released.
 
-    Raises ``InputError(what, where, do)`` if another process holds it.
+    Raises ``InputError(problem, location, advice)`` if another process holds it.
     """
     try:
         with disk_errors(path):
             return FileLock(path, mode=mode, blocking=False, thread_local=False, fallback_to_soft=False).acquire()
     except Timeout:
-        raise InputError(what, where, do) from None
+        raise InputError(problem, location, advice) from None
 
 
 class FolderSwap:
@@ -177,11 +177,11 @@ class FolderSwap:
         refuse_storage(target)
         self.target = Path(os.path.realpath(target))
         self.path = building_path(self.target)
-        do = "Wait until it has ended, or write to another folder."
+        advice = "Wait until it has ended, or write to another folder."
         with disk_errors(self.target):
             self.target.parent.mkdir(parents=True, exist_ok=True)
             lock = self.target.with_name(f".{self.target.name}.lock")
-            self._lock = take_lock(lock, "another run is writing this folder", str(self.target), do).lock
+            self._lock = take_lock(lock, "another run is writing this folder", str(self.target), advice).lock
             _settle(self.target)
             shutil.rmtree(self.path, ignore_errors=True)  # left behind by a process that died
             self.path.mkdir()

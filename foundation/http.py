@@ -89,17 +89,17 @@ class Connection:
         if self.insecure_skip_verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        problem, where, do = "the certificates cannot be read", f"--ca-file {self.ca_file}", "Give a PEM file."
+        problem, location, advice = "the certificates cannot be read", f"--ca-file {self.ca_file}", "Give a PEM file."
         try:
             if self.ca_file is not None:
                 context.load_verify_locations(cafile=self.ca_file)
             if self.client_cert is not None:
-                problem, where = "the client certificate cannot be used", f"--client-cert {self.client_cert}"
-                do = "Give the certificate and its unencrypted --client-key as PEM files."
+                problem, location = "the client certificate cannot be used", f"--client-cert {self.client_cert}"
+                advice = "Give the certificate and its unencrypted --client-key as PEM files."
                 # An empty password keeps OpenSSL from prompting for one.
                 context.load_cert_chain(self.client_cert, self.client_key, password="")
         except OSError as error:
-            raise InputError(f"{problem}: {error}", where, do) from error
+            raise InputError(f"{problem}: {error}", location, advice) from error
         return context
 
 

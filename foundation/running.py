@@ -102,19 +102,19 @@ class Failing:
     def __bool__(self) -> bool:
         return bool(self.counts)
 
-    def failed(self, what: str, reason: object, *, kind: object = None, level: int = logging.WARNING) -> int:
+    def failed(self, operation: str, reason: object, *, kind: object = None, level: int = logging.WARNING) -> int:
         """Record a failure and return the number in a row; a change of ``kind`` is logged again."""
-        self.counts[what] += 1
-        if self.counts[what] == 1 or self._kinds[what] != kind:
-            self._log.log(level, "%s: %s; retrying (repeats are not logged)", what, reason)
-        self._kinds[what] = kind
-        return self.counts[what]
+        self.counts[operation] += 1
+        if self.counts[operation] == 1 or self._kinds[operation] != kind:
+            self._log.log(level, "%s: %s; retrying (repeats are not logged)", operation, reason)
+        self._kinds[operation] = kind
+        return self.counts[operation]
 
-    def recovered(self, what: str) -> None:
+    def recovered(self, operation: str) -> None:
         """Record a success; log it after failures."""
-        failures = self.counts.pop(what, 0)
+        failures = self.counts.pop(operation, 0)
         if failures:
-            self._log.warning("%s: recovered after %d failures", what, failures)
+            self._log.warning("%s: recovered after %d failures", operation, failures)
 
 
 class Patience:

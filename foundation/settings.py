@@ -32,30 +32,32 @@ _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # of models, 
 _UNION_TAGS = ("function-", "literal[", "constrained-")  # parts of a location that name no key
 
 
-def settings_content(path: Path, what: str = "mapping") -> Any:
+def settings_content(path: Path, kind: str = "mapping") -> Any:
     """Read a YAML file without validation; raises ``InputError`` if it is missing or not YAML."""
     if not path.is_file():
-        raise InputError(f"the {what} file does not exist", str(path), "Give the path of a YAML file.")
+        raise InputError(f"the {kind} file does not exist", str(path), "Give the path of a YAML file.")
     try:
         return read_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"the {what} file is not valid YAML: {error}", str(path), "Correct the file.") from error
+        raise InputError(f"the {kind} file is not valid YAML: {error}", str(path), "Correct the file.") from error
     except OSError as error:
-        raise InputError(f"the {what} file cannot be read: {error}", str(path), "Make it readable.") from error
+        raise InputError(f"the {kind} file cannot be read: {error}", str(path), "Make it readable.") from error
 
 
-def read_settings(path: Path, model: type[_SectionT], what: str = "mapping") -> _SectionT:
-    """Read and validate a YAML file; ``what`` names its kind in errors.
+def read_settings(path: Path, model: type[_SectionT], kind: str = "mapping") -> _SectionT:
+    """Read and validate a YAML file; ``kind`` names its kind in errors.
 
     Raises ``InputError`` if the file is missing or not YAML, or has an unknown key (with the closest valid one) or an
     invalid value.
     """
-    content = settings_content(path, what)
+    content = settings_content(path, kind)
     try:
         return model.model_validate({} if content is None else content)
     except ValidationError as error:
-        place, problem, do = first_problem(error, model)
-        raise InputError(f"{what}: {problem}", f"{path}, {place or 'top level'}", do or "Correct the value.") from error
+        place, problem, advice = first_problem(error, model)
+        raise InputError(
+            f"{kind}: {problem}", f"{path}, {place or 'top level'}", advice or "Correct the value."
+        ) from error
 
 
 def first_problem(error: ValidationError, kind: Any) -> tuple[str, str, str]:

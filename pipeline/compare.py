@@ -34,15 +34,15 @@ def compare_backtests(one: Path, two: Path) -> dict[str, Any]:
     k = min(evaluation.k for evaluation, _ in loaded)
     frames = [_predictions(folder, profile) for folder, profile in zip((one, two), profiles, strict=True)]
     common = frames[0].merge(frames[1][[*_KEY, "label"]], on=_KEY, suffixes=("", "_other"))
-    where = f"{one} and {two}"
+    location = f"{one} and {two}"
     if common.empty:
-        raise InputError("the backtests have no decision in common", where, _DO)
+        raise InputError("the backtests have no decision in common", location, _DO)
     differing = int((common["label"].fillna(-1) != common["label_other"].fillna(-1)).sum())
     if differing:
         problem = (
             f"{differing} of {len(common)} rows have different labels: the gap, the horizon or the failures differ"
         )
-        raise InputError(problem, where, _DO)
+        raise InputError(problem, location, _DO)
     parts = [
         frame.merge(common[_KEY], on=_KEY).assign(model=name, variant=SLIDING)
         for name, frame in zip(("one", "two"), frames, strict=True)

@@ -186,11 +186,11 @@ def _connected(target: Any) -> Any:
     """Return a client of a local cluster, or of the one at an address."""
     distributed = import_module("distributed")
 
-    where = f"option --dask-address {target}"
+    location = f"option --dask-address {target}"
     if isinstance(target, str) and re.fullmatch(r"(tcp|tls)://[^\s/]+:\d{1,5}", target) is None:
         raise InputError(
             f"{target!r} is not the address of a Dask scheduler",
-            where,
+            location,
             "Write it as tcp://HOST:PORT or tls://HOST:PORT.",
         )
     try:
@@ -198,13 +198,13 @@ def _connected(target: Any) -> Any:
     except TypeError as error:  # tls:// without certificates
         raise InputError(
             f"the scheduler cannot be reached over TLS: {error}",
-            where,
+            location,
             "Give certificates by DASK_DISTRIBUTED__COMM__TLS__CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY.",
         ) from error
     except (OSError, ValueError, TimeoutError) as error:
         raise InputError(
             f"no Dask scheduler responds: {error}",
-            where,
+            location,
             "Check the address (tcp://HOST:PORT or tls://HOST:PORT) and that the scheduler is running.",
         ) from error
 

@@ -123,15 +123,15 @@ def load_params(paths: Iterable[Path]) -> Params:
     merged: dict[str, Any] = {}
     for file, content in origin:
         if not isinstance(content, dict):
-            what = f"a {type(content).__name__} instead of sections"
-            raise InputError(what, str(file), "Write sections with keys, as params.yaml does.")
+            problem = f"a {type(content).__name__} instead of sections"
+            raise InputError(problem, str(file), "Write sections with keys, as params.yaml does.")
         merged = overlaid(merged, content)
     try:
         params = Params.model_validate(merged)
     except ValidationError as error:
-        place, problem, do = first_problem(error, Params)
-        where = f"{_origin_of(tuple(place.split('.')), origin)}, parameter {place}"
-        raise InputError(problem, where, do or "Correct the value.") from None
+        place, problem, advice = first_problem(error, Params)
+        location = f"{_origin_of(tuple(place.split('.')), origin)}, parameter {place}"
+        raise InputError(problem, location, advice or "Correct the value.") from None
     _check_multiples(params, origin)
     return params
 
@@ -145,8 +145,8 @@ def _origin_of(loc: tuple[str, ...], origin: Origin) -> str:
     return "parameters"
 
 
-def with_step(params: Params, step: timedelta, where: str) -> Params:
-    """Return parameters with the step of the dataset or matrix at ``where``.
+def with_step(params: Params, step: timedelta, location: str) -> Params:
+    """Return parameters with the step of the dataset or matrix at ``location``.
 
     Raises ``InputError`` if ``telemetry.step`` is set to another one, or a duration is no multiple of the step.
     """
@@ -154,7 +154,7 @@ def with_step(params: Params, step: timedelta, where: str) -> Params:
     if given is not None and given != step:
         raise InputError(
             f"the dataset's step is {format_duration(step)}, but telemetry.step is {format_duration(given)}",
-            where,
+            location,
             "Leave telemetry.step out, or import the dataset again.",
         )
     params = params.model_copy(update={"telemetry": params.telemetry.model_copy(update={"step": step})})

@@ -155,8 +155,8 @@ def roll_back(*, registry: str, model: str, dry_run: bool = False, reason: str =
             _, version = load_version(registry, model, previous, Path(folder))
         except InputError as error:
             raise InputError(
-                error.what,
-                error.where,
+                error.problem,
+                error.location,
                 f"Bring the files of version {previous} back, or give the alias to a version whose files exist: "
                 "`predrain promote --to NUMBER --force --reason WHY`.",
             ) from None

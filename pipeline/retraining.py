@@ -104,13 +104,13 @@ def _continued(matrix: FeatureMatrix, registry: str, model: str, folder: Path) -
     if history.champion is None:
         return None, None
     champion = load_version(registry, model, history.champion, folder / "serving")[0]
-    where = f"dataset of {matrix.path}, registry {registry}"
+    location = f"dataset of {matrix.path}, registry {registry}"
     refit_at, end = champion.fitted.refit_at, matrix.span[1]
     if end < refit_at:
         raise InputError(
             f"the data ends at {end:%Y-%m-%d %H:%M}, before version {history.champion}, the champion, was fitted "
             f"({refit_at:%Y-%m-%d %H:%M} UTC)",
-            where,
+            location,
             "Give the dataset that continues the champion's. If the champion was trained on wrong dates, roll back: "
             "`predrain promote --rollback`.",
         )
@@ -120,7 +120,7 @@ def _continued(matrix: FeatureMatrix, registry: str, model: str, folder: Path) -
         raise InputError(
             f"the data belongs to another fleet: it has {share:.0%} of the {matrix.unit}s of the training data of "
             f"version {history.champion}, the champion",
-            where,
+            location,
             "Give each fleet a registry of its own, or promote a version by hand with `predrain promote --force`.",
         )
     return history.champion, champion

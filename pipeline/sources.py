@@ -188,7 +188,7 @@ class Work:
     ``decisions``: rows of the matrix. ``values_per_second``: speed of fetching and staging.
     """
 
-    what: str
+    description: str
     rows: int
     decisions: int
     values: int = 0
@@ -199,17 +199,17 @@ class Work:
         """Return the work for a server's history."""
         span, gpus = plan.end - plan.start, len(outlook.gpus)
         step = params.telemetry.step or step_for(outlook.interval)
-        what = f"{gpus:,} GPUs, at most {outlook.samples:,} values of {span.days:,} days"
+        description = f"{gpus:,} GPUs, at most {outlook.samples:,} values of {span.days:,} days"
         rows, decisions = int(gpus * (span / step)), int(gpus * (span / params.decision.every))
-        return cls(what, rows, decisions, outlook.samples, outlook.samples_per_second)
+        return cls(description, rows, decisions, outlook.samples, outlook.samples_per_second)
 
     @classmethod
     def of_dataset(cls, meta: DatasetMeta, params: Params) -> "Work":
         """Return the work for a dataset."""
         name, rows = {"gpu": "GPUs", "node": "nodes"}[meta.unit], int(meta.counts["samples"])
         units, span = int(meta.counts[f"{meta.unit}s"]), meta.span[1] - meta.span[0]
-        what = f"{units:,} {name}, {rows:,} samples of {span.days:,} days"
-        return cls(what, rows, int(units * (span / params.decision.every)))
+        description = f"{units:,} {name}, {rows:,} samples of {span.days:,} days"
+        return cls(description, rows, int(units * (span / params.decision.every)))
 
     def measured(self, rate: Rate) -> "Work":
         """Return the same work with the measured speed of its first chunk."""
@@ -229,4 +229,4 @@ class Work:
 
     def __str__(self) -> str:
         size_b = self.values * _STAGED_VALUE_B + self.rows * _ROW_B + self.decisions * _DECISION_B
-        return f"{self.what}: {self.time_text} on two cores, and {size_b / 1e9:.1f} GB of disk"
+        return f"{self.description}: {self.time_text} on two cores, and {size_b / 1e9:.1f} GB of disk"

@@ -120,10 +120,10 @@ def _chains(seen: Iterable[_Seen], gap: timedelta) -> Iterator[list[_Seen]]:
 def _burst(scope: tuple[str, str], chain: Sequence[_Seen], nodes: tuple[str, ...]) -> Burst:
     kinds: Mapping[str, None] = dict.fromkeys(report.name for _, _, report in chain)
     facts = ", ".join(sorted(kinds)[:_NAMED])
-    where = "of the fleet" if scope[0] == "fleet" else f"of {scope[0]} {scope[1]}"
+    scope_text = "of the fleet" if scope[0] == "fleet" else f"of {scope[0]} {scope[1]}"
     first, count = chain[0][0], len({name for _, name, _ in chain})
     message = (
-        f"{count} nodes {where} report {facts} together, from {first:%Y-%m-%d %H:%M} UTC: a common cause, "
+        f"{count} nodes {scope_text} report {facts} together, from {first:%Y-%m-%d %H:%M} UTC: a common cause, "
         "unless a node has other evidence"
     )
     return Burst(f"together {scope[0]} {scope[1]} {first:%Y-%m-%dT%H}", message, nodes)
@@ -371,7 +371,7 @@ def _of_listing(
 def _of_group(name: str, members: list[ObservedNode], past: tuple[RiskyShare, ...], config: BreakerConfig) -> Causes:
     causes: Causes = {}
     group = name or None
-    where = f"group {name}" if name else "the fleet"
+    scope_text = f"group {name}" if name else "the fleet"
     total = len(members)
     risky = changed = units = missing = without = 0
     for observed in members:
@@ -384,15 +384,15 @@ def _of_group(name: str, members: list[ObservedNode], past: tuple[RiskyShare, ..
             without += observed.known < unit_count
     usual = median(share.share for share in past) if len(past) >= config.min_history else None
     if risky >= config.min_risky:
-        sentence = f"{risky} of {total} nodes of {where} are at risk at the same time"
+        sentence = f"{risky} of {total} nodes of {scope_text} are at risk at the same time"
         if risky > config.max_risky * total:
             causes[f"risky {name}"] = group, f"{sentence}, at most {config.max_risky:.0%} allowed"
         elif usual is not None and risky > max(config.jump * usual, config.min_jump) * total:
             causes[f"risky {name}"] = group, f"{sentence}, usually {usual:.1%}"
     if without > 1 and missing > config.max_missing * units:
-        causes[f"missing {name}"] = group, f"{missing} of {units} units of {where} have no valid score"
+        causes[f"missing {name}"] = group, f"{missing} of {units} units of {scope_text} have no valid score"
     if name and changed > 1 and changed > config.max_changed * total:
         hours = config.settle / timedelta(hours=1)
-        reason = f"driver or exporter changed on {changed} of {total} nodes of {where} in the last {hours:g} h"
+        reason = f"driver or exporter changed on {changed} of {total} nodes of {scope_text} in the last {hours:g} h"
         causes[f"software {name}"] = group, reason
     return causes

@@ -173,8 +173,8 @@ class RiskRecord:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             message = first["msg"].removeprefix("Value error, ")
-            where = ": ".join(map(str, first["loc"]))
-            raise ValueError(f"the risk record is damaged: {where}: {message}" if where else message) from None
+            location = ": ".join(map(str, first["loc"]))
+            raise ValueError(f"the risk record is damaged: {location}: {message}" if location else message) from None
 
 
 @cache

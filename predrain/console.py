@@ -69,8 +69,8 @@ def reported() -> Iterator[None]:
         raise typer.Exit(FAILED) from None
     except OSError as error:
         file = error.filename2 or error.filename or "no file named"
-        do = next((text for kind, text in WRONG_PATHS.items() if isinstance(error, kind)), "")
-        fail(f"{error.strerror or error} ({file}). {do}Previous output is unchanged.")
+        advice = next((text for kind, text in WRONG_PATHS.items() if isinstance(error, kind)), "")
+        fail(f"{error.strerror or error} ({file}). {advice}Previous output is unchanged.")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         for extra, modules in EXTRAS.items():

@@ -179,8 +179,8 @@ def _source(
     except InputError as error:
         if ":" in source:
             raise
-        what = f"there is no file or folder {source!r}, and it is not the address of an exporter: {error.what}"
-        raise InputError(what, error.where, "Check the path or the address.") from error
+        problem = f"there is no file or folder {source!r}, and it is not the address of an exporter: {error.problem}"
+        raise InputError(problem, error.location, "Check the path or the address.") from error
 
 
 def _with_selection(seen: "Observation", place: "Place", labels: "LabelSection") -> "Observation":
@@ -193,9 +193,9 @@ def _with_selection(seen: "Observation", place: "Place", labels: "LabelSection")
     reasons = examine_selection(Dataset.open(place), labels)
     if not reasons:
         return seen
-    what = f"telemetry was collected because of failures: {'; '.join(reasons)}"
-    do = "Import all nodes over one period, whether they failed or not: until then `assess` returns 'cannot tell'."
-    return replace(seen, findings=(TelemetryFinding(what, do), *seen.findings))
+    problem = f"telemetry was collected because of failures: {'; '.join(reasons)}"
+    advice = "Import all nodes over one period, whether they failed or not: until then `assess` returns 'cannot tell'."
+    return replace(seen, findings=(TelemetryFinding(problem, advice), *seen.findings))
 
 
 def _report(

@@ -119,12 +119,12 @@ def read_place(written: str, out: Path) -> "Place":
     return place
 
 
-def refuse_inside(out: Path, folder: Path, what: str = "dataset") -> None:
+def refuse_inside(out: Path, folder: Path, kind: str = "dataset") -> None:
     """Raise ``InputError`` if ``out`` is inside a dataset or matrix: the next import or build would replace it."""
     from foundation.errors import InputError
 
     if out.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{out} is inside the {what} {folder}", "--out", f"Choose a folder outside the {what}.")
+        raise InputError(f"{out} is inside the {kind} {folder}", "--out", f"Choose a folder outside the {kind}.")
 
 
 def check_scores(folder: Path | None) -> None:
@@ -135,8 +135,8 @@ def check_scores(folder: Path | None) -> None:
         return
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.is_dir() else {"a file"}
     if names - {"lost+found"} and not names & {"latest.json", "status.json", "decisions"}:
-        do = "Give the folder that `predrain score --out` writes."
-        raise InputError("not a folder of scores", f"--scores {folder}", do)
+        advice = "Give the folder that `predrain score --out` writes."
+        raise InputError("not a folder of scores", f"--scores {folder}", advice)
 
 
 def instant_option(written: str, option: str, now: datetime | None = None) -> datetime:

@@ -116,8 +116,8 @@ def _round(
             if scores.newest()[1] is None:
                 raise
             # a champion has scored before: the registry lost it, or is a different one
-            what = f"the registry no longer has a champion ({early.what})"
-            raise InputError(what, early.where, "Check --registry and --name.") from None
+            problem = f"the registry no longer has a champion ({early.problem})"
+            raise InputError(problem, early.location, "Check --registry and --name.") from None
         data = Dataset.open(place)
         tiers = TierThresholds(**params.policy.thresholds.model_dump())
         result = score_decision(data, served, scores, params.serving, tiers=tiers, clock=_now, at=at)

@@ -150,8 +150,8 @@ def locked_folder(state: Path) -> Path:
         if state.exists() and not state.is_dir():
             raise InputError("the path is a file", str(state), "Choose another folder.")
         state.mkdir(parents=True, exist_ok=True)
-    do = "Stop it, or give each service its own --state."
-    lock = take_lock(state / "lock", "another predrain serve uses this folder", str(state), do).lock
+    advice = "Stop it, or give each service its own --state."
+    lock = take_lock(state / "lock", "another predrain serve uses this folder", str(state), advice).lock
     atexit.register(lock.release)  # this reference also keeps the lock from being garbage-collected
     folder = state / "champion"
     recover_folder(ChampionCopy(folder).bundle)  # a process may have been killed while replacing it
@@ -363,7 +363,7 @@ class ModelHolder:
             model = load_model(new.path, version=new.version)
         except BundlePendingError as waiting:
             if self.model is None:
-                self.why_not_loaded, self.refused = f"the model is being fetched: {waiting.what}", None
+                self.why_not_loaded, self.refused = f"the model is being fetched: {waiting.problem}", None
             else:
                 self._refuse(str(waiting))
             return False

@@ -283,14 +283,14 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
             replays, sbe, dbe, crc, link_replays, xid = 0.0, 0.0, 0.0, 0.0, 0.0, 0
             load += 1
         while event < counter_events.shape[0] and counter_events[event, 0] <= now:
-            what, value = counter_events[event, 1], counter_events[event, 2]
-            if what == CounterEvent.XID:
+            event_kind, value = counter_events[event, 1], counter_events[event, 2]
+            if event_kind == CounterEvent.XID:
                 xid = value
-            elif what == CounterEvent.UNCORRECTED:
+            elif event_kind == CounterEvent.UNCORRECTED:
                 dbe += value
-            elif what == CounterEvent.REMAPPED:
+            elif event_kind == CounterEvent.REMAPPED:
                 remap_bad += value
-            elif what == CounterEvent.CORRECTED_REMAP:
+            elif event_kind == CounterEvent.CORRECTED_REMAP:
                 remap_good += value
             else:
                 crc += value

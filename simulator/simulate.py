@@ -334,7 +334,7 @@ def _checked(
     ms = step // timedelta(milliseconds=1)
     whole = ms > 0 and not timedelta(days=1) % step and step <= timedelta(hours=6)
     begin = int(start.timestamp() * 1000)
-    for sound, what, where, do in (
+    for sound, problem, location, advice in (
         (1 <= gpus <= MAX_GPUS, f"a fleet of {gpus} GPUs", "gpus", f"Give a number from 1 to {MAX_GPUS}."),
         (1 <= days <= 3660, f"a simulation of {days} days", "days", "Give a number from 1 to 3660."),
         (0 <= seed < 2**63, f"seed {seed}", "seed", "Give an integer from 0 to 2**63 - 1."),
@@ -354,7 +354,7 @@ def _checked(
         ),
     ):
         if not sound:
-            raise InputError(what, where, do)
+            raise InputError(problem, location, advice)
     chosen = SCENARIOS[scenario] if isinstance(scenario, str) else scenario
     return chosen, SimulatedTime(begin, days, ms, chosen.parameters.warm_up_days)
 

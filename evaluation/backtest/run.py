@@ -112,17 +112,17 @@ class FoldStore:
             temporary.write_text(json.dumps(None if found is None else found.to_json()), encoding="utf-8")
 
     @contextmanager
-    def _appearing(self, path: Path, what: str) -> Iterator[Path]:
+    def _appearing(self, path: Path, problem: str) -> Iterator[Path]:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as temporary:
                 yield temporary
         except OSError as error:
-            do = "Free some space" if error.errno == errno.ENOSPC else "Make the folder writable"
+            advice = "Free some space" if error.errno == errno.ENOSPC else "Make the folder writable"
             raise InputError(
-                f"cannot write {what}: {error.strerror or error}",
+                f"cannot write {problem}: {error.strerror or error}",
                 str(path.parent),
-                f"{do} and run again. Earlier folds are kept.",
+                f"{advice} and run again. Earlier folds are kept.",
             ) from error
 
     def _path(self, fold: int) -> Path:
@@ -179,7 +179,7 @@ class RefitTask:
         try:
             matrix = FeatureMatrix.open(self.matrix)
         except InputError as error:
-            raise InputError(f"a worker cannot read the matrix: {error.what}", error.where, _SHARED) from None
+            raise InputError(f"a worker cannot read the matrix: {error.problem}", error.location, _SHARED) from None
         if matrix.digest != self.digest:
             raise InputError("a worker sees a different matrix", str(self.matrix), _SHARED)
         return matrix

@@ -294,9 +294,9 @@ def _some(channels: Sequence[str]) -> str:
 
 
 def _rate_fact(change: RateChange) -> str:
-    what = f"class {change.failure_class}" if change.failure_class else "all classes"
+    failures = f"class {change.failure_class}" if change.failure_class else "all classes"
     return (
-        f"{what}: {quantity(change.before, 'incident')} before, {change.now} now; rate ratio {change.ratio:.2f} "
+        f"{failures}: {quantity(change.before, 'incident')} before, {change.now} now; rate ratio {change.ratio:.2f} "
         f"[{change.low:.2f}, {change.high:.2f}], p = {change.p:.2g} (exact test)"
     )
 

@@ -122,8 +122,8 @@ def _counted(
     shorter = (costs.unplanned_repair - costs.planned_repair) / timedelta(hours=1)
     np.add.at(spent, extras.probes.node, extras.probes.spent(fleet, jobs, extras.config))
     for job, cost in zip(extras.checkpoints.job, extras.checkpoints.hours, strict=True):
-        where = jobs.node[int(np.argmax(jobs.job == job))]  # the first node of a gang
-        spent[where] += cost
+        first_node = jobs.node[int(np.argmax(jobs.job == job))]  # the first node of a gang
+        spent[first_node] += cost
     left: list[Ints] = []  # per mark: when the jobs of its node left it
     left_at = np.full(len(size), NEVER)
     free = _free(fleet, jobs, marks) if soft else None

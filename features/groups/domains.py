@@ -28,7 +28,7 @@ HALF_LIFE = timedelta(days=30)
 AGE_STEP = timedelta(days=91)
 """Width of an age group."""
 
-WHATS = ("incident", "xid_hardware")
+DOMAIN_EVENT_KINDS = ("incident", "xid_hardware")
 """Event types that are counted per domain."""
 
 _PER = 1000.0 * 86_400_000.0  # rates are per 1,000 unit-days
@@ -51,7 +51,9 @@ def domain_columns(scope: DomainScope, windows: Sequence[timedelta]) -> list[Fea
     and hours ``since`` the last.
     """
     name = domain_name(scope)
-    columns = [FeatureColumn.of("history", what, "rate", window=w, scope=name) for what in WHATS for w in windows]
+    columns = [
+        FeatureColumn.of("history", kind, "rate", window=w, scope=name) for kind in DOMAIN_EVENT_KINDS for w in windows
+    ]
     if scope != "fleet":
         columns += [FeatureColumn.of("history", "incident", "relative", window=w, scope=name) for w in windows]
     columns.append(FeatureColumn.of("history", "incident", "recency_rate", scope=name))
@@ -196,7 +198,7 @@ class Domain:
         """Compute counts, exposure and recency at pairs of an entity (0 or more) and a time.
 
         ``windows``: milliseconds.
-        ``bits``: bits of :data:`WHATS` in the event types.
+        ``bits``: bits of :data:`DOMAIN_EVENT_KINDS` in the event types.
         """
         n = len(windows)
         history = np.empty((len(entity), len(bits) * n + 3), dtype=np.float32)

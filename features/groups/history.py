@@ -13,8 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from features.config import FAILURE_CLASSES, DomainScope, FeatureSection, LabelSection, Scope
-from features.groups.domains import WHATS as DOMAIN_WHATS
-from features.groups.domains import Domain, domain_columns, domain_values
+from features.groups.domains import DOMAIN_EVENT_KINDS, Domain, domain_columns, domain_values
 from features.groups.history_kernel import EventVersions, sweep_history
 from features.labels.evidence import IncidentEvidence, xid_classes
 from features.labels.facts import EventArrays
@@ -37,7 +36,7 @@ predictors of the next one, and faults half a year ago have no predictive value.
 DISTINCT_WINDOW = timedelta(days=30)
 """Window in which distinct XIDs are counted; Meta's lemon detection uses 28 days."""
 
-WHATS = (
+EVENT_KINDS = (
     "xid_memory",
     "xid_bus",
     "xid_firmware",
@@ -56,8 +55,8 @@ WHATS = (
 ``failure``: all ``failure`` events, also of whole nodes; ``incident``: known onsets; ``repair``: includes replacements
 and resets."""
 
-_BIT = {what: bit for bit, what in enumerate(WHATS)}
-_OF_A_GPU = tuple(what for what in WHATS if what not in ("xid_hardware", "failure", "driver"))
+_BIT = {event_kind: bit for bit, event_kind in enumerate(EVENT_KINDS)}
+_OF_A_GPU = tuple(event_kind for event_kind in EVENT_KINDS if event_kind not in ("xid_hardware", "failure", "driver"))
 _COUNTED: dict[Scope, tuple[str, ...]] = {
     "gpu": _OF_A_GPU,
     # The device's own columns cover the rest; a slot adds the history of its earlier devices.
@@ -81,13 +80,13 @@ def history_columns(features: FeatureSection, *, unit: Unit = "gpu") -> list[Fea
     """
     columns: list[FeatureColumn] = []
     for scope in _scopes(features, unit):
-        for what in _COUNTED[scope]:
+        for event_kind in _COUNTED[scope]:
             columns += [
-                FeatureColumn.of("history", what, "count", window=window, scope=scope)
+                FeatureColumn.of("history", event_kind, "count", window=window, scope=scope)
                 for window in features.history_windows
             ]
-        columns += [FeatureColumn.of("history", what, "since", scope=scope, unit="h") for what in _TIMED]
-        columns += [FeatureColumn.of("history", what, "recency", scope=scope) for what in _WEIGHED]
+        columns += [FeatureColumn.of("history", event_kind, "since", scope=scope, unit="h") for event_kind in _TIMED]
+        columns += [FeatureColumn.of("history", event_kind, "recency", scope=scope) for event_kind in _WEIGHED]
         columns.append(FeatureColumn.of("history", "xid", "distinct", window=DISTINCT_WINDOW, scope=scope))
     return columns + [column for d in features.domains for column in domain_columns(d, features.history_windows)]
 
@@ -198,8 +197,8 @@ class EventHistory:
         for scope, events in self._scopes.items():
             entity = events.at(entities[scope], time)
             counted, timed, weighed = (
-                np.asarray([_BIT[what] for what in whats], dtype=np.int64)
-                for whats in (_COUNTED[scope], _TIMED, _WEIGHED)
+                np.asarray([_BIT[event_kind] for event_kind in event_kinds], dtype=np.int64)
+                for event_kinds in (_COUNTED[scope], _TIMED, _WEIGHED)
             )
             sweep_history(
                 np.lexsort((time, entity)).astype(np.int64),
@@ -216,7 +215,7 @@ class EventHistory:
             )
             column += len(counted) * (len(self._windows) - 1) + len(timed) + len(weighed) + 1
         if self._fleet is not None:
-            bits = np.asarray([_BIT[what] for what in DOMAIN_WHATS], dtype=np.int64)
+            bits = np.asarray([_BIT[event_kind] for event_kind in DOMAIN_EVENT_KINDS], dtype=np.int64)
             out[:, column:] = domain_values(
                 self._domains, self._fleet, self._installations, installation, time, self._features, bits
             )
@@ -232,8 +231,8 @@ def _kinds(facts: EventArrays, labels: LabelSection) -> NDArray[np.uint32]:
     """Return the event types of each fact as a bit set."""
     kinds = np.zeros(len(facts.time), dtype=np.uint32)
 
-    def mark(what: str, chosen: NDArray[np.bool_]) -> None:
-        kinds[chosen] |= np.uint32(1 << _BIT[what])
+    def mark(event_kind: str, chosen: NDArray[np.bool_]) -> None:
+        kinds[chosen] |= np.uint32(1 << _BIT[event_kind])
 
     groups = dict.fromkeys(PRECURSOR_XIDS, "xid_precursor") | dict.fromkeys(APP_XIDS, "xid_app")
     for xid, index in xid_classes(labels).items():

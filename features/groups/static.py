@@ -134,11 +134,11 @@ def _describes(inventory: pd.DataFrame, name: str) -> bool:
 
 
 def _check(inventory: pd.DataFrame, name: str) -> None:
-    where = "parameter features.static"
+    location = "parameter features.static"
     if name in ("removed_at", "installed_at"):
         raise InputError(
             f"{name!r} cannot be a feature",
-            where,
+            location,
             "Leave it out: a removal is not known before it happens."
             if name == "removed_at"
             else "Name 'in_place' instead: days since the installation.",
@@ -146,7 +146,7 @@ def _check(inventory: pd.DataFrame, name: str) -> None:
     if name not in _STAY and name not in inventory.columns:
         raise InputError(
             f"the inventory has no column {name!r}",
-            where,
+            location,
             f"Choose among: {', '.join(sorted({*_STAY, *inventory.columns} - {'installed_at', 'removed_at'}))}.",
         )
 

@@ -189,7 +189,7 @@ class Build:
             dataset = Dataset.open(order.dataset)
         except InputError as error:
             raise InputError(
-                f"a worker cannot read the dataset: {error.what}", f"{here}: {error.where}", _SHARED
+                f"a worker cannot read the dataset: {error.problem}", f"{here}: {error.location}", _SHARED
             ) from None
         if dataset.digest != order.config.dataset_digest:
             raise InputError(

@@ -110,8 +110,8 @@ def read_meta(path: Path) -> MatrixMeta:
         raise InputError("not a feature matrix: it has no matrix.json", str(path), again) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(f"matrix.json is damaged: {where}: {first['msg']}", str(file), again) from error
+        location = ".".join(map(str, first["loc"]))
+        raise InputError(f"matrix.json is damaged: {location}: {first['msg']}", str(file), again) from error
     except (ValueError, AttributeError) as error:
         raise InputError(f"matrix.json is damaged: {error}", str(file), again) from error
     raise InputError(

@@ -57,24 +57,24 @@ class SequencePlan:
         Raises ``InputError`` if a channel does not exist or is neither gauge nor counter, or ``auto`` matches none.
         """
         section, channels = config.features.sequence, config.channels
-        where = "parameter features.sequence.channels"
+        location = "parameter features.sequence.channels"
         if section.channels == "auto":
             names = [name for name in PAPER_CHANNELS if name in channels]
             if not names:
                 raise InputError(
                     f"the dataset has none of the channels of 'auto': {', '.join(PAPER_CHANNELS)}",
-                    where,
+                    location,
                     "Name channels of the dataset: " + (", ".join(sorted(channels)) or "it has none") + ".",
                 )
         else:
             names = list(section.channels)
         for name in names:
             if name not in channels:
-                raise unknown_channel(name, channels, where)
+                raise unknown_channel(name, channels, location)
             if channels[name].kind not in ("gauge", "counter"):
                 raise InputError(
                     f"channel '{name}' is of kind {channels[name].kind}, which has neither a mean nor a rise",
-                    where,
+                    location,
                     "Name gauges and counters only.",
                 )
         return cls(

@@ -86,10 +86,10 @@ class ChannelLayout:
         return sum(len(getattr(self, group)) for group in groups[: groups.index(part)])
 
 
-def unknown_channel(name: str, channels: Mapping[str, Channel], where: str) -> InputError:
+def unknown_channel(name: str, channels: Mapping[str, Channel], location: str) -> InputError:
     """Build the error for a parameter that names a channel missing from the dataset."""
     hint = nearest_hint(name, channels, f"It has: {', '.join(sorted(channels)) or 'none'}.")
-    return InputError(f"the dataset has no channel '{name}'", where, hint)
+    return InputError(f"the dataset has no channel '{name}'", location, hint)
 
 
 def _positions(owners: Mapping[str, int], offset: int, count: int) -> npt.NDArray[np.int64]:

@@ -397,10 +397,10 @@ def _configuration(kubeconfig: Path | None, context: str | None) -> Configuratio
     configuration = Configuration()
     in_cluster = kubeconfig is None and context is None and _IN_CLUSTER_TOKEN.exists()
     in_cluster = in_cluster and "KUBERNETES_SERVICE_HOST" in os.environ
-    where = str(kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config")
+    location = str(kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config")
     try:
         if in_cluster:
-            where = "the pod's service account"
+            location = "the pod's service account"
             config.load_incluster_config(client_configuration=configuration)
         else:
             config.load_kube_config(
@@ -413,7 +413,7 @@ def _configuration(kubeconfig: Path | None, context: str | None) -> Configuratio
         reason = str(error).strip().splitlines()
         raise InputError(
             f"no connection to the Kubernetes API server: {reason[0] if reason else type(error).__name__}",
-            where,
+            location,
             "Give --kubeconfig and --context (predrain act: kubernetes.kubeconfig and kubernetes.context in its "
             "settings), or run in a pod with a service account.",
         ) from error
@@ -439,8 +439,8 @@ def input_error(error: ApiRefused | Unreachable, api: KubernetesClient, path: st
         401: "Give a token or certificate that the server knows; a kubeconfig's may have expired.",
         403: "Grant get, list and watch as deploy/kubernetes/collector-rbac.yaml does.",
     }
-    do = actions.get(error.status, "Check the server's address and version.")
-    return InputError(f"the Kubernetes API server rejects the request: {error.message}", f"{api.name}{path}", do)
+    advice = actions.get(error.status, "Check the server's address and version.")
+    return InputError(f"the Kubernetes API server rejects the request: {error.message}", f"{api.name}{path}", advice)
 
 
 def _page(path: str, page: Object) -> tuple[list[Object], str, str]:

@@ -47,12 +47,12 @@ class TokenFile(Generic[Grant]):
     """The tokens of a file, one per line; empty lines and lines that start with ``#`` are ignored.
 
     ``parse``: parses a line, given its number and location, into the digest of a token and its grant; may raise
-    ``InputError``. ``do``: hint for errors on how to write the file.
+    ``InputError``. ``advice``: hint for errors on how to write the file.
     Raises ``InputError`` if the file cannot be read, has no token, or has a token with two grants.
     """
 
-    def __init__(self, path: Path, parse: Callable[[str, int, str], tuple[bytes, Grant]], do: str) -> None:
-        self._path, self._parse, self._do = path, parse, do
+    def __init__(self, path: Path, parse: Callable[[str, int, str], tuple[bytes, Grant]], advice: str) -> None:
+        self._path, self._parse, self._advice = path, parse, advice
         self._stamp = stamp_of(path)
         self._grants = self._read()
 
@@ -82,7 +82,7 @@ class TokenFile(Generic[Grant]):
             lines = [line.strip() for line in self._path.read_text(encoding="utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise InputError(f"the token file cannot be read: {reason}", str(self._path), self._do) from error
+            raise InputError(f"the token file cannot be read: {reason}", str(self._path), self._advice) from error
         return [(number, line) for number, line in enumerate(lines, 1) if line and not line.startswith("#")]
 
     def _usable(self, lines: list[tuple[int, str]]) -> list[tuple[bytes, Grant]]:
@@ -102,8 +102,8 @@ class TokenFile(Generic[Grant]):
     def _read(self) -> list[tuple[bytes, Grant]]:
         grants = [self._parse(line, number, f"{self._path}, line {number}") for number, line in self._lines()]
         if not grants:
-            raise InputError("the token file contains no token", str(self._path), self._do)
+            raise InputError("the token file contains no token", str(self._path), self._advice)
         if len(dict(grants)) < len(set(grants)):
-            do = "Give each token a single line with all its scopes."
-            raise InputError("the token file has a duplicate token", str(self._path), do)
+            advice = "Give each token a single line with all its scopes."
+            raise InputError("the token file has a duplicate token", str(self._path), advice)
         return grants

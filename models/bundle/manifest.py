@@ -157,9 +157,9 @@ def read_facts(content: Mapping[str, Any], file: Path) -> tuple[FittedFacts, tup
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         part = "fitted" if error.title == FittedFacts.__name__ else "features"
-        where = ".".join(map(str, (part, *first["loc"])))
+        location = ".".join(map(str, (part, *first["loc"])))
         why = first["msg"].removeprefix("Value error, ")
-        raise damaged(file, f"invalid or missing: {where}: {why}") from None
+        raise damaged(file, f"invalid or missing: {location}: {why}") from None
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise damaged(file, f"invalid or missing: {error}") from None
     return facts, columns

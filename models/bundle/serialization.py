@@ -69,23 +69,23 @@ def write_learner(name: str, learner: Any, path: Path) -> None:
         path.write_bytes(_canonical(skops.io.dumps(learner)))
 
 
-def read_learner(name: str, content: bytes, where: str, features: int) -> Any:
+def read_learner(name: str, content: bytes, location: str, features: int) -> Any:
     """Read a fitted learner with a number of features, and test-score it.
 
     Returns: has ``predict_proba``; probabilities are bit-identical to those of the saved learner.
     Raises ``InputError`` if the file is invalid or contains an untrusted type.
     """
-    learner = _read(name, content, where)
+    learner = _read(name, content, location)
     try:
         given = np.asarray(learner.predict_proba(np.zeros((2, features), np.float32)))
         if given.shape != (2, 2) or not np.isfinite(given).all():
-            raise _unreadable(name, where, "it has no probabilities")
+            raise _unreadable(name, location, "it has no probabilities")
     except (ValueError, lightgbm.basic.LightGBMError, xgboost.core.XGBoostError) as error:
-        raise _unreadable(name, where, str(error)) from None
+        raise _unreadable(name, location, str(error)) from None
     return learner
 
 
-def _read(name: str, content: bytes, where: str) -> Any:
+def _read(name: str, content: bytes, location: str) -> Any:
     try:
         if name in ("lightgbm", PRIOR):
             return LoadedLightGBM(lightgbm.Booster(model_str=content.decode("utf-8")))
@@ -96,11 +96,11 @@ def _read(name: str, content: bytes, where: str) -> Any:
         if name in SEQUENCE:
             return load_sequence(name, content)
     except (lightgbm.basic.LightGBMError, xgboost.core.XGBoostError, UnicodeDecodeError, ValueError) as error:
-        raise _unreadable(name, where, str(error)) from None
-    return _read_sklearn(name, content, where)
+        raise _unreadable(name, location, str(error)) from None
+    return _read_sklearn(name, content, location)
 
 
-def _read_sklearn(name: str, content: bytes, where: str) -> Any:
+def _read_sklearn(name: str, content: bytes, location: str) -> Any:
     import skops.io
 
     try:
@@ -109,25 +109,25 @@ def _read_sklearn(name: str, content: bytes, where: str) -> Any:
                 raise ValueError("its uncompressed size exceeds 2 GiB")
         foreign = sorted(set(skops.io.get_untrusted_types(data=content)) - set(TRUSTED))
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
-        raise _unreadable(name, where, str(error)) from None
+        raise _unreadable(name, location, str(error)) from None
     if foreign:
         raise InputError(
             f"the learner's file has untrusted types: {', '.join(foreign)}",
-            where,
+            location,
             "Do not use this bundle. Train a new one.",
         )
     try:
         learner = skops.io.loads(content, trusted=list(TRUSTED))
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise _unreadable(name, where, str(error)) from None
+        raise _unreadable(name, location, str(error)) from None
     if not isinstance(learner, _SKLEARN_TYPES):
-        raise _unreadable(name, where, f"it holds a {type(learner).__name__}")
+        raise _unreadable(name, location, f"it holds a {type(learner).__name__}")
     return learner
 
 
-def _unreadable(name: str, where: str, why: str) -> InputError:
+def _unreadable(name: str, location: str, why: str) -> InputError:
     first = why.strip().splitlines()[0][:200] if why.strip() else "no reason given"
-    return InputError(f"not a readable {name} model: {first}", where, "Train the bundle again.")
+    return InputError(f"not a readable {name} model: {first}", location, "Train the bundle again.")
 
 
 def _canonical(content: bytes) -> bytes:
@@ -204,7 +204,7 @@ class FitStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def __call__(self, fit: Fit, do: Callable[[], Any]) -> Any:
+    def __call__(self, fit: Fit, fit_learner: Callable[[], Any]) -> Any:
         """Return a fit's learner from the cache, or fit and cache it; a full disk does not stop the fit."""
         with _HASHING:
             path = self._folder / _key_of(fit)
@@ -215,7 +215,7 @@ class FitStore:
             os.utime(path)
             return read if columns is None else ColumnSubset.around(read, columns)
         except (OSError, InputError):
-            learner = do()
+            learner = fit_learner()
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             with _ONE_AT_A_TIME, replacing(path) as temporary:

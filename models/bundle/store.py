@@ -206,8 +206,8 @@ def _reference(content: bytes) -> Reference:
         return Reference.decode(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise damaged(Path(REFERENCE), f"invalid or missing: {where}: {first['msg']}") from None
+        location = ".".join(map(str, first["loc"]))
+        raise damaged(Path(REFERENCE), f"invalid or missing: {location}: {first['msg']}") from None
 
 
 def _rebuild_cascade(facts: CascadeFacts, learners: Mapping[str, Any], read: Callable[[str, str], Any]) -> Cascade:

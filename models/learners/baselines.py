@@ -16,7 +16,7 @@ HISTORY_WINDOW = timedelta(days=30)
 HARDWARE_HISTORY = frozenset(
     {"incident", "failure", "xid_memory", "xid_bus", "xid_firmware", "xid_interconnect", "xid_precursor"}
 )
-"""Hardware events among :data:`features.groups.history.WHATS`; ``xid_hardware`` would count them twice."""
+"""Hardware events among :data:`features.groups.history.EVENT_KINDS`; ``xid_hardware`` would count them twice."""
 
 
 class Baseline:

@@ -113,18 +113,20 @@ def load_prior(place: str) -> Prior:
     Raises ``InputError`` if there is none, or its model does not match its card.
     """
     folder = resources.files("models.learners") / "prior_data" if place == SHIPPED else Path(place)
-    where, hint = "parameter training.prior", "Build it again with `predrain prior build`."
+    location, hint = "parameter training.prior", "Build it again with `predrain prior build`."
     try:
         card = PriorCard.model_validate_json((folder / CARD).read_text(encoding="utf-8"))
         model = (folder / MODEL).read_text(encoding="utf-8")
     except OSError:
         raise InputError(
-            f"no prior in {place}", where, f"Write {SHIPPED}, or the folder that `predrain prior build` wrote."
+            f"no prior in {place}", location, f"Write {SHIPPED}, or the folder that `predrain prior build` wrote."
         ) from None
     except (ValidationError, UnicodeDecodeError) as error:
-        raise InputError(f"the prior in {place} is not readable: {str(error).splitlines()[0]}", where, hint) from None
+        raise InputError(
+            f"the prior in {place} is not readable: {str(error).splitlines()[0]}", location, hint
+        ) from None
     if hashlib.sha256(model.encode()).hexdigest() != card.sha256:
-        raise InputError(f"the model of the prior in {place} does not match its card", where, hint)
+        raise InputError(f"the model of the prior in {place} does not match its card", location, hint)
     return Prior(card, model)
 
 

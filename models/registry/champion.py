@@ -97,8 +97,8 @@ def champion_history(tracking_uri: str, model: str) -> ChampionHistory:
         except mlflow.exceptions.MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-            do = "`predrain retrain` or `predrain train --registry` registers one; check the name."
-            raise TooEarlyError(f"no model {model} is registered yet", tracking_uri, do) from None
+            advice = "`predrain retrain` or `predrain train --registry` registers one; check the name."
+            raise TooEarlyError(f"no model {model} is registered yet", tracking_uri, advice) from None
 
 
 def version_at(tracking_uri: str, model: str, number: int) -> Version:
@@ -118,8 +118,8 @@ def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) 
 
     Raises ``InputError`` if the version has no bundle, its files are missing, or its digest is not the registered one.
     """
-    where = f"{model} version {version.number}"
-    do = "Register the bundle again with `predrain train --registry`."
+    location = f"{model} version {version.number}"
+    advice = "Register the bundle again with `predrain train --registry`."
     bundles: list[Path] = []
     missing: OSError | None = None
     with opened_store(tracking_uri) as mlflow:
@@ -133,14 +133,14 @@ def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) 
         if not bundles:  # a moved store finds none of its files
             refuse_moved(mlflow.MlflowClient(), tracking_uri)
     if missing is not None:
-        raise InputError(f"the files of the version cannot be read: {missing.strerror or missing}", where, do)
+        raise InputError(f"the files of the version cannot be read: {missing.strerror or missing}", location, advice)
     if len(bundles) != 1:
-        raise InputError(f"the version contains {len(bundles) or 'no'} bundles", where, do)
+        raise InputError(f"the version contains {len(bundles) or 'no'} bundles", location, advice)
     digest = hashlib.sha256((bundles[0] / MANIFEST).read_bytes()).hexdigest()
     if digest != version.digest:
         raise InputError(
             f"the digest of the bundle is {digest[:12]}, but {version.digest[:12] or 'none'} was registered",
-            where,
+            location,
             "Do not use this version; train and register a bundle again.",
         )
     return bundles[0]
@@ -195,8 +195,8 @@ def tag_version(tracking_uri: str, model: str, version: int, tags: Mapping[str, 
 
 def no_previous_champion(model: str, version: int | None) -> InputError:
     """Build the error for a missing previous champion."""
-    what = f"version {version} has no previous champion" if version is not None else "there is no champion"
-    return InputError(what, f"model {model}", "Use `predrain promote --to VERSION`.")
+    problem = f"version {version} has no previous champion" if version is not None else "there is no champion"
+    return InputError(problem, f"model {model}", "Use `predrain promote --to VERSION`.")
 
 
 @contextmanager
@@ -210,8 +210,8 @@ def promotion_lock(tracking_uri: str) -> Iterator[None]:
         yield  # on a server, only the check in `set_champion` protects
         return
     path = database.with_name(database.name + ".promotion-lock")
-    do = "Wait for its end, then run again."
-    with take_lock(path, "another promotion is running on this store", tracking_uri, do, mode=0o666):
+    advice = "Wait for its end, then run again."
+    with take_lock(path, "another promotion is running on this store", tracking_uri, advice, mode=0o666):
         yield
 
 

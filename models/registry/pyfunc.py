@@ -88,8 +88,8 @@ def _times(rows: pd.DataFrame) -> pd.Series:
     return pd.Series(times)
 
 
-def _refused(what: str, do: str) -> mlflow.exceptions.MlflowException:
-    return mlflow.exceptions.MlflowException.invalid_parameter_value(f"{what}. {do}")
+def _refused(problem: str, advice: str) -> mlflow.exceptions.MlflowException:
+    return mlflow.exceptions.MlflowException.invalid_parameter_value(f"{problem}. {advice}")
 
 
 mlflow.models.set_model(BundleModel())

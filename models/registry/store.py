@@ -228,8 +228,8 @@ def _make_database(mlflow: Any, database: Path) -> None:
         try:
             lock.acquire(timeout=_CREATION_TIMEOUT_S)
         except Timeout:
-            do = "Wait for its end, then run again."
-            raise InputError("another process is creating this store", str(database), do) from None
+            advice = "Wait for its end, then run again."
+            raise InputError("another process is creating this store", str(database), advice) from None
         try:
             if database.exists():
                 return

@@ -46,12 +46,12 @@ Progress = Callable[[int, int, str], None]
 
 def _steps(progress: Progress | None, total: int) -> Callable[[str], None]:
     """Return a thread-safe counter of the fits of a refit."""
-    done, guard = itertools.count(1), threading.Lock()
+    numbers, guard = itertools.count(1), threading.Lock()
 
-    def step(what: str) -> None:
+    def step(step_name: str) -> None:
         if progress is not None:
             with guard:
-                progress(next(done), total, what)
+                progress(next(numbers), total, step_name)
 
     return step
 
@@ -172,12 +172,12 @@ class Trainer:
         if (label == 1).any() and (label == 0).any():
             return None
         chosen = self._choose(refit_ms, labels, start, refit_ms)
-        where = f"refit at {format_instant(refit_ms)}, window {format_days(span)}"
+        refit = f"refit at {format_instant(refit_ms)}, window {format_days(span)}"
         if chosen.usable:
             return None
         if chosen.n_positive == 0:
-            return f"{where}: no positive rows (0 positives): no incident has one"
-        return f"{where}: {chosen.n_positive} positives and {chosen.n_negative} negatives"
+            return f"{refit}: no positive rows (0 positives): no incident has one"
+        return f"{refit}: {chosen.n_positive} positives and {chosen.n_negative} negatives"
 
     def why_repeated(self, since_ms: int, refit_ms: int) -> str | None:
         """Return why a refit would repeat the one at ``since_ms``; None: it would not.

@@ -321,10 +321,10 @@ def outcome(alert: AlertEntry) -> str:
         return "not known yet"
     if alert.label == 0:
         return "wrong: no incident followed"
-    what = f"right: {alert.failure_class or 'incident'}"
+    outcome_text = f"right: {alert.failure_class or 'incident'}"
     if alert.incident_start is None:
-        return what
-    return f"{what} {hours((alert.incident_start - alert.decision_time).total_seconds() / 3600)} later"
+        return outcome_text
+    return f"{outcome_text} {hours((alert.incident_start - alert.decision_time).total_seconds() / 3600)} later"
 
 
 def _ordered(table: pd.DataFrame) -> pd.DataFrame:

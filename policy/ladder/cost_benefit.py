@@ -107,12 +107,12 @@ def evaluate_drain(
     price, averted = drain_price(gpus, hours.fail, hours.stop, config, sensitivity)
     saved, lost, break_even = risk * price.saved, (1 - risk) * price.unneeded, price.break_even
     waits: list[tuple[float, datetime, str]] = []
-    for until, what in _turns(jobs, config):
+    for until, turn in _turns(jobs, config):
         if now < until < now + horizon:
             meets = 1 - (1 - risk) ** ((until - now) / horizon)
             later = (1 - meets) * _stop(jobs, config, now, until)
-            waits.append((hours.stop - later - meets * averted, until, what))
-    wait, wait_until, what = max(waits, key=lambda waited: waited[0], default=(None, None, ""))
+            waits.append((hours.stop - later - meets * averted, until, turn))
+    wait, wait_until, turn = max(waits, key=lambda waited: waited[0], default=(None, None, ""))
     worthy = config.always or (saved - lost > 0)
     choice: Literal["drain", "wait", "leave"] = "drain" if worthy else "leave"
     if config.may_wait and wait is not None and wait > 0 and (worthy or saved - lost + wait > 0):
@@ -121,7 +121,7 @@ def evaluate_drain(
     summary = f"a drain now saves {saved:.1f} and loses {lost:.1f} GPU-hours at a risk of {risk:.1%} ({shown})"
     if wait is not None and wait_until is not None:
         side = "better" if wait > 0 else "worse"
-        summary += f"; waiting for {what} at {wait_until:%Y-%m-%d %H:%M} UTC is {abs(wait):.1f} {side}"
+        summary += f"; waiting for {turn} at {wait_until:%Y-%m-%d %H:%M} UTC is {abs(wait):.1f} {side}"
     return Worth(risk, saved, lost, break_even, wait, wait_until, choice, summary)
 
 

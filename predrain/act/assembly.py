@@ -40,7 +40,7 @@ class ChosenScheduler:
     """A connected scheduler.
 
     ``workloads``: workloads on its nodes; None: it does not report them, and nothing is evicted.
-    ``where``: its name in errors.
+    ``location``: its name in errors.
     ``cluster``: its name in the ledger.
     ``verification``: its own diagnostic of evacuated nodes; None: it has none.
     ``prober``: its own probe of idle nodes; None: the diagnostic of evacuated nodes.
@@ -48,7 +48,7 @@ class ChosenScheduler:
 
     adapter: "SchedulerAdapter"
     workloads: "Workloads | None"
-    where: str
+    location: str
     cluster: str
     verification: "Verification | None" = None
     prober: "Verification | None" = None
@@ -141,7 +141,7 @@ def evacuation_of(chosen: ChosenScheduler, given: "ActSettings", clock: "Clock",
         if settings.enabled and not undo:
             raise InputError(
                 "evacuation.enabled is true, but the scheduler does not report what runs on the nodes",
-                chosen.where,
+                chosen.location,
                 "Set it to false; the jobs of drained nodes then end by themselves.",
             )
         return None
@@ -149,7 +149,7 @@ def evacuation_of(chosen: ChosenScheduler, given: "ActSettings", clock: "Clock",
     if verification is None and settings.verification.method != "none" and not undo:
         raise InputError(
             "evacuation.verification.method is 'scheduler', and this scheduler cannot start diagnostics",
-            chosen.where,
+            chosen.location,
             "Use webhook or command, or none.",
         )
     hooks, prober = _hooks(settings.checkpoint), chosen.prober or verification

@@ -165,7 +165,7 @@ def _until_released(controller: "Controller", chosen: "ChosenScheduler", wait: t
         if time.monotonic() > until:
             names = ", ".join(marked_nodes[:_MOST_LISTED])
             problem = read_error or f"markers are left on {quantity(len(marked_nodes), 'node')} ({names})"
-            raise InputError(problem, chosen.where, "Check the log of the active replica, and retry.")
+            raise InputError(problem, chosen.location, "Check the log of the active replica, and retry.")
         time.sleep(min(2.0, wait.total_seconds() / 4))
         controller.round()
 
@@ -236,9 +236,9 @@ def _switch(
             switches = replace(switches, reset_breaker_at=SystemClock().now())
         answer = chosen.adapter.set_switches(switches)
     except SchedulerError as error:
-        raise InputError(f"the switches cannot be read: {error}", chosen.where, "Try again.") from None
+        raise InputError(f"the switches cannot be read: {error}", chosen.location, "Try again.") from None
     if not answer.confirmed:
-        raise InputError(f"cannot set the switches: {answer.message}", chosen.where, "Try again.")
+        raise InputError(f"cannot set the switches: {answer.message}", chosen.location, "Try again.")
     state = ["kill switch set" if switches.kill else "kill switch cleared"]
     state += ["release all"] if switches.release_all else []
     state += ["breaker closed by manual reset"] if reset_breaker else []
@@ -304,8 +304,8 @@ def _refuse_unknown_groups(given: "ActSettings", chosen: "ChosenScheduler") -> N
         return
     groups = {reading.view.group_key for reading in chosen.adapter.read_fleet().nodes}
     for group in given.policy.stages.pinned.keys() - groups if groups else ():
-        do = nearest_hint(group, groups, f"Groups are {', '.join(sorted(groups))}.")
-        raise InputError(f"policy.stages.pinned names {group!r}, but no node is in this group", chosen.where, do)
+        advice = nearest_hint(group, groups, f"Groups are {', '.join(sorted(groups))}.")
+        raise InputError(f"policy.stages.pinned names {group!r}, but no node is in this group", chosen.location, advice)
 
 
 def _ledger(file: Path, cluster: str, given: "ActSettings", *, dry_run: bool, undo: bool) -> "SqliteLedger":

@@ -80,9 +80,9 @@ def exporters(
     catalogue = fleet_catalogue(channels, load_source_mapping(mapping))
     staging = StagingFolder(staging_of(dataset), writer="exporters", channels=channels)
     read_targets(targets)
-    do = "Stop it first. A collector that a supervisor restarts takes over when the other ends."
-    what = "another exporter collector is running for this dataset"
-    with take_lock(staging.state("exporters.lock"), what, str(dataset), do):
+    advice = "Stop it first. A collector that a supervisor restarts takes over when the other ends."
+    problem = "another exporter collector is running for this dataset"
+    with take_lock(staging.state("exporters.lock"), problem, str(dataset), advice):
         collector = ScrapeCollector(
             read_targets=partial(read_targets, targets),
             fetch=Scraper(connection, timeout_s=settings.timeout_s).fetch,

@@ -81,8 +81,8 @@ class RoundMetrics:
             self._last.set(report.at.timestamp())
             self._seconds.set(seconds)
             self._leader.set(report.active)
-            for verdict, what in (("right", "failure"), ("wrong", "nothing"), ("open", "open")):
-                self._passes.labels(what).set(report.probe_passes.get(verdict, 0))
+            for verdict, outcome in (("right", "failure"), ("wrong", "nothing"), ("open", "open")):
+                self._passes.labels(outcome).set(report.probe_passes.get(verdict, 0))
             if report.plan is not None or not report.active:  # a former leader's decision is outdated
                 self._fleet(report.plan)
 

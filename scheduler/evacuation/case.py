@@ -72,16 +72,16 @@ class DrainCase:
         known = self.entry.leaving
         self.change(leaving={**known, uid: replace(known[uid], **fields)})
 
-    def first_time(self, what: str) -> bool:
-        """Record that ``what`` was reported; False if it was reported before."""
-        if what in self.entry.reported:
+    def first_time(self, topic: str) -> bool:
+        """Record that ``topic`` was reported; False if it was reported before."""
+        if topic in self.entry.reported:
             return False
-        self.change(reported=(*self.entry.reported, what))
+        self.change(reported=(*self.entry.reported, topic))
         return True
 
-    def notify(self, log: RoundLog, what: str, kind: FindingKind, message: str, content: Mapping[str, Any]) -> None:
+    def notify(self, log: RoundLog, topic: str, kind: FindingKind, message: str, content: Mapping[str, Any]) -> None:
         """Report once, in the ledger and the round report, a problem that an operator must resolve."""
-        if self.first_time(what):
+        if self.first_time(topic):
             log.find(self.node, kind, message, content)
             log.step(self.node, "report", "done", None, message)
 

@@ -80,7 +80,7 @@ class Diagnostics:
         asked = remedy not in (None, entry.remedy) and entry.phase == "inconclusive"
         if case.hold_reason is None and (other or asked or now - since >= self.settings.retry_after):
             attempt = entry.attempt + 1
-            reported = tuple(what for what in entry.reported if what != "stuck")
+            reported = tuple(topic for topic in entry.reported if topic != "stuck")
             case.change(
                 phase="evacuating", attempt=attempt, first_attempt=attempt, started_at=None, empty_at=None,
                 waiting_since=now, reported=reported,

@@ -133,8 +133,8 @@ class Evacuation:
         if not self.settings.enabled:
             return
         for request in plan.requests:
-            what = ", ".join(request.jobs) or None
-            report.work.append(WorkStep(request.node, request.rung, "would", what, "; ".join(request.reasons)))
+            jobs = ", ".join(request.jobs) or None
+            report.work.append(WorkStep(request.node, request.rung, "would", jobs, "; ".join(request.reasons)))
         wanted = {action.node for action in plan.actions if action.verb == "drain"}
         marked = {name for name, view in views.items() if view.marks.drained}
         ends = {action.node for action in plan.actions if action.verb == "release"}
@@ -250,8 +250,8 @@ class Evacuation:
             with log.boundary(f"the diagnostic of {name}", blocks=False):
                 self._diagnostics.drop(name, entry)
         if entry.phase not in SETTLED:
-            what = "to empty it" if entry.request is None else f"for its {entry.rung}"
-            log.step(name, "hold", "held", None, f"paused {what}: {why}")
+            purpose = "to empty it" if entry.request is None else f"for its {entry.rung}"
+            log.step(name, "hold", "held", None, f"paused {purpose}: {why}")
 
     def _why_held(self, case: DrainCase, reading: NodeReading, switches: Switches) -> str | None:
         """Return why nothing new may be done on a node now; None if it may."""

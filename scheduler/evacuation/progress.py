@@ -174,9 +174,9 @@ def _bounded(leaving: Leaving, settings: EvacuationSettings, now: datetime) -> L
     )
 
 
-def key_of(node: str, began_at: datetime, what: str) -> str:
-    """Return the idempotency key of a call about ``what`` in one drain of one node."""
-    text = f"{node}|{began_at.timestamp():.3f}|{what}"
+def key_of(node: str, began_at: datetime, subject: str) -> str:
+    """Return the idempotency key of a call about ``subject`` in one drain of one node."""
+    text = f"{node}|{began_at.timestamp():.3f}|{subject}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -43,7 +43,7 @@ class LedgerReader:
     """
 
     def __init__(self, path: Path) -> None:
-        self._where = str(path)
+        self._location = str(path)
         self._link = connect(path, writable=False)
         self.close = weakref.finalize(self, self._link.close)
 
@@ -73,7 +73,7 @@ class LedgerReader:
         if not rows:
             raise InputError(
                 f"the ledger has no records of node {node!r}",
-                self._where,
+                self._location,
                 "Check the name; nodes that were never at risk have no records.",
             )
         return [
@@ -94,7 +94,7 @@ class LedgerReader:
         names = NodeNames(node for (node,) in rows)
         if names.is_ambiguous(name):
             candidates = ", ".join(names.candidates(name))
-            raise InputError(f"node {name!r} is ambiguous", self._where, f"Give one of {candidates}.")
+            raise InputError(f"node {name!r} is ambiguous", self._location, f"Give one of {candidates}.")
         return names.written(name)
 
     def work(self, node: str, most: int = 200) -> list[dict[str, Any]]:
@@ -186,7 +186,7 @@ class LedgerReader:
         """
         rows = self._rows("SELECT code, inputs, plan FROM rounds WHERE id = ?", number)
         if not rows:
-            raise InputError(f"unknown decision {number}", self._where, "`predrain ledger list` shows them.")
+            raise InputError(f"unknown decision {number}", self._location, "`predrain ledger list` shows them.")
         code, inputs, digest = rows[0]
         try:
             given = {name: self._blob(entry) for name, entry in _json(inputs).items()}
@@ -199,7 +199,7 @@ class LedgerReader:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"decision {number} cannot be replayed by this version: {error}",
-                self._where,
+                self._location,
                 f"Replay it with predrain {code}, which made it.",
             ) from None
         repeated = json.loads(json.dumps(plain_of(decide(fleet, state, signals, config, now))))
@@ -213,10 +213,10 @@ class LedgerReader:
         )
         return [{**_json(text), "settled_at": at} for text, at in rows]
 
-    def _calls(self, where: str, *values: Any, order: str = "i.id", most: int = -1) -> list[dict[str, Any]]:
+    def _calls(self, condition: str, *values: Any, order: str = "i.id", most: int = -1) -> list[dict[str, Any]]:
         rows = self._rows(
             f"SELECT i.id, i.round, i.at, i.node, i.verb, i.content, s.kind, s.confirmed, s.content FROM calls i "  # noqa: S608 - constants
-            f"LEFT JOIN settled s ON s.call = i.id WHERE {where} ORDER BY {order} LIMIT ?",
+            f"LEFT JOIN settled s ON s.call = i.id WHERE {condition} ORDER BY {order} LIMIT ?",
             *values, most,
         )  # fmt: skip
         calls = []
@@ -232,8 +232,8 @@ class LedgerReader:
             )  # fmt: skip
         return calls
 
-    def _skipped(self, where: str, *values: Any) -> list[dict[str, Any]]:
-        rows = self._rows(f"SELECT at, node, verb, why FROM skipped WHERE {where} ORDER BY rowid", *values)  # noqa: S608 - constants
+    def _skipped(self, condition: str, *values: Any) -> list[dict[str, Any]]:
+        rows = self._rows(f"SELECT at, node, verb, why FROM skipped WHERE {condition} ORDER BY rowid", *values)  # noqa: S608 - constants
         return [{"at": at, "node": node, "verb": verb, "why": why} for at, node, verb, why in rows]
 
     def _blob(self, digest: str) -> Any:
@@ -250,7 +250,7 @@ class LedgerReader:
             return self._link.execute(command, values).fetchall()
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise InputError(
-                f"the ledger cannot be read: {error}", self._where, "Run again, or check the disk."
+                f"the ledger cannot be read: {error}", self._location, "Run again, or check the disk."
             ) from None
 
 

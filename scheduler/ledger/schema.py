@@ -90,13 +90,13 @@ def connect(path: Path | None, *, writable: bool, cluster: str | None = None) ->
     Returns: a connection; if writable, with a write-ahead log and synchronous commits.
     Raises ``InputError`` if the file is not a ledger, corrupt, of another version or cluster, or cannot be opened.
     """
-    where = "the ledger in memory" if path is None else str(path)
+    location = "the ledger in memory" if path is None else str(path)
     if path is not None and not writable and not path.is_file():
-        raise InputError("no ledger found", where, "Give the file that `predrain act` writes.")
+        raise InputError("no ledger found", location, "Give the file that `predrain act` writes.")
     if path is not None and writable and not path.parent.is_dir():
-        raise InputError("the folder of the ledger does not exist", where, "Create it, or give another file.")
+        raise InputError("the folder of the ledger does not exist", location, "Create it, or give another file.")
     if path is not None and path.is_dir():
-        raise InputError("the ledger path is a folder", where, "Give a file, such as ledger.db.")
+        raise InputError("the ledger path is a folder", location, "Give a file, such as ledger.db.")
     mode = "rwc" if writable else "ro"
     name = ":memory:" if path is None else f"{path.resolve().as_uri()}?mode={mode}"
     try:
@@ -105,41 +105,41 @@ def connect(path: Path | None, *, writable: bool, cluster: str | None = None) ->
             name, uri=path is not None, isolation_level=None, timeout=_BUSY_S, check_same_thread=False
         )
     except sqlite3.Error as error:
-        raise InputError(f"the ledger cannot be opened: {error}", where, _HINT) from None
+        raise InputError(f"the ledger cannot be opened: {error}", location, _HINT) from None
     try:
         if writable:
             _prepare(connection, path)
-        _check(connection, where)
+        _check(connection, location)
         if writable and cluster is not None:
-            _assign_cluster(connection, cluster, where)
+            _assign_cluster(connection, cluster, location)
     except InputError:
         connection.close()
         raise
     except Exception as error:  # SQLite also raises UnicodeDecodeError for a corrupt schema
         connection.close()
-        what = "is in use" if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY else "is damaged"
-        raise InputError(f"the ledger {what}: {error}", where, _HINT) from None
+        problem = "is in use" if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY else "is damaged"
+        raise InputError(f"the ledger {problem}: {error}", location, _HINT) from None
     return connection
 
 
 _HINT = "Keep the file, move it away, and start a new one: the safety state is in the scheduler."
 
 
-def _check(connection: sqlite3.Connection, where: str) -> None:
+def _check(connection: sqlite3.Connection, location: str) -> None:
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     tables = _tables(connection)
     if application != APPLICATION_ID:
-        raise InputError("the file is not a ledger", where, "Give another file.")
+        raise InputError("the file is not a ledger", location, "Give another file.")
     if version != VERSION:
-        do = "Use the predrain that wrote it." if version > VERSION else _HINT
-        raise InputError(f"the ledger has version {version}, but this code reads {VERSION}", where, do)
+        advice = "Use the predrain that wrote it." if version > VERSION else _HINT
+        raise InputError(f"the ledger has version {version}, but this code reads {VERSION}", location, advice)
     if not set(_TABLE_NAMES) <= tables:
         missing = ", ".join(sorted(set(_TABLE_NAMES) - tables))
-        raise InputError(f"the ledger is damaged: it lacks {missing}", where, _HINT)
+        raise InputError(f"the ledger is damaged: it lacks {missing}", location, _HINT)
     check_result = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if check_result != "ok":
-        raise InputError(f"the ledger is damaged: {check_result}", where, _HINT)
+        raise InputError(f"the ledger is damaged: {check_result}", location, _HINT)
 
 
 def _tables(connection: sqlite3.Connection) -> set[str]:
@@ -174,14 +174,14 @@ def _enable_wal(connection: sqlite3.Connection) -> None:
             time.sleep(0.05)
 
 
-def _assign_cluster(connection: sqlite3.Connection, cluster: str, where: str) -> None:
+def _assign_cluster(connection: sqlite3.Connection, cluster: str, location: str) -> None:
     connection.execute("BEGIN IMMEDIATE")
     row = connection.execute("SELECT name FROM cluster").fetchone()
     if row is None:
         connection.execute("INSERT INTO cluster VALUES (?)", (cluster,))
     connection.execute("COMMIT")
     if row is not None and row[0] != cluster:
-        raise InputError(f"this is the ledger of {row[0]}, not of {cluster}", where, "Use one ledger per cluster.")
+        raise InputError(f"this is the ledger of {row[0]}, not of {cluster}", location, "Use one ledger per cluster.")
 
 
 def _create_tables(connection: sqlite3.Connection) -> None:

@@ -28,7 +28,7 @@ def plain_of(value: Any) -> Any:
     return _adapter(kind).dump_python(value, mode="json")
 
 
-def object_of(kind: Any, value: Any, where: str) -> Any:
+def object_of(kind: Any, value: Any, location: str) -> Any:
     """Convert JSON values from :func:`plain_of` or a settings file; fields with a default are optional.
 
     Raises ``ValueError`` with the location if the value is not of type ``kind``; suggests the closest known field.
@@ -37,8 +37,8 @@ def object_of(kind: Any, value: Any, where: str) -> Any:
         # strict JSON mode accepts lists as tuples and strings as times, and coerces nothing else
         return _adapter(kind).validate_json(orjson.dumps(value), strict=True, extra="forbid")
     except ValidationError as error:
-        place, problem, do = first_problem(error, kind)
-        raise ValueError(f"{where}{place and '.'}{place}: {problem}{do and '. '}{do}") from None
+        place, problem, advice = first_problem(error, kind)
+        raise ValueError(f"{location}{place and '.'}{place}: {problem}{advice and '. '}{advice}") from None
 
 
 @cache

@@ -48,8 +48,8 @@ class WorkStep:
     @property
     def line(self) -> str:
         """The step in one line."""
-        what = self.node if self.workload is None else f"{self.workload} on {self.node}"
-        return f"{self.outcome:<8} {self.verb} {what}" + (f": {self.message}" if self.message else "")
+        target = self.node if self.workload is None else f"{self.workload} on {self.node}"
+        return f"{self.outcome:<8} {self.verb} {target}" + (f": {self.message}" if self.message else "")
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ def state_from_json(content: object) -> PolicyState:
 class StoredValue(Generic[T]):
     """A value stored in the scheduler, as last read or written by this process.
 
-    ``prefix``: prefix of the text. ``what``: its name in errors. ``setting``: the setting to lower if it is too long.
+    ``prefix``: prefix of the text. ``label``: its name in errors. ``setting``: the setting to lower if it is too long.
     ``known``: whether it was ever read in this process.
     """
 
@@ -49,14 +49,14 @@ class StoredValue(Generic[T]):
         self,
         empty: T,
         prefix: str,
-        what: str,
+        label: str,
         setting: str,
         load: Callable[[], StoredState],
         save: Callable[[str, str], WriteResult],
     ) -> None:
         self.value = self._empty = empty
         self.known = False
-        self._prefix, self._what, self._setting = prefix, what, setting
+        self._prefix, self._label, self._setting = prefix, label, setting
         self._load, self._save = load, save
         self._version = ""
         self._text: str | None = None  # packed form of the value
@@ -71,7 +71,7 @@ class StoredValue(Generic[T]):
             self.value, self._text = self._empty, None
             try:
                 if stored.text is not None:
-                    self.value = unpack(self._prefix, type(self._empty), stored.text, self._what)
+                    self.value = unpack(self._prefix, type(self._empty), stored.text, self._label)
                     self._text = stored.text
             except ValueError as error:
                 message = str(error)
@@ -84,10 +84,10 @@ class StoredValue(Generic[T]):
         Raises ``LeaseLostError`` if another process has written it in between.
         """
         try:
-            text = pack(self._prefix, value, self._what, self._setting)
+            text = pack(self._prefix, value, self._label, self._setting)
             result = self._save(text, self._version)
             if result.kind == "conflict":
-                raise LeaseLostError(f"another process wrote {self._what}: {result.message}")
+                raise LeaseLostError(f"another process wrote {self._label}: {result.message}")
             stored = StoredState(text if result.confirmed else None, result.version or self._version)
             if result.kind == "timeout":
                 stored = self._load()
@@ -105,39 +105,39 @@ def stored_policy_state(scheduler: SchedulerAdapter) -> StoredValue[PolicyState]
     return StoredValue(PolicyState(), "predrain-state 1", _WHAT, "policy.forget", load, save)
 
 
-def pack(prefix: str, value: object, what: str, setting: str) -> str:
+def pack(prefix: str, value: object, label: str, setting: str) -> str:
     """Pack a value as one text with a prefix and a checksum.
 
-    Raises ``ValueError``, which names ``what`` and ``setting``, if it is too long to be stored in a scheduler.
+    Raises ``ValueError``, which names ``label`` and ``setting``, if it is too long to be stored in a scheduler.
     """
     plain = orjson.dumps({"format": FORMAT, **plain_of(value)}, option=orjson.OPT_SORT_KEYS)
     text = f"{prefix} {hashlib.sha256(plain).hexdigest()} {base64.b64encode(zlib.compress(plain, 6)).decode()}"
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"{what} has {len(text)} characters, more than {MAX_CHARACTERS}: lower {setting}")
+        raise ValueError(f"{label} has {len(text)} characters, more than {MAX_CHARACTERS}: lower {setting}")
     return text
 
 
-def unpack(prefix: str, kind: type[T], text: str, what: str) -> T:
+def unpack(prefix: str, kind: type[T], text: str, label: str) -> T:
     """Unpack the result of :func:`pack`.
 
-    Raises ``ValueError``, which names ``what``, if the text is corrupt, or has another prefix or format.
+    Raises ``ValueError``, which names ``label``, if the text is corrupt, or has another prefix or format.
     """
     start, _, rest = text.rpartition(" ")
     name, _, digest = start.rpartition(" ")
     if name != prefix:
-        raise ValueError(f"{what} begins with {text[:24]!r}, expected {prefix!r}")
+        raise ValueError(f"{label} begins with {text[:24]!r}, expected {prefix!r}")
     try:
         unpacker = zlib.decompressobj()
         plain = unpacker.decompress(base64.b64decode(rest, validate=True), _MAX_BYTES)
     except (binascii.Error, zlib.error) as error:
-        raise ValueError(f"{what} is damaged: {error}") from None
+        raise ValueError(f"{label} is damaged: {error}") from None
     if unpacker.unconsumed_tail or not unpacker.eof or hashlib.sha256(plain).hexdigest() != digest:
-        raise ValueError(f"{what} is damaged: checksum mismatch")
-    return _from_json(kind, json.loads(plain), what)
+        raise ValueError(f"{label} is damaged: checksum mismatch")
+    return _from_json(kind, json.loads(plain), label)
 
 
-def _from_json(kind: type[T], content: object, what: str) -> T:
+def _from_json(kind: type[T], content: object, label: str) -> T:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         stored = content.get("format") if isinstance(content, dict) else content
-        raise ValueError(f"{what} has format {stored!r}, but this code reads {FORMAT}")
+        raise ValueError(f"{label} has format {stored!r}, but this code reads {FORMAT}")
     return cast(T, object_of(kind, {name: value for name, value in content.items() if name != "format"}, "state"))

@@ -41,12 +41,12 @@ class SlurmCommands(SlurmPort):
 
     def read_only(self) -> str | None:
         """Return why nothing may be written."""
-        for what, version in self._versions.items():
+        for entity, version in self._versions.items():
             if version is None:
-                return f"Slurm's report of {what} does not state the version of its data parser: Slurm is read-only"
+                return f"Slurm's report of {entity} does not state the version of its data parser: Slurm is read-only"
             if not OLDEST <= version <= NEWEST:
                 return (
-                    f"Slurm's report of {what} is of data parser v0.0.{version}; v0.0.{OLDEST} to v0.0.{NEWEST} are "
+                    f"Slurm's report of {entity} is of data parser v0.0.{version}; v0.0.{OLDEST} to v0.0.{NEWEST} are "
                     "known: Slurm is read-only"
                 )
         return None if self._versions else "Slurm has not been read yet"
@@ -112,14 +112,14 @@ class SlurmCommands(SlurmPort):
         """Return the state of each partition from ``scontrol show partition``."""
         return dict(_PARTITION.findall(self._shown("partition", "--all")))
 
-    def _shown(self, *what: str) -> str:
+    def _shown(self, *target: str) -> str:
         """Return the text output of ``scontrol show``: 22.05 has no JSON output for these."""
         try:
-            status, errors, output = self._run("scontrol", "show", *what, "--oneliner")
+            status, errors, output = self._run("scontrol", "show", *target, "--oneliner")
         except CommandError as error:
             raise SchedulerError(str(error)) from None
         if status != 0:
-            raise SchedulerError(f"`scontrol show {' '.join(what)}`: {errors or f'exit status {status}'}")
+            raise SchedulerError(f"`scontrol show {' '.join(target)}`: {errors or f'exit status {status}'}")
         return output.decode("utf-8", errors="replace")
 
     def _job_rows(self, node: str | None) -> list[dict[str, Any]]:

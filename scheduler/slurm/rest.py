@@ -42,7 +42,7 @@ class SlurmRest(SlurmPort):
     def __init__(self, settings: SlurmSettings) -> None:
         super().__init__(settings)
         assert settings.rest_url is not None
-        self._where = settings.rest_url
+        self._url = settings.rest_url
         self._version: int | None = None
         self._headers()
 
@@ -89,7 +89,7 @@ class SlurmRest(SlurmPort):
             if status == _NOT_FOUND and self._version is None:
                 continue
             if status in _DENIED:
-                raise SchedulerError(f"{self._where}: HTTP {status}: slurmrestd rejects the token")
+                raise SchedulerError(f"{self._url}: HTTP {status}: slurmrestd rejects the token")
             try:
                 if status != _OK:
                     raise SlurmFormatError(f"HTTP {status}: {errors_in(content) or 'no message'}")
@@ -100,10 +100,10 @@ class SlurmRest(SlurmPort):
                 # 22.05's only message if slurmctld rejects the token
                 doubt = self._settings.rest_token_file is not None and "Unspecified error" in str(error)
                 hint = "; the token may be invalid or expired" if doubt else ""
-                raise SchedulerError(f"{self._where}: {error}{hint}") from None
+                raise SchedulerError(f"{self._url}: {error}{hint}") from None
             self._version = version
             return rows
-        raise SchedulerError(f"{self._where}: it supports no version from v0.0.{OLDEST} to v0.0.{NEWEST}")
+        raise SchedulerError(f"{self._url}: it supports no version from v0.0.{OLDEST} to v0.0.{NEWEST}")
 
     def _write(self, method: str, path: str, body: dict[str, Any] | None) -> WriteResult:
         refused = self.read_only()
@@ -141,19 +141,19 @@ class SlurmRest(SlurmPort):
             headers = self._headers()
         except InputError as error:
             raise SchedulerError(str(error)) from None
-        is_unix = self._where.startswith("unix:")
+        is_unix = self._url.startswith("unix:")
         try:
             answer = ask(
-                Connection("http://localhost" if is_unix else self._where.rstrip("/")), method, path,
+                Connection("http://localhost" if is_unix else self._url.rstrip("/")), method, path,
                 timeout_s=timeout_s, max_bytes=self._settings.max_response_bytes, use_proxies=False,
-                unix_socket=self._where.removeprefix("unix:") if is_unix else None, headers=headers, json=body,
+                unix_socket=self._url.removeprefix("unix:") if is_unix else None, headers=headers, json=body,
             )  # fmt: skip
         except NoAnswerInTime:
-            raise _NoAnswerError(f"{self._where}: no complete response within {timeout_s:g} s") from None
+            raise _NoAnswerError(f"{self._url}: no complete response within {timeout_s:g} s") from None
         except InputError as error:  # its hint names options of other commands
-            raise _NoAnswerError(f"{self._where}: {error.what}") from None
+            raise _NoAnswerError(f"{self._url}: {error.problem}") from None
         except (HttpError, BodyTooLarge) as error:
-            raise _NoAnswerError(f"{self._where}: {error}") from None
+            raise _NoAnswerError(f"{self._url}: {error}") from None
         return answer.status, answer.body
 
 

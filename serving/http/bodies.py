@@ -76,12 +76,12 @@ def one_of(content: Any, keys: tuple[str, ...]) -> tuple[str, Any]:
     return next(iter(content.items()))
 
 
-def unknown_name(name: str, known: tuple[str, ...] | list[str], what: str) -> str:
+def unknown_name(name: str, known: tuple[str, ...] | list[str], kind: str) -> str:
     """Return the error detail for an unknown name, with the closest valid one."""
     near = closest(name, known)
     if near:
-        return f"{what} {shown(name)} is not known: did you mean {near!r}?"
+        return f"{kind} {shown(name)} is not known: did you mean {near!r}?"
     if not known:
-        return f"{what} {shown(name)} is not known: this route takes none"
+        return f"{kind} {shown(name)} is not known: this route takes none"
     hint = f"choose from {', '.join(known)}" if len(known) < 20 else "manifest.json of the bundle lists the known ones"
-    return f"{what} {shown(name)} is not known: {hint}"
+    return f"{kind} {shown(name)} is not known: {hint}"

@@ -52,16 +52,18 @@ EVERYTHING: Final = TokenGrant("", frozenset({"admin"}))
 """Permissions of every caller if no tokens are configured."""
 
 
-def scoped_token(line: str, number: int, where: str) -> tuple[bytes, TokenGrant]:
+def scoped_token(line: str, number: int, location: str) -> tuple[bytes, TokenGrant]:
     """Parse a line: scopes, ``sha256:`` with the hexadecimal SHA-256 of the token, and a name for the log."""
     written, *rest = line.split()
     scopes = frozenset(written.split(","))
     if not scopes <= set(SCOPES):
         # The word may be a token written without a scope, so the error must not contain it.
-        raise InputError("a line does not begin with scopes", where, f"Choose from {', '.join(SCOPES)}. {HOW_TO_WRITE}")
+        raise InputError(
+            "a line does not begin with scopes", location, f"Choose from {', '.join(SCOPES)}. {HOW_TO_WRITE}"
+        )
     match = _DIGEST.fullmatch(rest[0]) if rest else None
     if match is None:
-        raise InputError("a line has no SHA-256 of a token", where, HOW_TO_WRITE)
+        raise InputError("a line has no SHA-256 of a token", location, HOW_TO_WRITE)
     return bytes.fromhex(match[1]), TokenGrant(" ".join(rest[1:]) or f"line {number}", scopes)
 
 

@@ -25,27 +25,27 @@ _FIRST_MS: Final = -62_135_596_800_000  # years 1 to 9999, the range of ``dateti
 _LAST_MS: Final = 253_402_300_799_999
 
 
-def rows_of_records(records: Any, columns: Sequence[str], limit: int, what: str = "rows") -> FeatureRows:
+def rows_of_records(records: Any, columns: Sequence[str], limit: int, field: str = "rows") -> FeatureRows:
     """Parse a list of objects, one per row.
 
     Raises ``RequestRefused``: 422 with row and column of an invalid value; 413 for too many rows.
     """
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise RequestRefused(422, f"{what} is not a list of objects with feature names and numbers", "invalid")
-    _check_count(len(records), limit, what)
+        raise RequestRefused(422, f"{field} is not a list of objects with feature names and numbers", "invalid")
+    _check_count(len(records), limit, field)
     first = list(records[0])
     if all(list(record) == first for record in records):  # the usual case for generated JSON
         data = [list(record.values()) for record in records]
-        return rows_of_table(first, data, columns, limit, what)
+        return rows_of_table(first, data, columns, limit, field)
     names = list(dict.fromkeys(chain.from_iterable(records)))
     if len(names) > len(columns) + len(_OWN):  # some are unknown: reject them before expanding all rows
         _places(names, columns)
     data = [[record.get(name) for name in names] for record in records]
-    return rows_of_table(names, data, columns, limit, what)
+    return rows_of_table(names, data, columns, limit, field)
 
 
 def rows_of_table(
-    names: Any, data: Any, columns: Sequence[str], limit: int, what: str = "dataframe_split"
+    names: Any, data: Any, columns: Sequence[str], limit: int, field: str = "dataframe_split"
 ) -> FeatureRows:
     """Parse column names and a list of lists, one per row.
 
@@ -53,13 +53,15 @@ def rows_of_table(
     Raises ``RequestRefused`` like :func:`rows_of_records`.
     """
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise RequestRefused(422, f"{what}: the columns are not a list of names", "invalid")
+        raise RequestRefused(422, f"{field}: the columns are not a list of names", "invalid")
     if not isinstance(data, list) or not all(isinstance(row, list) for row in data):
-        raise RequestRefused(422, f"{what}: the data is not a list of lists", "invalid")
-    _check_count(len(data), limit, what)
+        raise RequestRefused(422, f"{field}: the data is not a list of lists", "invalid")
+    _check_count(len(data), limit, field)
     for number, row in enumerate(data):
         if len(row) != len(names):
-            raise RequestRefused(422, f"{what}: row {number} has {len(row)} values for {len(names)} columns", "invalid")
+            raise RequestRefused(
+                422, f"{field}: row {number} has {len(row)} values for {len(names)} columns", "invalid"
+            )
     places = _places(names, columns)
     keys = {name: names.index(name) for name in _OWN if name in names}
     aside = {name: [row[place] for row in data] for name, place in keys.items()}
@@ -67,12 +69,12 @@ def rows_of_table(
         for row in data:
             del row[place]
     features = [name for name in names if name not in keys]
-    given = _numbers(data, features, what)
+    given = _numbers(data, features, field)
     values = _spread(given, [places[name] for name in features], len(columns))
     return FeatureRows(
         values,
-        _units(aside.get(UNIT), len(data), what),
-        _times(aside.get(DECISION_TIME), len(data), what),
+        _units(aside.get(UNIT), len(data), field),
+        _times(aside.get(DECISION_TIME), len(data), field),
     )
 
 
@@ -125,15 +127,15 @@ def _matrix(table: Any, kinds: Mapping[str, Any]) -> npt.NDArray[Any]:
     return given
 
 
-def _numbers(data: Sequence[Sequence[Any]], names: Sequence[str], what: str) -> npt.NDArray[np.float64]:
+def _numbers(data: Sequence[Sequence[Any]], names: Sequence[str], field: str) -> npt.NDArray[np.float64]:
     """Return rows of numbers and nulls as one array, filled row by row so that other threads can run."""
     given = np.empty((len(data), len(names)), dtype=np.float64)
     for number, row in enumerate(data):
         if not _NUMBERS.issuperset(map(type, row)):
             name, value = next(pair for pair in zip(names, row, strict=True) if type(pair[1]) not in _NUMBERS)
-            raise RequestRefused(422, f"{what}: row {number}, {name}: {shown(value)} is not a number", "invalid")
+            raise RequestRefused(422, f"{field}: row {number}, {name}: {shown(value)} is not a number", "invalid")
         given[number] = row
-    _check_range(given, names, what)
+    _check_range(given, names, field)
     return given
 
 
@@ -165,11 +167,11 @@ def _stamps(times: Any) -> npt.NDArray[np.int64]:
     return np.asarray(millis, dtype=np.int64)
 
 
-def _check_count(count: int, limit: int, what: str) -> None:
+def _check_count(count: int, limit: int, field: str) -> None:
     if count == 0:
-        raise RequestRefused(422, f"{what} has no rows", "invalid")
+        raise RequestRefused(422, f"{field} has no rows", "invalid")
     if count > limit:
-        raise RequestRefused(413, f"{what} holds {count} rows: send at most {limit}", "too_large")
+        raise RequestRefused(413, f"{field} holds {count} rows: send at most {limit}", "too_large")
 
 
 def _places(names: Sequence[str], columns: Sequence[str]) -> dict[str, int]:
@@ -185,38 +187,38 @@ def _places(names: Sequence[str], columns: Sequence[str]) -> dict[str, int]:
     return places
 
 
-def _check_range(values: npt.NDArray[np.float64], names: Sequence[str], what: str) -> None:
+def _check_range(values: npt.NDArray[np.float64], names: Sequence[str], field: str) -> None:
     wrong = np.abs(values) > _LARGEST  # includes infinity, not NaN
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
-        detail = f"{what}: row {row}, {names[column]}: {values[row, column]} exceeds the range of float32"
+        detail = f"{field}: row {row}, {names[column]}: {values[row, column]} exceeds the range of float32"
         raise RequestRefused(422, detail, "invalid")
 
 
-def _units(given: Sequence[Any] | None, count: int, what: str) -> list[str]:
+def _units(given: Sequence[Any] | None, count: int, field: str) -> list[str]:
     if given is None:
         return [str(number) for number in range(count)]
     for number, unit in enumerate(given):
         if not isinstance(unit, str) or not unit.isprintable() or not unit:
-            raise RequestRefused(422, f"{what}: row {number}, unit: {shown(unit)} is not a valid name", "invalid")
+            raise RequestRefused(422, f"{field}: row {number}, unit: {shown(unit)} is not a valid name", "invalid")
     return list(given)
 
 
-def _times(given: Sequence[Any] | None, count: int, what: str) -> npt.NDArray[np.int64]:
+def _times(given: Sequence[Any] | None, count: int, field: str) -> npt.NDArray[np.int64]:
     times = np.zeros(count, dtype=np.int64)
     if given is None or all(text is None for text in given):
         return times
     for number, text in enumerate(given):
         if text is None:
-            raise _no_time(what, number)
+            raise _no_time(field, number)
         try:
             times[number] = round(parse_utc(text).timestamp() * _MS)
         except ValueError:
             why = "is not a time with a zone: write ISO 8601, such as '2026-01-01T06:00:00Z'"
-            raise RequestRefused(422, f"{what}: row {number}, decision_time: {shown(text)} {why}", "invalid") from None
+            raise RequestRefused(422, f"{field}: row {number}, decision_time: {shown(text)} {why}", "invalid") from None
     return times
 
 
-def _no_time(what: str, number: int) -> RequestRefused:
-    detail = f"{what}: row {number} has no decision_time, but others have one: give all rows a time, or none"
+def _no_time(field: str, number: int) -> RequestRefused:
+    detail = f"{field}: row {number} has no decision_time, but others have one: give all rows a time, or none"
     return RequestRefused(422, detail, "invalid")

@@ -40,21 +40,21 @@ def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
     Raises ``InputError`` if the bundle has no training parameters, predicts another unit, was trained with another
     step, has parameters that are invalid in this version, or the dataset has none of its channels.
     """
-    where = f"bundle {bundle.path}"
+    location = f"bundle {bundle.path}"
     params = bundle.manifest.get("params")
     if not isinstance(params, Mapping):
-        raise InputError("the bundle has no training parameters", where, _TRAIN)
-    step, unit = _trained_on(bundle, params, where)
+        raise InputError("the bundle has no training parameters", location, _TRAIN)
+    step, unit = _trained_on(bundle, params, location)
     window = window_of(bundle.columns)
     if meta.step != step:
         raise InputError(
             f"the dataset's step is {format_duration(meta.step)}, but the bundle's is {format_duration(step)}",
-            where,
+            location,
             "Score a dataset of the same step, or train again.",
         )
     if unit is not None and unit != meta.unit:
         raise InputError(
-            f"the bundle was trained on {unit}s, but the dataset's unit is the {meta.unit}", where, "Train again."
+            f"the bundle was trained on {unit}s, but the dataset's unit is the {meta.unit}", location, "Train again."
         )
     try:
         config = MatrixConfig(
@@ -67,20 +67,20 @@ def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
             unit=meta.unit,
             step=step,
             span=meta.span,
-            channels=_channels(bundle, meta, params, where),
+            channels=_channels(bundle, meta, params, location),
             columns=bundle.columns if window is None else bundle.columns[: window.tabular],
             dataset_digest=meta.digest,
         )
     except ValidationError as error:
         raise InputError(
             f"the bundle's parameters are not valid in this version: {error.errors()[0]['msg']}",
-            where,
+            location,
             "Train it again.",
         ) from None
     if live_plan(config).reads_samples and not set(config.channels) & set(meta.channels):
         raise InputError(
             f"the bundle reads telemetry ({len(config.channels)} channels), and the dataset has none of it",
-            where,
+            location,
             "Collect or import samples, or train a bundle on events alone.",
         )
     return config
@@ -128,17 +128,17 @@ def missing_channels(
     return tuple(sorted(lost))
 
 
-def _trained_on(bundle: Bundle, params: Mapping[str, Any], where: str) -> tuple[timedelta, str | None]:
+def _trained_on(bundle: Bundle, params: Mapping[str, Any], location: str) -> tuple[timedelta, str | None]:
     try:
         step = parse_duration(params["telemetry"]["step"])
     except (KeyError, TypeError, ValueError):
-        raise InputError("the bundle has no training step", where, _TRAIN) from None
+        raise InputError("the bundle has no training step", location, _TRAIN) from None
     data = bundle.manifest.get("data")
     unit = data.get("unit") if isinstance(data, Mapping) else None
     return step, None if unit is None else str(unit)
 
 
-def _channels(bundle: Bundle, meta: DatasetMeta, params: Mapping[str, Any], where: str) -> dict[str, Channel]:
+def _channels(bundle: Bundle, meta: DatasetMeta, params: Mapping[str, Any], location: str) -> dict[str, Channel]:
     """Resolve the bundle's channels, in its order, from the dataset, the bundle's declarations or the catalogue."""
     declared = (params.get("channels") or {}).items()
     declarations = {name: ChannelDeclaration.model_validate(settings) for name, settings in declared}
@@ -148,7 +148,7 @@ def _channels(bundle: Bundle, meta: DatasetMeta, params: Mapping[str, Any], wher
     if unknown:
         raise InputError(
             f"the kind of the bundle's channel '{unknown[0]}' is unknown",
-            where,
+            location,
             "Score a dataset that has the channel, or train again on one without.",
         )
     return {name: known[name] for name in names}

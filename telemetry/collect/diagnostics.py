@@ -166,8 +166,8 @@ def _read_table(report: str, indices: Collection[str]) -> dict[str, Any] | None:
         for result in results:
             if result.pop("is_all", False):
                 if not tested:
-                    what = f"{name!r} has a result for all GPUs, but the table does not list the tested GPUs"
-                    raise InputError(what, f"{_TABLE}, {device_count} GPUs", f"{_DO} List the tested GPUs only.")
+                    problem = f"{name!r} has a result for all GPUs, but the table does not list the tested GPUs"
+                    raise InputError(problem, f"{_TABLE}, {device_count} GPUs", f"{_DO} List the tested GPUs only.")
                 result["gpu_ids"] = sorted(tested)
         # DCGM 4 puts a summary before the results of each GPU.
         if any("entity_id" in result and result["status"] == results[0]["status"] for result in results[1:]):
@@ -286,14 +286,14 @@ def collect_diagnostics(
     try:
         verdicts = read_diagnostics(report, may_skip=may_skip, indices=indices)
     except InputError as error:
-        raise InputError(error.what, f"{path}, node {node}, {error.where}", error.do) from None
+        raise InputError(error.problem, f"{path}, node {node}, {error.location}", error.advice) from None
     rows = []
     for verdict in verdicts:
         gpu = names.get(("serial", verdict.serial or "")) or names.get(("slot", verdict.index))
         if verdict.index and gpu is None:
             number = f", serial {verdict.serial}" if verdict.serial else ""
-            what = f"unknown GPU: index {verdict.index}{number}"
-            raise InputError(what, f"{path}, node {node}", _DO)
+            problem = f"unknown GPU: index {verdict.index}{number}"
+            raise InputError(problem, f"{path}, node {node}", _DO)
         rows.append(Event(when, node, "diagnostic", SOURCE, when + delay, verdict.code, verdict.detail, gpu).row())
     digest = hashlib.sha256(content + f"\0{node}\0{when.isoformat()}".encode()).hexdigest()[:24]
     name = f"diagnostics-{re.sub('[^A-Za-z0-9.-]', '-', node)[:80]}-{digest}"

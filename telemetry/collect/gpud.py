@@ -89,17 +89,17 @@ def read_events(
                 entry = _Entry.model_validate(given)
             except ValidationError as error:
                 problem = error.errors()[0]
-                where = ".".join((component.component, *map(str, problem["loc"])))
-                found[digest.hexdigest()[:16]] = f"{where}: {problem['msg']}"
+                field_path = ".".join((component.component, *map(str, problem["loc"])))
+                found[digest.hexdigest()[:16]] = f"{field_path}: {problem['msg']}"
                 continue
             if not EARLIEST_MS <= to_ms(entry.time) < LATEST_MS:
                 found[digest.hexdigest()[:16]] = f"{component.component}: {BAD_TIME}"
                 continue
-            what = _event(component.component, entry, rules or default_rules())
+            classified = _event(component.component, entry, rules or default_rules())
             found[digest.hexdigest()[:16]] = (
                 f"{NO_EVIDENCE}: {component.component} {entry.name}"
-                if what is None
-                else Event(entry.time, node, source=SOURCE, known_at=known_at(entry.time), **what)
+                if classified is None
+                else Event(entry.time, node, source=SOURCE, known_at=known_at(entry.time), **classified)
             )
     return found
 

@@ -178,8 +178,8 @@ class _DumpReader:
                 while line := text.readline(_MAX_LINE):
                     number += 1
                     if len(line) == _MAX_LINE:
-                        where = f"{self.path}, line {number}"
-                        raise InputError(f"a line is longer than {_MAX_LINE} bytes", where, _DO)
+                        location = f"{self.path}, line {number}"
+                        raise InputError(f"a line is longer than {_MAX_LINE} bytes", location, _DO)
                     self.characters_read += len(line)
                     yield line.rstrip("\n")
         except (*DAMAGED, UnicodeDecodeError, RecursionError, csv.Error) as error:
@@ -217,12 +217,12 @@ def divide(spilled: Path, held_samples: int) -> list[Path]:
 
 
 def _nothing(path: Path, reader: _DumpReader) -> InputError:
-    what = "the file has no samples of a known channel"
+    problem = "the file has no samples of a known channel"
     if fault := reader.examples.get(BAD_LINE):
-        return InputError(f"{what}, and a line cannot be read: {fault}", str(path), _DO)
+        return InputError(f"{problem}, and a line cannot be read: {fault}", str(path), _DO)
     reasons = ", ".join(f"{reason} ({quantity(count, 'line')})" for reason, count in reader.left_out.most_common(3))
-    do = f"Map its metrics and labels with --mapping. {f'It has {reasons}.' if reasons else 'It is empty.'}"
-    return InputError(what, str(path), do)
+    advice = f"Map its metrics and labels with --mapping. {f'It has {reasons}.' if reasons else 'It is empty.'}"
+    return InputError(problem, str(path), advice)
 
 
 def _digest(path: Path, catalogue: SeriesCatalogue) -> str:

@@ -46,8 +46,8 @@ class Outbox(contextlib.AbstractContextManager["Outbox"]):
         self.accounting = Accounting() if accounting is None else accounting
         self._path = staging.state(f"{name}.json")
         lock_path = self._path.with_name(f"{name}.lock")
-        what = f"another collector {name!r} is running on this dataset"
-        self._lock = take_lock(lock_path, what, str(lock_path), "Stop it first, or let it run.").lock
+        problem = f"another collector {name!r} is running on this dataset"
+        self._lock = take_lock(lock_path, problem, str(lock_path), "Stop it first, or let it run.").lock
         self.staged: Counter[Kind] = Counter()
         try:
             self._state = self._read(name)

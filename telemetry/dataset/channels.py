@@ -84,15 +84,15 @@ def resolve_channels(declared: Mapping[str, ChannelDeclaration]) -> dict[str, Ch
     """
     channels = dict(CATALOGUE)
     for name, declaration in declared.items():
-        where = f"params channels.{name}"
+        location = f"params channels.{name}"
         if not _NAME.match(name):
             raise InputError(
                 f"{name!r} cannot be a channel name",
-                where,
+                location,
                 "Use lower-case letters, digits and underscores, beginning with a letter, such as 'bus_errors_total'.",
             )
         if name in RESERVED_COLUMNS:
-            raise InputError(f"{name!r} is a key column, not a channel", where, "Give the channel another name.")
+            raise InputError(f"{name!r} is a key column, not a channel", location, "Give the channel another name.")
         low, high = declaration.range
         if name in channels:
             unit = declaration.unit or channels[name].unit

@@ -101,9 +101,13 @@ def storage_errors(place: S3Place, name: str = "") -> Iterator[None]:
             raise
         # Strip the text before the error itself, and the request id, which differs each time.
         short = text[text.index("AWS Error") :].partition(" (Request ID")[0]
-        what, do = next((what, do) for signs, what, do in _ERRORS if any(sign in text for sign in signs))
-        where = f"{place}/{name}".rstrip("/")
-        raise InputError(what.format(bucket=place.bucket, attempts=ATTEMPTS), f"{where}: {short}", do) from error
+        problem, advice = next(
+            (problem, advice) for signs, problem, advice in _ERRORS if any(sign in text for sign in signs)
+        )
+        location = f"{place}/{name}".rstrip("/")
+        raise InputError(
+            problem.format(bucket=place.bucket, attempts=ATTEMPTS), f"{location}: {short}", advice
+        ) from error
 
 
 _OF_CONTENT = re.compile(r"parquet|thrift|corrupt|decompress|deserializ|end of stream|page header", re.IGNORECASE)
@@ -116,11 +120,11 @@ IMPORT_AGAIN = "The dataset is damaged: restore the file, or import or collect i
 
 
 @contextmanager
-def damage_reported(where: object, do: str) -> Iterator[None]:
+def damage_reported(location: object, advice: str) -> Iterator[None]:
     """Convert errors about a file's content to ``InputError``: not Parquet, truncated, missing columns, not UTF-8.
 
     Errors of the operating system or storage (missing file, disk failure) pass through.
-    ``do``: the fix, e.g. "Import the sources of the dataset again."
+    ``advice``: the fix, e.g. "Import the sources of the dataset again."
     """
     try:
         yield
@@ -129,7 +133,7 @@ def damage_reported(where: object, do: str) -> Iterator[None]:
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         reason = f"it has no column {error}" if isinstance(error, KeyError) else reason
-        raise InputError(f"the file is damaged: {reason}", str(where), do) from error
+        raise InputError(f"the file is damaged: {reason}", str(location), advice) from error
 
 
 class FolderFiles:
@@ -219,16 +223,16 @@ class StoredFiles(FolderFiles):
         listed = self._listed.get(name)
         if listed is None:
             raise FileNotFoundError(name)
-        where = f"{self.place}/{name}"
+        location = f"{self.place}/{name}"
         with storage_errors(self.place, name):
             try:
                 stream = self._storage.open_input_file(listed.path)
             except FileNotFoundError:
-                raise InputError("a file of the dataset was removed during the read", where, RUN_AGAIN) from None
+                raise InputError("a file of the dataset was removed during the read", location, RUN_AGAIN) from None
             with stream:
                 if stream.size() != listed.size or _changed_at(stream) not in (None, _whole_seconds(listed.mtime)):
-                    raise InputError("a file of the dataset was replaced while it was read", where, RUN_AGAIN)
-                with damage_reported(where, UPLOAD_AGAIN):
+                    raise InputError("a file of the dataset was replaced while it was read", location, RUN_AGAIN)
+                with damage_reported(location, UPLOAD_AGAIN):
                     yield stream if "/" in name else self._checked(name, stream.read())
 
     def has(self, name: str) -> bool:

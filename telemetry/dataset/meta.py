@@ -96,8 +96,8 @@ def read_meta(root: Path, named: Path | None = None) -> DatasetMeta:
     return decode_meta(text, str(path))
 
 
-def decode_meta(text: str, where: str) -> DatasetMeta:
-    """Parse the text of a dataset.json; raises ``InputError``, with ``where``, if corrupt or unsupported."""
+def decode_meta(text: str, location: str) -> DatasetMeta:
+    """Parse the text of a dataset.json; raises ``InputError``, with ``location``, if corrupt or unsupported."""
     advice = "Import the sources again into this folder."
     try:
         content = json.loads(text)
@@ -107,12 +107,12 @@ def decode_meta(text: str, where: str) -> DatasetMeta:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise InputError(f"dataset.json is damaged: {problem}", where, advice) from error
+        raise InputError(f"dataset.json is damaged: {problem}", location, advice) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"dataset.json is damaged: {error}", where, advice) from error
+        raise InputError(f"dataset.json is damaged: {error}", location, advice) from error
     raise InputError(
         f"the dataset has schema version {version}, but this predrain reads "
         f"{READ_SCHEMA_VERSIONS[0]} to {READ_SCHEMA_VERSIONS[-1]}",
-        where,
+        location,
         "Import the sources again, or use the version of predrain that wrote it.",
     )

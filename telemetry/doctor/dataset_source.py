@@ -140,12 +140,12 @@ def sparse_samples(dataset: Dataset) -> list[TelemetryFinding]:
         spacing = pd.Timedelta(interval or 0).round("min" if meta.step >= timedelta(minutes=1) else "s")
         if spacing > SPARSE_STEPS * meta.step:
             every, step = format_duration(spacing.to_pytimedelta()), format_duration(meta.step)
-            what = (
+            problem = (
                 f"samples arrive every {every}, but the dataset's step is {step}: scoring treats such units as unknown"
             )
             return [
                 TelemetryFinding(
-                    what, f"Set `telemetry.step: {every}` and import into an empty folder, or sample faster."
+                    problem, f"Set `telemetry.step: {every}` and import into an empty folder, or sample faster."
                 )
             ]
     return []
@@ -161,9 +161,9 @@ def silent_sources(events: pd.DataFrame, until: datetime) -> list[TelemetryFindi
     for source, times in events.groupby("source")["timestamp"]:
         longest, silence = times.sort_values().diff().max(), until - times.max()
         if len(times) >= _MIN_EVENTS and silence > max(_SILENCE_FACTOR * longest, RECENT):
-            what = f"no events from the source {source} for {quantity(silence.days, 'day')}, longer than ever before"
-            do = "Check that it still runs: without its events the next fit learns from missing failures."
-            findings.append(TelemetryFinding(what, do, problem=False))
+            problem = f"no events from the source {source} for {quantity(silence.days, 'day')}, longer than ever before"
+            advice = "Check that it still runs: without its events the next fit learns from missing failures."
+            findings.append(TelemetryFinding(problem, advice, problem=False))
     return findings
 
 

@@ -66,14 +66,14 @@ def observe_page(
         answer = ask(connection, "GET", timeout_s=timeout_s, max_bytes=MAX_BYTES)
         check_status(answer, connection.url)
     except (HttpError, BodyTooLarge) as error:
-        do = "Check the address, the credentials, that the server runs, and that this host may reach it."
-        raise InputError(f"no response: {error}", shown_url(connection.url), do) from error
+        advice = "Check the address, the credentials, that the server runs, and that this host may reach it."
+        raise InputError(f"no response: {error}", shown_url(connection.url), advice) from error
     catalogue = SeriesCatalogue(channels, mapping, default_node=host)
     return observe_body(answer.body, catalogue, shown_url(connection.url), now, answer)
 
 
 def observe_body(
-    body: bytes, catalogue: SeriesCatalogue, where: str, now: datetime, answer: HttpResponse | None = None
+    body: bytes, catalogue: SeriesCatalogue, location: str, now: datetime, answer: HttpResponse | None = None
 ) -> Observation:
     """Observe the text of a page, and its HTTP response, if any; malformed lines are skipped and reported."""
     text = body.decode("utf-8", "replace").replace("\r\n", "\n")
@@ -98,7 +98,7 @@ def observe_body(
         hint = unnamed if nameless else ""
         raise InputError(
             "the page has no series of a GPU",
-            where,
+            location,
             f"{hint}Give the page of dcgm-exporter or AMD's device-metrics-exporter, or name its labels by --mapping.",
         )
     stamps = [sample.timestamp_ms for sample in samples if sample.timestamp_ms is not None]
@@ -139,7 +139,7 @@ def observe_body(
         ),
     )
     names = {sample.name for sample in samples} | ({XID_COUNT_METRIC} if XID_COUNT_METRIC in text else set())
-    return _observation("exporter page", where, now, catalogue, newest, names, left_out, facts, findings, accounting)
+    return _observation("exporter page", location, now, catalogue, newest, names, left_out, facts, findings, accounting)
 
 
 def observe_prometheus(
@@ -181,9 +181,9 @@ def observe_prometheus(
         ),
     )
     names = {name for name in outlook.names if _GPU_METRIC.match(name) or name in known}
-    where = shown_url(connection.url)
+    location = shown_url(connection.url)
     return _observation(
-        "Prometheus", where, now, catalogue, newest, names, outlook.left_out, outlook.facts, findings, Accounting()
+        "Prometheus", location, now, catalogue, newest, names, outlook.left_out, outlook.facts, findings, Accounting()
     )
 
 
@@ -211,7 +211,7 @@ def _nameless(catalogue: SeriesCatalogue, left_out: Counter[str]) -> int:
 
 def _observation(
     kind: SourceKind,
-    where: str,
+    location: str,
     now: datetime,
     catalogue: SeriesCatalogue,
     newest: Sequence[SeriesValue],
@@ -278,7 +278,7 @@ def _observation(
     models = series.dropna(subset="model").drop_duplicates("gpu", keep="last")["model"].value_counts().sort_index()
     return Observation(
         kind=kind,
-        where=where,
+        where=location,
         at=now,
         units=valued["gpu"].nunique(),
         nodes=series["node"].nunique(),

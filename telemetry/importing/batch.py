@@ -70,8 +70,8 @@ class Batch:
     def resolve(self, mapping: TableMapping, known: Sequence[str], *required: str, **options: Any) -> None:
         """Resolve the columns; ``options``: see :func:`telemetry.importing.columns.resolve_columns`."""
         self.mapping = mapping
-        names, where = self.table.column_names, str(self.file)
-        self.columns = resolve_columns(names, mapping, known, where, required, **options)
+        names, location = self.table.column_names, str(self.file)
+        self.columns = resolve_columns(names, mapping, known, location, required, **options)
         self.drop_without_values()
 
     def drop_without_values(self) -> None:
@@ -92,13 +92,13 @@ class Batch:
         """Return a column, or None if the source lacks it."""
         if name in self.columns:
             source = self.columns[name]
-            where = f"{self.file}, column {source!r}"
+            location = f"{self.file}, column {source!r}"
             if source in self.disagreeing:
                 problem = f"the file has this column several times, with different values ({self.disagreeing[source]})"
-                raise InputError(problem, where, "Rename the one to be read, or map it to null.")
+                raise InputError(problem, location, "Rename the one to be read, or map it to null.")
             if source not in self.table.column_names:  # JSON objects may have different keys
                 return pa.chunked_array([pa.nulls(self.table.num_rows, pa.string())])
-            return _plain(self.table.column(source), where)
+            return _plain(self.table.column(source), location)
         constant = [self.mapping.constants[name]] * self.table.num_rows if name in self else None
         return None if constant is None else pa.chunked_array([pa.array(constant)])
 
@@ -174,15 +174,15 @@ class Batch:
         if column is None:
             return None
         source = self.columns.get(name, name)
-        where, time = f"{self.file}, column {source!r}", time_of_column(self.mapping.time, source)
+        location, time = f"{self.file}, column {source!r}", time_of_column(self.mapping.time, source)
         try:
-            parsed = parse_instants(column, time, where, day_end=day_end, order=self.orders.get(name))
+            parsed = parse_instants(column, time, location, day_end=day_end, order=self.orders.get(name))
         except UndecidedOrderError:
             others = {*self.columns.values()} & {*self.table.column_names}
             order = order_shown(self.table.column(other) for other in others)
             if order is None:
                 raise
-            parsed = parse_instants(column, time, where, day_end=day_end, order=order)
+            parsed = parse_instants(column, time, location, day_end=day_end, order=order)
         if parsed.order is not None:
             self.orders[name] = parsed.order
         given = parsed.status[parsed.status != MISSING]
@@ -190,7 +190,7 @@ class Batch:
             zone = f"`{self.kind}: {{time: {{timezone: UTC}}}}`"
             raise InputError(
                 f"timestamps are naive (without a time zone), such as {str(column.drop_null()[0].as_py())!r}",
-                where,
+                location,
                 f"Give the zone in the mapping: {zone}, with the zone they were written in.",
             )
         for status, reason in PROBLEMS.items():
@@ -265,13 +265,13 @@ def _readable(table: pa.Table) -> pa.Table:
     return table
 
 
-def _plain(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+def _plain(column: pa.ChunkedArray, location: str) -> pa.ChunkedArray:
     """Convert bytes to text and decimals to floats; raise ``InputError`` for unsupported types."""
     kind = column.type
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        with read_errors(Path(where)):
+        with read_errors(Path(location)):
             return column.cast(pa.string())
     if pa.types.is_nested(kind) or pa.types.is_time(kind) or pa.types.is_duration(kind):
         problem = f"values of the type {kind} are not read"
-        raise InputError(problem, where, "Write them as text or numbers, or map the column to null.")
+        raise InputError(problem, location, "Write them as text or numbers, or map the column to null.")
     return column.cast(pa.float64()) if pa.types.is_decimal(kind) else column

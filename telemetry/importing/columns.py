@@ -120,11 +120,11 @@ def nothing_left_out(_name: str) -> bool:
     return False
 
 
-def missing_column(name: str, names: Sequence[str], where: str) -> InputError:
+def missing_column(name: str, names: Sequence[str], location: str) -> InputError:
     """Return the error for a source without a required column."""
     return InputError(
         f"missing column {name!r}",
-        where,
+        location,
         f"Its columns are {list(names)}. {nearest_hint(name, names)} Map one in the mapping: "
         f"`columns: {{SOURCE: {name}}}`, or give a constant: `constants: {{{name}: …}}`.",
     )
@@ -134,7 +134,7 @@ def resolve_columns(
     names: Sequence[str],
     mapping: TableMapping,
     known: Sequence[str],
-    where: str,
+    location: str,
     required: Sequence[str] = (),
     *,
     aliases: Mapping[str, str] = KEY_ALIASES,
@@ -162,7 +162,7 @@ def resolve_columns(
             more = " A custom channel must be declared in params `channels:`." if declare else ""
             raise InputError(
                 f"the mapping names an unknown target column {target!r}",
-                f"{where}, mapping",
+                f"{location}, mapping",
                 (nearest_hint(target, known) or f"The columns are {list(known)}.") + more,
             )
     unknown = unknown_columns(names, mapping, known, aliases, ignored, kept)
@@ -171,7 +171,7 @@ def resolve_columns(
         channel = f"declare it in params `channels: {{{unknown[0]}: {{kind: gauge}}}}`, or " if declare else ""
         raise InputError(
             f"unknown column {unknown[0]!r}{more}",
-            where,
+            location,
             f"{nearest_hint(unknown[0], [*known, *aliases])} Otherwise {channel}map it to null in the mapping to leave "
             "it out, or set `ignore_others: true` there for all such columns.".strip(),
         )
@@ -185,7 +185,7 @@ def resolve_columns(
             if target in source and not by_name:  # else one value under two names, like nvidia-smi's power.draw
                 raise InputError(
                     f"two source columns map to {target!r}: {source[target]!r} and {name!r}",
-                    where,
+                    location,
                     "Map one of them to null in the mapping.",
                 )
         source = {
@@ -194,7 +194,7 @@ def resolve_columns(
         }
     for name in (*required, *mapping.drop_without):
         if name not in source and name not in mapping.constants:
-            raise missing_column(name, names, where)
+            raise missing_column(name, names, location)
     return source
 
 
@@ -204,12 +204,12 @@ _INDEX: Final = re.compile(r"__index_level_\d+__|Unnamed: \d+|")
 """Names that pandas gives an exported index."""
 
 
-def refuse_absent(mapping: TableMapping, names: Collection[str], where: str) -> None:
+def refuse_absent(mapping: TableMapping, names: Collection[str], location: str) -> None:
     """Raise ``InputError`` if the mapping names a source column that is not in ``names``."""
     for column in mapping.columns:
         if column not in names:
             problem = f"the mapping names a source column {column!r} that is not there"
-            raise InputError(problem, where, nearest_hint(column, list(names)) or f"It has {list(names)}.")
+            raise InputError(problem, location, nearest_hint(column, list(names)) or f"It has {list(names)}.")
 
 
 def unknown_columns(

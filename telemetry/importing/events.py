@@ -240,8 +240,8 @@ def _read_kernel_log(
                 lines = document_lines(file) if is_document(file) else read_lines(file)
             log = parse_kernel_log(lines, **settings, source=file.name)
         except InputError as error:
-            where = error.where if error.where == str(file) else f"{file}, {error.where}"
-            raise InputError(error.what, where, error.do) from error
+            location = error.location if error.location == str(file) else f"{file}, {error.location}"
+            raise InputError(error.problem, location, error.advice) from error
     quarantine.add(log.accounting)
     quarantine.read_rows("events", file, len(log.events) + len(log.unparsed))
     for number, line, problem in log.unparsed:

@@ -343,8 +343,8 @@ class Ingest:
             _LOG.warning("%s", self.contradictions[-1])
 
     def _report_nodes(self, added: list[str], silent: list[str]) -> None:
-        for what, names in (("not in the inventory", added), ("without a sample", silent)):
-            self.contradictions += [f"node {name}: {what}" for name in names]
+        for problem, names in (("not in the inventory", added), ("without a sample", silent)):
+            self.contradictions += [f"node {name}: {problem}" for name in names]
 
     def _merge(
         self,

@@ -52,10 +52,10 @@ _AWARE = r"[T ]\d{2}(?::?\d{2}.*)?(?:[Zz]|UTC|GMT|[+-]\d{2}(?::?\d{2})?)$"
 class UndecidedOrderError(InputError):
     """No date in a column reveals its day-month order; ``text`` is an example."""
 
-    def __init__(self, text: str, where: str) -> None:
+    def __init__(self, text: str, location: str) -> None:
         super().__init__(
             f"{text!r} is ambiguous, and no date of the column shows the order of day and month",
-            where,
+            location,
             "Give `time: {order: dmy}` (day first) or `time: {order: mdy}` (month first) in its table's section of "
             "the mapping.",
         )
@@ -86,11 +86,11 @@ def times_of(ms: npt.NDArray[np.int64]) -> pd.DatetimeIndex:
 
 
 def parse_instants(
-    column: pa.ChunkedArray, time: TimeFormat, where: str, *, day_end: bool = False, order: DateOrder | None = None
+    column: pa.ChunkedArray, time: TimeFormat, location: str, *, day_end: bool = False, order: DateOrder | None = None
 ) -> Instants:
     """Parse a timestamp column.
 
-    ``where``: file and column, for errors.
+    ``location``: file and column, for errors.
     ``day_end``: resolve a date without a time to the last millisecond of the day in its zone instead of the first.
     ``order``: day-month order, unless the mapping sets it.
     Raises ``InputError`` if the unit of numbers or the day-month order cannot be determined, or the mapping's format
@@ -105,12 +105,12 @@ def parse_instants(
     elif pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
         parsed = _from_arrow(column, time, day_end)
     elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
-        parsed = _from_numbers(column, time, where, day_end)
+        parsed = _from_numbers(column, time, location, day_end)
     else:
         # All GPUs of a fleet share timestamps, so each distinct string is parsed once.
         coded = column.combine_chunks().dictionary_encode()
         texts = pa.chunked_array([pa.concat_arrays([coded.dictionary, pa.nulls(1, coded.dictionary.type)])])
-        parsed = _from_text(texts, time, where, day_end, time.order or order)
+        parsed = _from_text(texts, time, location, day_end, time.order or order)
         places = coded.indices.fill_null(len(texts) - 1).to_numpy()
         parsed = parsed._replace(ms=parsed.ms[places], status=parsed.status[places])
     status = np.where(_as_bools(column.is_null()), MISSING, parsed.status).astype(np.int8)
@@ -163,7 +163,7 @@ def _milliseconds(aware: pd.DatetimeIndex) -> npt.NDArray[np.int64]:
     return np.where(np.isnat(values), 0, values.astype(np.int64))
 
 
-def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, where: str, day_end: bool) -> Instants:
+def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, location: str, day_end: bool) -> Instants:
     numbers = column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
     status = np.where(np.isfinite(numbers), OK, _UNREADABLE).astype(np.int8)
     unit: str | None = time.unit
@@ -176,7 +176,7 @@ def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, where: str, day_end
         if unit is None:
             raise InputError(
                 f"timestamps are numbers such as {column.drop_null()[0].as_py()}, without a unit",
-                where,
+                location,
                 "Give their unit (ns, us, ms, s, m, h, d) in the table's section of the mapping, such as "
                 "`time: {unit: d}`, and `origin:` unless they count from 1970.",
             )
@@ -211,7 +211,7 @@ def inferred_unit(numbers: npt.NDArray[np.float64]) -> str | None:
 
 
 def _from_text(
-    column: pa.ChunkedArray, time: TimeFormat, where: str, day_end: bool, order: DateOrder | None
+    column: pa.ChunkedArray, time: TimeFormat, location: str, day_end: bool, order: DateOrder | None
 ) -> Instants:
     text = pc.utf8_trim_whitespace(column.cast(pa.string()))
     empty = _are_none(text)
@@ -221,15 +221,15 @@ def _from_text(
         # float64 cannot represent nanoseconds exactly: parse as integers if all values are.
         with contextlib.suppress(pa.ArrowInvalid):
             numbers = pc.if_else(pa.chunked_array([pa.array(empty)]), None, text).cast(pa.int64())
-        parsed = _from_numbers(numbers, time, where, day_end)
+        parsed = _from_numbers(numbers, time, location, day_end)
         parsed.status[_as_bools(numbers.is_null())] = _UNREADABLE
     elif time.format is None:
-        parsed = _from_forms(text, empty, time, where, day_end, order)
+        parsed = _from_forms(text, empty, time, location, day_end, order)
     else:
         try:
             times = pd.to_datetime(text.to_pandas(), format=time.format, errors="coerce", utc=True)
         except ValueError as error:
-            raise InputError(str(error), where, "Correct `time: {format: …}` in the mapping.") from error
+            raise InputError(str(error), location, "Correct `time: {format: …}` in the mapping.") from error
         dates = np.full(len(text), _TIME_OF_DAY.search(time.format) is None)
         aware = np.full(len(text), "%z" in time.format)
         moments = pd.DatetimeIndex(times)
@@ -242,7 +242,7 @@ def _from_forms(
     text: pa.ChunkedArray,
     empty: npt.NDArray[np.bool_],
     time: TimeFormat,
-    where: str,
+    location: str,
     day_end: bool,
     order: DateOrder | None,
 ) -> Instants:
@@ -259,7 +259,7 @@ def _from_forms(
         dates = read_dates(list(texts), order)
         shown = dates.order
         if dates.undecided is not None:
-            raise UndecidedOrderError(dates.undecided, where)
+            raise UndecidedOrderError(dates.undecided, location)
         ms[other], is_read[other] = dates.ms[codes], dates.is_read[codes]
         is_aware[other], is_date[other] = dates.is_aware[codes], dates.is_date[codes]
     return _placed(ms, is_read, is_aware, is_date, time, day_end)._replace(order=shown)

@@ -199,7 +199,7 @@ def stays_of(observations: pd.DataFrame, absent: timedelta) -> pd.DataFrame:
     ).drop(columns=[SEEN_AT, _FIRST])
 
 
-def with_parts(table: pa.Table, parts: Mapping[str, re.Pattern[str]], where: str) -> pa.Table:
+def with_parts(table: pa.Table, parts: Mapping[str, re.Pattern[str]], location: str) -> pa.Table:
     """Add the named groups of patterns as string columns, null where a value does not match.
 
     ``parts``: maps a source column to a regular expression for whole values.
@@ -209,7 +209,7 @@ def with_parts(table: pa.Table, parts: Mapping[str, re.Pattern[str]], where: str
         if name not in table.column_names:
             raise InputError(
                 f"the mapping takes parts of column {name!r}, which does not exist",
-                where,
+                location,
                 nearest_hint(name, table.column_names) or f"Its columns are {', '.join(table.column_names)}.",
             )
         texts = pd.Series(as_text(table.column(name), len(table)), dtype="str")
@@ -217,7 +217,7 @@ def with_parts(table: pa.Table, parts: Mapping[str, re.Pattern[str]], where: str
             if group in table.column_names:
                 raise InputError(
                     f"the mapping takes {group!r} out of {name!r}, and there is a column of that name",
-                    where,
+                    location,
                     "Rename the group.",
                 )
             table = table.append_column(str(group), pa.array(values, pa.string(), from_pandas=True))

@@ -148,17 +148,17 @@ class Quarantine(Accounting):
 
     def values(self, table: str, column: str, usable: int, problems: Mapping[str, tuple[int, str]]) -> None:
         """Count the values of a column; ``problems``: number of unusable values and an example, by reason."""
-        name, what = table.removesuffix("s") + VALUES, f"column {column}, values"
+        name, scope = table.removesuffix("s") + VALUES, f"column {column}, values"
         self.used(name, usable)
         self.read(name, usable + sum(number for number, _ in problems.values()))
-        self._losses[table, what].present += usable + sum(number for number, _ in problems.values())
+        self._losses[table, scope].present += usable + sum(number for number, _ in problems.values())
         for reason, (number, example) in problems.items():
             self.left_out(name, reason, number, example)
-            self._lose(table, what, reason, number, example)
+            self._lose(table, scope, reason, number, example)
 
-    def _lose(self, table: str, what: str, reason: str, number: int, example: str) -> None:
+    def _lose(self, table: str, scope: str, reason: str, number: int, example: str) -> None:
         if number:
-            loss = self._losses[table, what]
+            loss = self._losses[table, scope]
             loss.reasons[reason] += number
             loss.examples += [example] if len(loss.examples) < _EXAMPLES else []
 
@@ -175,20 +175,22 @@ class Quarantine(Accounting):
         if self._max_loss is None:
             return
         over = {
-            what: loss
-            for (of_table, what), loss in self._losses.items()
+            scope: loss
+            for (of_table, scope), loss in self._losses.items()
             if of_table == table
             and loss.share > self._max_loss
-            and (loss.lost >= FEWEST_LOST or (loss.lost > 1 and what.endswith("rows") and 2 * loss.lost > loss.present))
+            and (
+                loss.lost >= FEWEST_LOST or (loss.lost > 1 and scope.endswith("rows") and 2 * loss.lost > loss.present)
+            )
         }
         if over:
             reasons = dict.fromkeys(loss.reasons.most_common(1)[0][0] for loss in over.values())
-            lost = " | ".join(f"{what}: {loss}" for what, loss in over.items())
-            do = " ".join(dict.fromkeys(advice(reason) for reason in reasons))
+            lost = " | ".join(f"{scope}: {loss}" for scope, loss in over.items())
+            hints = " ".join(dict.fromkeys(advice(reason) for reason in reasons))
             raise InputError(
                 f"too much of the {table} would be lost: {lost}",
                 table,
-                f"{do} To accept a loss of more than {self._max_loss:.0%}: `--max-loss`.",
+                f"{hints} To accept a loss of more than {self._max_loss:.0%}: `--max-loss`.",
             )
 
     def set_aside(

@@ -67,7 +67,7 @@ class Journal:
     def _starts_again(self, error: Exception) -> bool:
         if not (self._follow and self._has_worked and isinstance(error, InputError)):
             return False
-        _log.warning("%s; restarting it", error.what)
+        _log.warning("%s; restarting it", error.problem)
         return True
 
     def _read(self, wait_s: float) -> Lines:

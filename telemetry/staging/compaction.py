@@ -129,8 +129,8 @@ def compact(
     dataset's, or the disk is full. Nothing is lost then: the files stay for the next run.
     """
     staging = StagingFolder(staging_of(dataset), writer="compact", channels=settings.channels)
-    what, do = "another process is compacting this dataset", "Wait until it has ended."
-    with take_lock(staging.state("compact.lock"), what, str(dataset), do):
+    problem, advice = "another process is compacting this dataset", "Wait until it has ended."
+    with take_lock(staging.state("compact.lock"), problem, str(dataset), advice):
         recover_folder(dataset)
         staging.sweep()
         existing = Dataset.open(dataset, lease=False) if (dataset / META_NAME).exists() else None

@@ -204,9 +204,9 @@ class StagingFolder:
                 if time.time() - path.stat().st_mtime > _STALE_TEMPORARY_S:
                     path.unlink()
 
-    def put_aside(self, path: Path, where: str) -> Path:
-        """Move a staged file to the folder ``where``."""
-        target = self.root / where / path.parent.name / path.name
+    def put_aside(self, path: Path, folder: str) -> Path:
+        """Move a staged file to the folder ``folder``."""
+        target = self.root / folder / path.parent.name / path.name
         with disk_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             return path.replace(target)

@@ -293,15 +293,15 @@ def place_staged(
     ``waited_ms``: events that have waited since before this time are no longer pending.
     """
     known = installations.assign(installed_at=installations["installed_at"].fillna(pd.Timestamp(0, tz="UTC")))
-    where = InstallationIndex(known, unit_of(known), shared=twins)
+    index = InstallationIndex(known, unit_of(known), shared=twins)
     columns = ("node", "gpu", "type", "pci_bus_id")
     text = {name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True) for name in columns}
     by_address = pd.isna(text["gpu"]) & ~pd.isna(text["pci_bus_id"])
-    reasons = place_events(text, ms_of(events["timestamp"]), where)
+    reasons = place_events(text, ms_of(events["timestamp"]), index)
     placed = events.assign(node=text["node"], gpu=text["gpu"])
     without = by_address & pd.isna(text["gpu"])
     # If no GPU has an address, waiting is useless: assign the event to its node immediately.
-    may_come = where.unit == "gpu" and bool(known["pci_bus_id"].notna().any())
+    may_come = index.unit == "gpu" and bool(known["pci_bus_id"].notna().any())
     unseen = np.isin(reasons.astype(str), NOT_SEEN_YET) | (without & may_come)
     waits = unseen & (events["since_ms"] > waited_ms).to_numpy()
     for reason in sorted(set(reasons[waits])):

@@ -30,7 +30,7 @@ def test_the_address_is_brought_to_its_base(given: str, base: str) -> None:
 def test_what_is_no_address_is_refused_without_repeating_a_password(given: str) -> None:
     with pytest.raises(InputError) as caught:
         connect_to(given)
-    assert caught.value.where == "--url"
+    assert caught.value.location == "--url"
     assert "secret" not in str(caught.value)
 
 
@@ -51,7 +51,7 @@ def test_a_useless_login_file_is_refused(tmp_path: Path, content: str | None) ->
         file.write_text(content)
     with pytest.raises(InputError) as caught:
         connect_to("http://prom", basic_auth_file=file)
-    assert caught.value.where == f"--basic-auth-file {file}"
+    assert caught.value.location == f"--basic-auth-file {file}"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_useless_login_file_is_refused(tmp_path: Path, content: str | None) ->
 def test_contradictions_are_refused(options: dict[str, object], where: str) -> None:
     with pytest.raises(InputError) as caught:
         connect_to("http://prom", **options)
-    assert caught.value.where == where
+    assert caught.value.location == where
 
 
 def test_tls_files_are_checked_before_anything_is_sent(tmp_path: Path) -> None:

@@ -127,8 +127,8 @@ def test_a_changed_file_is_refused(bundle, file):
     content[len(content) // 2] ^= 1
     (bundle / file).write_bytes(content)
     error = refuse(bundle)
-    assert "its SHA-256 differs" in error.what
-    assert error.where == str(bundle / file)
+    assert "its SHA-256 differs" in error.problem
+    assert error.location == str(bundle / file)
 
 
 def test_a_missing_file_is_refused(bundle):
@@ -139,7 +139,7 @@ def test_a_missing_file_is_refused(bundle):
 def test_no_bundle_and_no_json_have_their_own_errors(tmp_path, bundle):
     assert str(refuse(tmp_path / "nowhere")).startswith(f"no bundle in {tmp_path / 'nowhere'} (")
     (bundle / "manifest.json").write_text("{")
-    assert refuse(bundle).what.startswith("manifest.json is not JSON:")
+    assert refuse(bundle).problem.startswith("manifest.json is not JSON:")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_no_bundle_and_no_json_have_their_own_errors(tmp_path, bundle):
 )
 def test_a_manifest_that_does_not_fit_is_refused(bundle, change, message):
     rewrite(bundle, change)
-    assert message in refuse(bundle).what
+    assert message in refuse(bundle).problem
 
 
 def test_a_library_that_is_not_installed_is_not_compared(bundle, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_library_that_is_not_installed_is_not_compared(bundle, monkeypatch):
     rewrite(bundle, lambda m: m["libraries"].update(xgboost="9.0.0"))
     assert load_bundle(bundle).profile == "mean_rank"
     rewrite(bundle, lambda m: m["libraries"].update(numpy="1.26.0"))
-    assert refuse(bundle).what.startswith("the bundle was written with numpy 1.26.0, but this is 2")
+    assert refuse(bundle).problem.startswith("the bundle was written with numpy 1.26.0, but this is 2")
 
 
 def replaced(bundle, file, content):
@@ -194,8 +194,8 @@ def test_a_type_that_is_not_trusted_is_refused_unread(bundle):
 
     replaced(bundle, "learners/mlp.skops", skops.io.dumps(Calibrator("sigmoid")))
     error = refuse(bundle)
-    assert error.what == "the learner's file has untrusted types: models.calibration.fitting.Calibrator"
-    assert error.do == "Do not use this bundle. Train a new one."
+    assert error.problem == "the learner's file has untrusted types: models.calibration.fitting.Calibrator"
+    assert error.advice == "Do not use this bundle. Train a new one."
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_type_that_is_not_trusted_is_refused_unread(bundle):
 )
 def test_a_file_that_is_no_model_is_refused(bundle, file, content, message, capfd):
     replaced(bundle, file, content)
-    assert refuse(bundle).what.startswith(message)
+    assert refuse(bundle).problem.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_file_that_is_no_model_is_refused(bundle, file, content, message, capf
 def test_a_changed_manifest_is_refused(bundle, change):
     file = bundle / "manifest.json"
     file.write_bytes(change(file.read_bytes()))
-    assert refuse(bundle).what == "manifest.json was changed after it was saved: its digest does not match"
+    assert refuse(bundle).problem == "manifest.json was changed after it was saved: its digest does not match"
 
 
 def test_threads_that_keep_learners_write_one_at_a_time(tmp_path, monkeypatch):
@@ -242,7 +242,7 @@ def test_threads_that_keep_learners_write_one_at_a_time(tmp_path, monkeypatch):
 def test_a_learner_of_other_features_is_refused(bundle):
     content = (bundle / "learners/lightgbm.txt").read_bytes()
     replaced(bundle, "learners/lightgbm.txt", content.replace(b"max_feature_idx=5", b"max_feature_idx=4"))
-    assert refuse(bundle).what.startswith("not a readable lightgbm model: ")
+    assert refuse(bundle).problem.startswith("not a readable lightgbm model: ")
 
 
 def test_a_save_that_fails_leaves_the_old_bundle(bundle, monkeypatch):

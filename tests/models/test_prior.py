@@ -76,7 +76,7 @@ def test_a_damaged_prior_is_refused(tmp_path, damage, what):
     damage(tmp_path)
     with pytest.raises(InputError, match="parameter training") as refused:
         load_prior(str(tmp_path))
-    assert what in refused.value.what
+    assert what in refused.value.problem
 
 
 def test_the_shipped_prior_is_small_and_knows_the_columns_of_the_default_parameters():

@@ -35,7 +35,7 @@ def service_exporters(
     are noticed; terminating ones are not.
     Raises ``InputError`` if there is no such service or port, or the server rejects the request or does not respond.
     """
-    where = f"kubernetes:{namespace}/{service}"
+    location = f"kubernetes:{namespace}/{service}"
     api = api or _connected()
     path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
     try:
@@ -43,17 +43,17 @@ def service_exporters(
     except (ApiRefused, Unreachable) as error:
         # Reconnect next time: the kubeconfig's certificate or token may have been rotated.
         _connected.cache_clear()
-        raise input_error(error, api, f" ({where})") from error
+        raise input_error(error, api, f" ({location})") from error
     if not slices:
         raise InputError(
             "there is no such service, or it selects no pods",
-            where,
+            location,
             f"Check it with: kubectl get endpointslices -n {namespace}",
         )
-    return sorted(slice_exporters(slices, port, where), key=lambda exporter: exporter.url)
+    return sorted(slice_exporters(slices, port, location), key=lambda exporter: exporter.url)
 
 
-def slice_exporters(slices: Iterable[Object], port: int | str | None, where: str) -> list[Exporter]:
+def slice_exporters(slices: Iterable[Object], port: int | str | None, location: str) -> list[Exporter]:
     """Return the exporters in a service's EndpointSlices.
 
     Raises ``InputError`` if no port or several ports match.
@@ -67,12 +67,12 @@ def slice_exporters(slices: Iterable[Object], port: int | str | None, where: str
             for endpoint in item.get("endpoints") or ():
                 if (endpoint.get("conditions") or {}).get("terminating") or not endpoint.get("addresses"):
                     continue
-                exporter = _exporter(_port(item.get("ports") or (), port, where), endpoint)
+                exporter = _exporter(_port(item.get("ports") or (), port, location), endpoint)
                 chosen[str((endpoint.get("targetRef") or {}).get("uid") or exporter.url)] = exporter
     return list({exporter.url: exporter for exporter in chosen.values()}.values())
 
 
-def _port(ports: Iterable[Any], wanted: int | str | None, where: str) -> tuple[str, int]:
+def _port(ports: Iterable[Any], wanted: int | str | None, location: str) -> tuple[str, int]:
     known = [(str(port.get("name") or ""), int(port["port"])) for port in ports if port.get("port")]
     if wanted is not None:
         fitting = [(name, number) for name, number in known if str(wanted) in (name, str(number))]
@@ -82,7 +82,7 @@ def _port(ports: Iterable[Any], wanted: int | str | None, where: str) -> tuple[s
         return fitting[0]
     shown = ", ".join(f"{name or 'unnamed'} ({number})" for name, number in known) or "none"
     problem = f"the service has no port {wanted!r}" if wanted is not None else "the port is ambiguous"
-    raise InputError(f"{problem}: it has {shown}", where, "Give one of them: kubernetes:NAMESPACE/SERVICE:PORT.")
+    raise InputError(f"{problem}: it has {shown}", location, "Give one of them: kubernetes:NAMESPACE/SERVICE:PORT.")
 
 
 def _exporter(port: tuple[str, int], endpoint: Object) -> Exporter:

@@ -44,8 +44,8 @@ def _ecc_errors(counter: str, nvml: Any, handle: Any) -> tuple[int, ...]:
 
 
 def _memory_errors(location: str, nvml: Any, handle: Any) -> tuple[int, ...]:
-    where = nvml.NVML_VOLATILE_ECC, getattr(nvml, location)
-    return tuple(nvml.nvmlDeviceGetMemoryErrorCounter(handle, kind, *where) for kind in (_CORRECTED, _UNCORRECTED))
+    counter = nvml.NVML_VOLATILE_ECC, getattr(nvml, location)
+    return tuple(nvml.nvmlDeviceGetMemoryErrorCounter(handle, kind, *counter) for kind in (_CORRECTED, _UNCORRECTED))
 
 
 def _sram_status(nvml: Any, handle: Any) -> tuple[int, ...]:

@@ -298,7 +298,7 @@ class NodeReader:
                     _LOG.warning("XID events stopped (%s); listening again", NvmlFault(code))
                 self._watched = None
 
-    def _report(self, code: FaultCode, index: int | None, what: str, identity: Identity | None = None) -> None:
+    def _report(self, code: FaultCode, index: int | None, problem: str, identity: Identity | None = None) -> None:
         if index is not None:
             identity = identity or self.known.get(index)
             if self._present.get(index) == identity:
@@ -307,7 +307,7 @@ class NodeReader:
         if key in self.open_faults:
             return
         self.open_faults[key] = code
-        detail = f"{'the driver' if index is None else f'GPU {index} of this node'} {what}"
+        detail = f"{'the driver' if index is None else f'GPU {index} of this node'} {problem}"
         _LOG.warning("%s: %s", key, detail)
         gpu, address = (None, None) if identity is None else (identity.gpu, identity.address)
         now = self._clock()

@@ -339,11 +339,11 @@ async def find_metrics(
     known = sorted({*catalogue.metric_names(), XID_COUNT_METRIC} & set(names))
     if known and known != [XID_COUNT_METRIC]:
         return known, names
-    where = f"--match {{{matchers}}}" if matchers else ""
+    location = f"--match {{{matchers}}}" if matchers else ""
     if not names:
         raise InputError(
             "the server has no metrics in this period",
-            where or f"{from_ms(whole.after_ms)} to {from_ms(whole.until_ms)}",
+            location or f"{from_ms(whole.after_ms)} to {from_ms(whole.until_ms)}",
             "Check the period against the retention of the server, and --match against its labels.",
         )
     candidates = [name for name in names if not is_unused(name)] or list(names)
@@ -353,6 +353,6 @@ async def find_metrics(
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     raise InputError(
         f"none of the server's {len(names)} metrics is known; there are {', '.join(candidates[:_SHOWN])}{more}",
-        where or "the server's metric names",
+        location or "the server's metric names",
         "Map metrics to channels in a --mapping file, such as `metrics: {my_gpu_temperature: gpu_temp_c}`.",
     )

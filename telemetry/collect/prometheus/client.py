@@ -296,17 +296,17 @@ class PrometheusClient:
 
     def _given_up(self, error: Exception, waited_s: float, *, first: bool) -> InputError:
         if isinstance(error, Unreadable):
-            do = (
+            advice = (
                 "Give the address of a Prometheus API; a proxy in between may have cut or replaced its answers. If it "
                 "asks for a login, give one that it takes (--bearer-token-file, --basic-auth-file, --header)."
             )
         elif first:
-            do = "Check the address, and that the server runs."
+            advice = "Check the address, and that the server runs."
         else:
-            do = "Staged data is safe: start the same command again to resume."
+            advice = "Staged data is safe: start the same command again to resume."
             if isinstance(error, PartialResponse):
-                do += " --allow-partial accepts incomplete responses."
-        return InputError(f"no usable response for {waited_s:.0f} s: {error}", self._connection.url, do)
+                advice += " --allow-partial accepts incomplete responses."
+        return InputError(f"no usable response for {waited_s:.0f} s: {error}", self._connection.url, advice)
 
     async def _once(self, path: str, parameters: Mapping[str, str]) -> bytes:
         url = self._connection.url
@@ -339,8 +339,8 @@ def refuse(status: int, body: bytes, *, url: str, retry_after: str | None) -> No
     # VictoriaMetrics puts the query before the reason, so match the full text and shorten only the message.
     text = whole if len(whole) <= _SHOWN else f"{whole[: _SHOWN // 3]} … {whole[-2 * _SHOWN // 3 :]}"
     if status in _FINAL:
-        what, do = _FINAL[status]
-        raise InputError(f"{what} (HTTP {status}: {text})", url, do)
+        problem, advice = _FINAL[status]
+        raise InputError(f"{problem} (HTTP {status}: {text})", url, advice)
     # 429 can mean "too many outstanding requests": a smaller query does not help, waiting does.
     may_pass = status == 429 or _UNREACHABLE.search(whole)
     if status in (413, 504) or (not may_pass and _TOO_MUCH.search(whole)):

@@ -43,8 +43,8 @@ def read_stream(body: bytes, *, row_limit: int, byte_limit: int) -> pa.Table:
     for name, column_type in zip(names, table.schema.types, strict=True):
         value_type = column_type.value_type if pa.types.is_dictionary(column_type) else column_type
         if not any(is_of_kind(value_type) for is_of_kind in _PLAIN):
-            what = f"column {name!r} has the type {column_type}: send numbers, strings and timestamps"
-            raise RequestRefused.unreadable(what)
+            problem = f"column {name!r} has the type {column_type}: send numbers, strings and timestamps"
+            raise RequestRefused.unreadable(problem)
     _check_dictionaries(table, byte_limit)
     return table
 

@@ -35,11 +35,11 @@ _MIN_LENGTH = 16
 disable_created_metrics()
 
 
-def _plain_token(line: str, _number: int, where: str) -> tuple[bytes, bool]:
+def _plain_token(line: str, _number: int, location: str) -> tuple[bytes, bool]:
     if len(line) < _MIN_LENGTH:
         raise InputError(
             f"a token of {len(line)} characters is too short",
-            where,
+            location,
             f"Use {_MIN_LENGTH} characters or more, for example from `openssl rand -hex 32`.",
         )
     return digest_of(line), True

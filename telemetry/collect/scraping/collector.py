@@ -95,7 +95,7 @@ class Scraper:
         except BodyTooLarge as error:
             raise ScrapeError("too_large", str(error)) from None
         except InputError as error:
-            raise ScrapeError("tls", error.what) from None
+            raise ScrapeError("tls", error.problem) from None
         except HttpError as error:
             kind: FailureKind = "protocol" if isinstance(error, ProtocolError) else "unreachable"
             raise ScrapeError(kind, str(error).splitlines()[0][:160]) from error

@@ -115,11 +115,11 @@ def _of_file(path: Path, page: Page) -> Iterator[Target]:
         return
     for number, line in enumerate(text.splitlines(), start=1):
         fields = line.split("#", 1)[0].split()
-        where = f"{path}, line {number}"
+        location = f"{path}, line {number}"
         if len(fields) > 2:
-            raise InputError(f"{line.strip()!r} is not a target", where, "Give a target, or a target and its node.")
+            raise InputError(f"{line.strip()!r} is not a target", location, "Give a target, or a target and its node.")
         if fields:
-            yield parse_target(fields[0], where, node=fields[1] if len(fields) == 2 else None, page=page)
+            yield parse_target(fields[0], location, node=fields[1] if len(fields) == 2 else None, page=page)
 
 
 def _of_file_sd(text: str, path: Path, page: Page) -> Iterator[Target]:
@@ -136,7 +136,7 @@ def _of_file_sd(text: str, path: Path, page: Page) -> Iterator[Target]:
             yield _of_group(address, group.labels or {}, f"{path}, group {number}", page)
 
 
-def _of_group(text: str, labels: Mapping[str, Any], where: str, page: Page) -> Target:
+def _of_group(text: str, labels: Mapping[str, Any], location: str, page: Page) -> Target:
     node = next((str(labels[name]) for name in _NODE_LABELS if labels.get(name)), None)
     if "://" not in text:
         path = labels.get("__metrics_path__")
@@ -145,12 +145,12 @@ def _of_group(text: str, labels: Mapping[str, Any], where: str, page: Page) -> T
         if labels.get("__scheme__"):
             text = f"{labels['__scheme__']}://{text}"
     place = tuple((name, str(labels[name])) for name in PLACE_LABELS if labels.get(name))
-    return parse_target(text, where, node=node, labels=place, page=page)
+    return parse_target(text, location, node=node, labels=place, page=page)
 
 
 def parse_target(
     text: str,
-    where: str,
+    location: str,
     *,
     node: str | None = None,
     labels: tuple[tuple[str, str], ...] = (),
@@ -181,7 +181,7 @@ def parse_target(
             raise ValueError("no page")
     except ValueError:
         raise InputError(
-            f"{written!r} is not the URL of a page", where, "Give host, host:port or http(s)://host:port/path."
+            f"{written!r} is not the URL of a page", location, "Give host, host:port or http(s)://host:port/path."
         ) from None
     path = parts.path if parts.path not in ("", "/") else page.path
     return Target(urlunsplit((parts.scheme, parts.netloc, path, parts.query, "")), node, labels)

@@ -135,8 +135,8 @@ def _is_wide(channel: str) -> bool:
     return base is not None and base.unit in WIDE_UNITS
 
 
-def _at(where: npt.NDArray[Any], *columns: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-    return [column[where] for column in columns]
+def _at(index: npt.NDArray[Any], *columns: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    return [column[index] for column in columns]
 
 
 def _changes(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

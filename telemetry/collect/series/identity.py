@@ -105,8 +105,8 @@ class SeriesCatalogue:
             default=default_node,
         )
         self._labels = {
-            what: tuple(label for name in mapping.label_names(what) for label in (f"exported_{name}", name))
-            for what in ("gpu", "mig_instance", *_INVENTORY)
+            field: tuple(label for name in mapping.label_names(field) for label in (f"exported_{name}", name))
+            for field in ("gpu", "mig_instance", *_INVENTORY)
         }
         mapped = (label for labels in self._labels.values() for label in labels)
         self._device_labels = {*self.nodes.labels, *mapped}
@@ -170,15 +170,15 @@ class SeriesCatalogue:
     def _gpu(self, labels: Mapping[str, str]) -> tuple[str | None, str | None]:
         """Return the GPU's identifier and None, or None and the placeholder found instead of a UUID."""
         placeholder = None
-        for what in ("gpu", "serial"):
-            for name in self._labels[what]:
+        for field in ("gpu", "serial"):
+            for name in self._labels[field]:
                 value = labels.get(name)
                 if value is None:
                     continue
                 if not is_placeholder(value):
-                    if what == "gpu" or placeholder is not None:
+                    if field == "gpu" or placeholder is not None:
                         return value.strip(), None
-                elif what == "gpu":
+                elif field == "gpu":
                     placeholder = value.strip() or "empty"
         return None, placeholder
 
@@ -268,8 +268,8 @@ class SeriesCatalogue:
             self.by_place[gpu] = str(placeholder)
         return gpu, node, instance, tuple(inventory.items())
 
-    def _first(self, what: str, labels: Mapping[str, str]) -> str | None:
-        values = (label_value(labels, name) for name in self._labels[what])
+    def _first(self, field: str, labels: Mapping[str, str]) -> str | None:
+        values = (label_value(labels, name) for name in self._labels[field])
         return next((value for value in values if value is not None), None)
 
 
@@ -311,12 +311,12 @@ def _metrics(channels: Mapping[str, Channel], mapping: SourceMapping) -> dict[st
     return metrics
 
 
-def _channel_of(name: str, sources: Mapping[str, str], where: str) -> str:
+def _channel_of(name: str, sources: Mapping[str, str], location: str) -> str:
     if name not in sources:
         hint = nearest_hint(name, list(sources))
         raise InputError(
             f"the mapping names a channel {name!r} that does not exist",
-            f"mapping, {where}",
+            f"mapping, {location}",
             f"{hint} A channel of your own must be declared in params `channels:`.".strip(),
         )
     return sources[name]

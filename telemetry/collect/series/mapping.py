@@ -80,9 +80,9 @@ class SourceMapping(Section):
                 raise ValueError(f"the factor of {channel!r} is {factor}: write a number other than 0")
         return value
 
-    def label_names(self, what: str) -> tuple[str, ...]:
+    def label_names(self, field: str) -> tuple[str, ...]:
         """Return the label names of a field, in order of precedence."""
-        return tuple(self.labels[what]) if what in self.labels else DEFAULT_LABELS[what]
+        return tuple(self.labels[field]) if field in self.labels else DEFAULT_LABELS[field]
 
 
 def load_source_mapping(path: Path | None) -> SourceMapping:

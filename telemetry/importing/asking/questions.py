@@ -74,12 +74,12 @@ def mapping_text(
     roles: Iterable[str],
     mapping: Path | None,
     answers: Mapping[str, Any] | None = None,
-    asked: Sequence[str] = (),
+    review: Sequence[str] = (),
 ) -> str:
-    """Return the text of a mapping file; ``asked``: questions answered by ``answers``."""
+    """Return the text of a mapping file; ``review``: questions answered by ``answers``."""
     roles = list(roles)
     content = overlaid(dict(answers or {}), mapping_content(guesses, roles, mapping, every_guess=False))
-    lines = [_HEADER.rstrip(), *(f"# CHECK {' '.join(question.split())}" for question in asked)]
+    lines = [_HEADER.rstrip(), *(f"# CHECK {' '.join(question.split())}" for question in review)]
     for role in [name for name in roles if content.get(name)]:
         section = dict(content.pop(role))
         of_column = {guess.column: guess for guess in guesses if guess.role == role}
@@ -92,8 +92,8 @@ def mapping_text(
         lines += [f"  {line}" for line in as_yaml({key: value for key, value in section.items() if value})]
         unknown = [word for guess in of_column.values() if guess.sure for word in guess.words if not _type_of(word)]
         if unknown:
-            shown = ", ".join(map(_quoted, unknown))
-            lines.append(f"  # CHECK: values without a guess are `other`: {shown}; null drops the row")
+            values = ", ".join(map(_quoted, unknown))
+            lines.append(f"  # CHECK: values without a guess are `other`: {values}; null drops the row")
         lines += [_IGNORE_OTHERS] * bool(of_column)
     return "\n".join([*lines, *as_yaml(content)]) + "\n"
 
@@ -148,20 +148,20 @@ _SHOWN: Final = 5
 class Question:
     """A question to the owner of the tables.
 
-    ``section``: mapping section. ``what``, ``where``, ``do``: as in ``InputError``.
+    ``section``: mapping section. ``problem``, ``location``, ``advice``: as in ``InputError``.
     ``answer``: proposed mapping content; empty without a proposal.
-    ``missing``: required column that is missing in the file ``where``.
+    ``missing``: required column that is missing in the file ``location``.
     """
 
     section: str
-    what: str
-    where: str
-    do: str
+    problem: str
+    location: str
+    advice: str
     answer: Mapping[str, Any] = field(default_factory=dict)
     missing: str = ""
 
     def __str__(self) -> str:
-        return f"{self.section}: {self.what} ({self.where}). {self.do}"
+        return f"{self.section}: {self.problem} ({self.location}). {self.advice}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,24 +224,24 @@ def find_questions(
                 unsure = {guess.target for guess in guesses if guess.role == role and not guess.sure}
                 missing += _missing(role, file, {*sources, *section.constants} - unsure)
             if alike[tuple(names)] < _FILES_ALIKE:  # a few files with the same columns are enough
-                for column, what, example in _open_instants(role, file, section, sources):
-                    shown = f"{example!r} ({file.name}, column {column!r})"
-                    (naive if what == "timezone" else undecided.setdefault(role, [])).append(shown)
+                for column, setting, example in _open_instants(role, file, section, sources):
+                    quoted = f"{example!r} ({file.name}, column {column!r})"
+                    (naive if setting == "timezone" else undecided.setdefault(role, [])).append(quoted)
             alike[tuple(names)] += 1
     questions = [
         Question(
             role,
-            f"dates can be read in two ways, such as {', '.join(shown[:_SHOWN])}",
+            f"dates can be read in two ways, such as {', '.join(examples[:_SHOWN])}",
             role,
             f"Give `{role}: {{time: {{order: dmy}}}}` (day first) or `mdy` (month first).",
             {role: {"time": {"order": "dmy"}}},
         )
-        for role, shown in undecided.items()
+        for role, examples in undecided.items()
     ]
     if naive:
-        what = f"timestamps are naive (without a time zone), such as {', '.join(naive[:_SHOWN])}"
-        do = "Give `timezone: UTC`, with the zone that they were written in."
-        questions.insert(0, Question("timezone", what, "all tables", do, {"timezone": "UTC"}))
+        problem = f"timestamps are naive (without a time zone), such as {', '.join(naive[:_SHOWN])}"
+        advice = "Give `timezone: UTC`, with the zone that they were written in."
+        questions.insert(0, Question("timezone", problem, "all tables", advice, {"timezone": "UTC"}))
     return guesses, questions + missing
 
 
@@ -253,10 +253,10 @@ def _missing(role: str, file: Path, present: set[str]) -> Iterator[Question]:
     for choice in _REQUIRED[role]:
         if present.isdisjoint(choice):
             name = " or ".join(choice)
-            do = f"Map one, or give a constant: `{role}: {{constants: {{{choice[0]}: …}}}}`."
+            advice = f"Map one, or give a constant: `{role}: {{constants: {{{choice[0]}: …}}}}`."
             if role == "events" and "node" in choice:
-                do += " If a text names the node: `events: {columns: {COLUMN: [type, node]}}`."
-            yield Question(role, f"no column for {name!r}", str(file), do, missing=name)
+                advice += " If a text names the node: `events: {columns: {COLUMN: [type, node]}}`."
+            yield Question(role, f"no column for {name!r}", str(file), advice, missing=name)
 
 
 def _open_instants(
@@ -297,8 +297,10 @@ def refuse_open(tables: Tables, mapping: ImportMapping, channels: Mapping[str, C
     unknown = [guess for guess in guesses if guess.role != "inventory"]
     if not unknown and all(question.missing for question in questions):
         return  # the reader reports a missing column, along with those present
-    problems = [f"{question.what} in {question.where}" if question.missing else question.what for question in questions]
-    advice = [question.do for question in questions if question.answer]
+    problems = [
+        f"{question.problem} in {question.location}" if question.missing else question.problem for question in questions
+    ]
+    advice = [question.advice for question in questions if question.answer]
     if unknown:
         problems.insert(0, f"{len(unknown)} unknown column{'s' if len(unknown) > 1 else ''}: {named(unknown)}")
         advice.append(
@@ -306,5 +308,5 @@ def refuse_open(tables: Tables, mapping: ImportMapping, channels: Mapping[str, C
             "mapping.yaml`. `null` in it leaves a column out, `ignore_others: true` all that are not mapped. Channels "
             "of your own are declared in params `channels:`."
         )
-    where = [str(guess.file) for guess in unknown] + [question.where for question in questions]
-    raise InputError("; ".join(problems), ", ".join(dict.fromkeys(where)), " ".join(advice))
+    location = [str(guess.file) for guess in unknown] + [question.location for question in questions]
+    raise InputError("; ".join(problems), ", ".join(dict.fromkeys(location)), " ".join(advice))

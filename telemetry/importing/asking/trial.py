@@ -63,7 +63,7 @@ def inquire(
     provisional = overlaid(asked.answers, mapping_content(guesses, tables, mapping, every_guess=True))
     if not _is_valid(provisional):
         provisional = mapping_content([], tables, mapping, every_guess=False)
-    incomplete = frozenset(question.where for question in questions if question.missing)
+    incomplete = frozenset(question.location for question in questions if question.missing)
     with tempfile.TemporaryDirectory(prefix="predrain-check-") as name:
         trial = _Trial(Path(name), importing, provisional, datetime.now(UTC), known, incomplete)
         questions += trial.questions(tables)
@@ -126,11 +126,11 @@ class _Trial:
             try:
                 result = self._import(**given)
             except InputError as error:
-                answer = _answer_in(error.do, section, file, self.now)
+                answer = _answer_in(error.advice, section, file, self.now)
                 content = overlaid(self.content, answer)
                 is_answer = content != self.content and _is_valid(content)
-                where = error.where.replace(f"{self.folder}/", "")
-                yield Question(section, error.what, where, error.do, answer if is_answer else {})
+                location = error.location.replace(f"{self.folder}/", "")
+                yield Question(section, error.problem, location, error.advice, answer if is_answer else {})
                 if not is_answer:
                     return False
                 self.content = content
@@ -148,13 +148,13 @@ def _losses(section: str, file: Path, result: ImportResult) -> Iterator[Question
         lost = Counter({reason: number for reason, number in losses.items() if (reason in _ELSEWHERE) is is_placing})
         if lost.total() >= _FEWEST and lost.total() > share * account.read:
             reason, most = lost.most_common(1)[0]
-            what = f"{lost.total():,} of {account.read:,} rows cannot be used, {most:,} of them for {reason!r}"
-            yield Question(section, f"{what}, such as {account.examples.get(reason)}", str(file), advice(reason))
+            problem = f"{lost.total():,} of {account.read:,} rows cannot be used, {most:,} of them for {reason!r}"
+            yield Question(section, f"{problem}, such as {account.examples.get(reason)}", str(file), advice(reason))
 
 
-def _answer_in(do: str, section: str, file: Path, now: datetime) -> dict[str, Any]:
+def _answer_in(advice: str, section: str, file: Path, now: datetime) -> dict[str, Any]:
     """Return the mapping content that an error's advice proposes in backticks."""
-    for text in _BACKTICKS.findall(do):
+    for text in _BACKTICKS.findall(advice):
         try:
             content = read_yaml(text)
         except (yaml.YAMLError, ValueError, InputError):

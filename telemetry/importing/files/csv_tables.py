@@ -114,9 +114,9 @@ def read_header(path: Path) -> CsvHeader:
     if len(lines) <= skipped + 1 and len(content) == _MAX_HEADER_BYTES:
         raise InputError("the header line is longer than 1 MiB", str(path), "Check that the file is a table.")
     if any(re.match(_REPORT, line) for line in lines[skipped : skipped + 3]):
-        do = "Record a table: `nvidia-smi --query-gpu=timestamp,uuid,… --format=csv`, or `nvidia-smi dmon -o DT`."
-        what = "this is not a table but a report, such as that of `nvidia-smi -q` or `-q -x`"
-        raise InputError(what, str(path), do)
+        advice = "Record a table: `nvidia-smi --query-gpu=timestamp,uuid,… --format=csv`, or `nvidia-smi dmon -o DT`."
+        problem = "this is not a table but a report, such as that of `nvidia-smi -q` or `-q -x`"
+        raise InputError(problem, str(path), advice)
     separator = max(_SEPARATORS, key=start.count)
     try:
         written = next(csv.reader(io.StringIO("\n".join(lines[skipped:])), delimiter=separator), [])

@@ -47,9 +47,9 @@ def dmon_columns(path: Path) -> list[str]:
     has_date, has_time = (name in header.names for name in ("Date", "Time"))
     if not header.before and not (has_date and has_time):
         lacking = "date" if has_time else "time" if has_date else "date and time"
-        what = f"the rows of this table of dmon have no {lacking}"
+        problem = f"the rows of this table of dmon have no {lacking}"
         advice = "Record it with `nvidia-smi dmon -o DT`, or behind `ts '%FT%T%z'` of moreutils."
-        raise InputError(what, str(path), advice)
+        raise InputError(problem, str(path), advice)
     return ["timestamp", "slot", *filter(None, map(_column, header.names))]
 
 

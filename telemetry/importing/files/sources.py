@@ -53,7 +53,7 @@ def is_kernel_log(path: Path) -> bool:
         return fixed_columns(path) is None if kind == "other" else is_log_document(path)
 
 
-def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
+def expand_sources(paths: tuple[Path, ...], kind: str) -> list[Path]:
     """Expand globs and folders (recursively) into files, sorted within each.
 
     Raises ``InputError`` if a path does not exist, a glob matches nothing, or a folder is empty.
@@ -61,15 +61,15 @@ def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
     files: list[Path] = []
     for path in [match for written in paths for match in _matches(written)]:
         if not path.exists():
-            raise InputError(f"the {what} file does not exist", str(path), "Check the path.")
+            raise InputError(f"the {kind} file does not exist", str(path), "Check the path.")
         check_regular(path)
         if (path / META_NAME).is_file():
-            part = path / ("telemetry" if what == "samples" else "events.parquet")
-            raise InputError(f"a dataset instead of {what}", str(path), f"Give {part}, or your own files.")
+            part = path / ("telemetry" if kind == "samples" else "events.parquet")
+            raise InputError(f"a dataset instead of {kind}", str(path), f"Give {part}, or your own files.")
         inside = sorted(path.rglob("*")) if path.is_dir() else []
         inside = [file for file in inside if file.is_file() and not file.name.startswith((".", "_"))]
         if path.is_dir() and not inside:
-            raise InputError(f"the folder of {what} is empty", str(path), "Give files, or a folder with files.")
+            raise InputError(f"the folder of {kind} is empty", str(path), "Give files, or a folder with files.")
         files += inside or [path]
     return files
 

@@ -106,22 +106,29 @@ class SampleIntake:
         present: set[str] = set()
         for file in self.files:
             names = column_names(file, long=self.mapping.long, wanted=self._is_channel)
-            required, where = ["timestamp"], str(file)
+            required, location = ["timestamp"], str(file)
             required += ["node"] if table_kind(file, "samples") == "dmon" else []  # dmon does not report it
             columns = resolve_columns(
-                names, self.mapping, known, where, required, aliases=aliases, ignored=left_out_of_samples, declare=True
+                names,
+                self.mapping,
+                known,
+                location,
+                required,
+                aliases=aliases,
+                ignored=left_out_of_samples,
+                declare=True,
             )
             given = {*columns, *self.mapping.constants}
             has_place = self.installations.unit == "gpu" and "node" in given and not given.isdisjoint(GPU_PLACE)
             if self.installations.unit not in given and not has_place:
-                raise missing_column(self.installations.unit, names, where)
+                raise missing_column(self.installations.unit, names, location)
             present |= given
             # A file of a long table may hold only unknown metrics, whose rows are counted.
             is_last = self.mapping.long is None or file == self.files[-1]
             if is_last and (given if self.mapping.long is None else present).isdisjoint(every):
                 names = column_names(file, long=self.mapping.long)
                 raise InputError(
-                    "the file has no channel", where, f"Its columns are {names}. Map at least one to a channel."
+                    "the file has no channel", location, f"Its columns are {names}. Map at least one to a channel."
                 )
             self._columns.append(columns)
         self.channels = {name: channel for name, channel in every.items() if name in present}
@@ -370,15 +377,15 @@ def unit_of_column(name: str) -> str | None:
     return unit or (EXACT_NAMES[base].unit if base in EXACT_NAMES else None)
 
 
-def no_usable_rows(what: str, quarantine: Quarantine, where: str) -> InputError:
+def no_usable_rows(table: str, quarantine: Quarantine, location: str) -> InputError:
     """Return the error for sources without a usable row, with the most common reason and an example."""
     if not quarantine.counts:
-        return InputError(f"no {what} row can be used", where, "Check the file.")
+        return InputError(f"no {table} row can be used", location, "Check the file.")
     reason, number = quarantine.counts.most_common(1)[0]
     return InputError(
-        f"no {what} row can be used: {sum(quarantine.counts.values())} were quarantined, {number} of them for "
+        f"no {table} row can be used: {sum(quarantine.counts.values())} were quarantined, {number} of them for "
         f"{reason!r}, such as {quarantine.example(reason)}",
-        where,
+        location,
         advice(reason),
     )
 

@@ -196,9 +196,9 @@ def test_another_matrix_s_array_is_refused(small, tmp_path):
 def test_a_channel_that_cannot_be_taken_is_named(channels, what, do):
     with pytest.raises(InputError) as raised:
         SequencePlan.of(config_of(features=FeatureSection(sequence=SequenceSection(channels=channels))))
-    assert raised.value.what == what
-    assert raised.value.do.startswith(do)
-    assert raised.value.where == "parameter features.sequence.channels"
+    assert raised.value.problem == what
+    assert raised.value.advice.startswith(do)
+    assert raised.value.location == "parameter features.sequence.channels"
 
 
 def test_chosen_channels_keep_their_roll_ups_and_a_wrong_one_is_named(small, tmp_path):

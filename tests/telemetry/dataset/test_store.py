@@ -159,7 +159,7 @@ def test_damage_is_reported(tmp_path: Path):
             path.write_bytes(whole[:cut])
             with pytest.raises(InputError, match=r"the file is damaged: .*import or collect its sources") as caught:
                 read()
-            assert caught.value.where == str(path)
+            assert caught.value.location == str(path)
         path.write_bytes(whole[:40] + bytes(len(whole) - 80) + whole[-40:])
         with pytest.raises(InputError, match=r"the file is damaged"):
             read()

@@ -183,8 +183,8 @@ def test_a_node_that_never_had_a_driver_is_an_error_of_the_user(code: int, probl
     node.nvml.broken = code
     with pytest.raises(InputError) as caught:
         node.reader().turn()
-    assert caught.value.what == problem
-    assert "`predrain collect exporters`" in caught.value.do
+    assert caught.value.problem == problem
+    assert "`predrain collect exporters`" in caught.value.advice
 
 
 def test_a_gpu_that_only_fails_is_counted_and_stops_no_other() -> None:

@@ -159,7 +159,7 @@ def test_once_says_that_slurm_does_not_answer(watched: Watched):
     with pytest.raises(InputError, match="Slurm does not respond: `sinfo`: no answer within 60 s") as error:
         watched.look()
     assert "jobs" in watched.outbox.position  # what could be had is kept
-    assert error.value.do.startswith("Run this on a host where `sinfo` works")
+    assert error.value.advice.startswith("Run this on a host where `sinfo` works")
 
 
 def test_a_node_that_is_not_listed_for_a_moment_keeps_its_drain(watched: Watched):

@@ -18,7 +18,7 @@ from foundation.http import Connection
 from foundation.running import Progress
 from pipeline.params import Params
 from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
-from telemetry.collect.prometheus.outlook import Outlook
+from telemetry.collect.prometheus.preview import BackfillPreview
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.meta import DatasetMeta
@@ -67,9 +67,9 @@ def keep_period(out: Path, connection: Connection, since: str, plan: BackfillPla
     write_bytes(out / _PERIOD, json.dumps(content).encode())
 
 
-def known_gpus(outlook: Outlook, since: datetime) -> pd.DataFrame:
+def known_gpus(preview: BackfillPreview, since: datetime) -> pd.DataFrame:
     """Return the GPUs that a server reports as an inventory, as if all had been installed at ``since``."""
-    rows = [row | {"installed_at": since} for row in outlook.gpus.values()]
+    rows = [row | {"installed_at": since} for row in preview.gpus.values()]
     frame = pd.DataFrame(rows)
     return frame.drop_duplicates("gpu", keep="first") if "gpu" in frame and frame["gpu"].notna().all() else frame
 
@@ -195,13 +195,13 @@ class Work:
     values_per_second: float = 1.0
 
     @classmethod
-    def of_history(cls, outlook: Outlook, plan: BackfillPlan, params: Params) -> "Work":
+    def of_history(cls, preview: BackfillPreview, plan: BackfillPlan, params: Params) -> "Work":
         """Return the work for a server's history."""
-        span, gpus = plan.end - plan.start, len(outlook.gpus)
-        step = params.telemetry.step or step_for(outlook.interval)
-        description = f"{gpus:,} GPUs, at most {outlook.samples:,} values of {span.days:,} days"
+        span, gpus = plan.end - plan.start, len(preview.gpus)
+        step = params.telemetry.step or step_for(preview.interval)
+        description = f"{gpus:,} GPUs, at most {preview.samples:,} values of {span.days:,} days"
         rows, decisions = int(gpus * (span / step)), int(gpus * (span / params.decision.every))
-        return cls(description, rows, decisions, outlook.samples, outlook.samples_per_second)
+        return cls(description, rows, decisions, preview.samples, preview.samples_per_second)
 
     @classmethod
     def of_dataset(cls, meta: DatasetMeta, params: Params) -> "Work":

@@ -181,19 +181,19 @@ def _from_prometheus(
 ) -> "Accounting":
     """Check the files, then fetch the history and import the files into the same dataset; return the accounting."""
     from pipeline.sources import Work, fetch_history, import_tables, inventory_of, keep_period, known_gpus, period_of
-    from telemetry.collect.prometheus.outlook import preview_backfill
+    from telemetry.collect.prometheus.preview import preview_backfill
     from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.dataset.channels import resolve_channels
 
     plan = period_of(out, connection, since, match, lambda end: instant_option(since, "--since", end))
     source_mapping = load_source_mapping(metrics)
     channels = resolve_channels(params.channels)
-    outlook = preview_backfill(connection, plan, channels=channels, mapping=source_mapping, now=datetime.now(UTC))
+    preview = preview_backfill(connection, plan, channels=channels, mapping=source_mapping, now=datetime.now(UTC))
     given = {role: paths for role, paths in tables.items() if role != "inventory"}
-    _ask_first(given, mapping, params, out, known_gpus(outlook, plan.start))
+    _ask_first(given, mapping, params, out, known_gpus(preview, plan.start))
     keep_period(out, connection, since, plan)
-    work = Work.of_history(outlook, plan, params)
-    facts = "; ".join(f"{name}: {fact}" for name, fact in outlook.facts.items())
+    work = Work.of_history(preview, plan, params)
+    facts = "; ".join(f"{name}: {fact}" for name, fact in preview.facts.items())
     sys.stderr.write(f"predrain: {work}\npredrain: {facts}\n")
     made, inventory = out / "dataset", next(iter(tables.get("inventory", ())), None)
     account = fetch_history(

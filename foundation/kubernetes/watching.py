@@ -50,10 +50,10 @@ class Tracker(ABC, Generic[V, K]):
         return events
 
     @abstractmethod
-    def update(self, view: V, at: datetime) -> list[Any]:
+    def update(self, view: V, now: datetime) -> list[Any]:
         """Apply the current state of an object; return the resulting events."""
 
-    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Any]:
+    def remove(self, key: str, now: datetime, *, watched: bool = True) -> list[Any]:
         """Remove an object, if known; ``watched``: the deletion was observed, not inferred from a list."""
         self.known.pop(key, None)
         return []

@@ -106,7 +106,7 @@ def _data(
     place: Place, dataset: Dataset, matrix: FeatureMatrix, incidents: pd.DataFrame, params: Params
 ) -> dict[str, Any]:
     channels = resolve_channels(params.channels)
-    observed = observe_dataset(place, channels=channels, now=datetime.now(UTC), whole=True)
+    observed = observe_dataset(place, channels=channels, now=datetime.now(UTC), whole_history=True)
     diagnosis = diagnose(observed, None, "", channels)
     groups = {state.group.name: state.group for state in diagnosis.states}
     failures = _by_class(incidents)

@@ -144,7 +144,7 @@ def diagnostics(
     from telemetry.collect.diagnostics import collect_diagnostics, read_gpu_names
     from telemetry.staging.folder import StagingFolder, staging_of
 
-    when = None if at is None else instant_option(at, "--at")
+    end = None if at is None else instant_option(at, "--at")
     staging = StagingFolder(staging_of(dataset), writer="diagnostics")
     names = read_gpu_names(gpus) if gpus is not None else _known_gpus(dataset, staging.waiting("inventory"), node)
     delay = read_params(params).features.delay
@@ -154,7 +154,14 @@ def diagnostics(
 
     def read(path: Path) -> None:
         counts = collect_diagnostics(
-            path, staging, node=node, names=names, delay=delay, at=when, may_skip=may_skip or (), accounting=accounting
+            path,
+            staging,
+            node=node,
+            names=names,
+            delay=delay,
+            end=end,
+            may_skip=may_skip or (),
+            accounting=accounting,
         )
         repeated.append(counts is None)
         verdicts.update(counts or {})

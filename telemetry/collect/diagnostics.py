@@ -157,7 +157,7 @@ def _read_table(report: str, indices: Collection[str]) -> dict[str, Any] | None:
     texts, errors = _table_tests(rows)
     if not _TABLE_END.search(rows):
         errors.append("the table is cut short")
-    tests = {name: [_table_result(text) for text in found] for name, found in texts.items()}
+    tests = {name: [_table_result(text) for text in results] for name, results in texts.items()}
     device_ids = _DEVICE_IDS.search(rows)
     device_count = len(device_ids[1].split(",")) if device_ids else 0
     named = {index for results in tests.values() for result in results for index in result.get("gpu_ids", ())}
@@ -262,13 +262,13 @@ def collect_diagnostics(
     node: str,
     names: GpuNames,
     delay: timedelta,
-    at: datetime | None = None,
+    end: datetime | None = None,
     may_skip: Collection[str] = (),
     accounting: Accounting,
 ) -> dict[str, int] | None:
     """Stage the verdicts of one output of ``dcgmi diag``; idempotent.
 
-    ``delay``: from the run to ``known_at``. ``at``: when the run ended; default: the file's modification time.
+    ``delay``: from the run to ``known_at``. ``end``: when the run ended; default: the file's modification time.
     Returns: verdicts by code; None if the report was staged before.
     Raises ``InputError`` if the file cannot be read, or one of its GPUs cannot be identified.
     """
@@ -276,7 +276,7 @@ def collect_diagnostics(
         if path.stat().st_size > _MAX_BYTES:
             raise InputError("the report is over 64 MiB", str(path), "Give the output of one `dcgmi diag`.")
         content = path.read_bytes()
-        when = at or datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        tested_at = end or datetime.fromtimestamp(path.stat().st_mtime, UTC)
     except OSError as error:
         raise InputError(f"the report cannot be read: {error.strerror}", str(path), "Check the path.") from None
     report = content.decode("utf-8", errors="replace")
@@ -294,8 +294,10 @@ def collect_diagnostics(
             number = f", serial {verdict.serial}" if verdict.serial else ""
             problem = f"unknown GPU: index {verdict.index}{number}"
             raise InputError(problem, f"{path}, node {node}", _DO)
-        rows.append(Event(when, node, "diagnostic", SOURCE, when + delay, verdict.code, verdict.detail, gpu).row())
-    digest = hashlib.sha256(content + f"\0{node}\0{when.isoformat()}".encode()).hexdigest()[:24]
+        rows.append(
+            Event(tested_at, node, "diagnostic", SOURCE, tested_at + delay, verdict.code, verdict.detail, gpu).row()
+        )
+    digest = hashlib.sha256(content + f"\0{node}\0{tested_at.isoformat()}".encode()).hexdigest()[:24]
     name = f"diagnostics-{re.sub('[^A-Za-z0-9.-]', '-', node)[:80]}-{digest}"
     is_new = staging.stage("events", rows_table("events", rows), name=name) is not None
     accounting.take("reports", 1, {} if is_new else {"written before": 1}, path)

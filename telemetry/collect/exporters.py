@@ -63,7 +63,7 @@ class PageWatch(Watch[Rows]):
         self._labels = {_TARGET + name: value for name, value in target.labels} | {_NODE_LAST: target.host} | node
         self.lines: LineReader[Series | XidCount | str] = LineReader(self._identify)
         self._revision = catalogue.nodes.revision
-        self._before: list[tuple[Series | XidCount, float | None, int | None]] = []
+        self._last_page: list[tuple[Series | XidCount, float | None, int | None]] = []
         self._news = InventoryNews()
         self._xids = XidCounts(timedelta(0))
         self._counted: dict[XidCount, float] = {}
@@ -77,8 +77,8 @@ class PageWatch(Watch[Rows]):
         """Scrape the page and return its rows."""
         return self.read(await fetch(self.target.url), now, started_s)
 
-    def read(self, page: HttpResponse, at: datetime, started_s: float) -> Rows:
-        """Convert a page requested at ``at`` (monotonic ``started_s``) to rows; raises ScrapeError."""
+    def read(self, page: HttpResponse, requested_at: datetime, started_s: float) -> Rows:
+        """Convert a page requested at ``requested_at`` (monotonic ``started_s``) to rows; raises ScrapeError."""
         faults: Counter[str] = Counter()
         unused: Counter[str] = Counter()
         reading = self._read(page, faults, unused)
@@ -92,11 +92,11 @@ class PageWatch(Watch[Rows]):
             self._catalogue.report_nodes()
         # NaN does not equal itself.
         comparable = [(series, None if math.isnan(value) else value, ms) for series, value, ms in reading]
-        is_repeated, self._before = comparable == self._before, comparable
+        is_repeated, self._last_page = comparable == self._last_page, comparable
         lines = len(reading) + faults.total() + unused.total()
         # The count of an XID that has left the exporter's window is 0.
         reading += [(series, 0.0, None) for series in self._unlisted(reading)]
-        at_ms = to_ms(at)
+        at_ms = to_ms(requested_at)
         entries = [series for series, _, _ in reading]
         tables = read_batch(
             entries,
@@ -109,7 +109,7 @@ class PageWatch(Watch[Rows]):
         self._accounting.take("sample values", lines, faults + unused, self.target.address)
         count = tables.samples.num_rows
         if count == 0 and faults:
-            raise ScrapeError("parse", "; ".join(f"{why}: {n}" for why, n in sorted(faults.items()))[:160])
+            raise ScrapeError("parse", "; ".join(f"{reason}: {n}" for reason, n in sorted(faults.items()))[:160])
         if count == 0:
             raise ScrapeError("empty", "the page has no series of a GPU")
         if count > MAX_PAGE_ROWS:
@@ -120,7 +120,7 @@ class PageWatch(Watch[Rows]):
         age_s = None if self._changed_s is None else started_s - self._changed_s
         if not is_repeated or age_s is None:
             self._changed_s = started_s
-        samples = self._with_scrape_channels(tables.samples, page, at, age_s)
+        samples = self._with_scrape_channels(tables.samples, page, requested_at, age_s)
         return {"events": tables.events, "inventory": inventory, "samples": samples}
 
     def _read(self, page: HttpResponse, faults: Counter[str], unused: Counter[str]) -> list[Reading]:
@@ -161,31 +161,31 @@ class PageWatch(Watch[Rows]):
         return self._catalogue.left_out_reason(name) if series is None else series
 
     def _with_scrape_channels(
-        self, samples: pa.Table, page: HttpResponse, at: datetime, age_s: float | None
+        self, samples: pa.Table, page: HttpResponse, requested_at: datetime, age_s: float | None
     ) -> pa.Table:
         values = samples.drop_columns(_KEYS).to_pandas().groupby("gpu")  # per GPU, MIG instances included
         reported = values.count().gt(0).sum(axis=1).loc[samples.column("gpu").to_pylist()]
         for name, value, kind in (
             ("scrape_duration_s", page.duration_s, pa.float32()),
             ("page_age_s", age_s, pa.float32()),
-            ("clock_skew_s", clock_skew_s(page, at), pa.float32()),
+            ("clock_skew_s", clock_skew_s(page, requested_at), pa.float32()),
             ("scrape_failures_total", float(self.failures.total()), pa.float64()),
         ):
             samples = samples.append_column(name, pa.array([value] * samples.num_rows, kind))
         return samples.append_column("channels_reported", pa.array(reported, pa.float32()))
 
 
-def clock_skew_s(page: HttpResponse, at: datetime) -> float | None:
+def clock_skew_s(page: HttpResponse, requested_at: datetime) -> float | None:
     """Return the exporter's clock minus this host's, from the Date header; None without one.
 
-    ``at``: when the page was requested.
+    ``requested_at``: when the page was requested.
     """
     with suppress(ValueError, OverflowError):
         date = parsedate_to_datetime(page.headers.get("date", ""))
         # Date is truncated to seconds, which is half a second too early on average. It was set between request and
         # response, so compare with their midpoint.
         date = date.replace(tzinfo=date.tzinfo or UTC)
-        return date.timestamp() + _HALF_SECOND - (at.timestamp() + page.duration_s / 2)
+        return date.timestamp() + _HALF_SECOND - (requested_at.timestamp() + page.duration_s / 2)
     return None
 
 

@@ -20,11 +20,11 @@ def exposing(
     accounting: Callable[[], Accounting],
     *,
     problem: Callable[[], str | None] = lambda: None,
-    more: "Callable[[], Iterable[Metric]]" = tuple,
+    extra: "Callable[[], Iterable[Metric]]" = tuple,
 ) -> Iterator[None]:
     """Serve a collector's accounting at ``host:port`` from a thread within the context; None serves nothing.
 
-    ``problem``: reason why the collector is unhealthy, or None. ``more``: additional metrics.
+    ``problem``: reason why the collector is unhealthy, or None. ``extra``: additional metrics.
     Raises ``InputError`` if the address is invalid.
     """
     if address is None:
@@ -33,7 +33,7 @@ def exposing(
     from foundation.server.connections import serving
 
     host, port = parse_listen(address if not address.startswith(":") else f"127.0.0.1{address}")
-    app = _application(accounting, problem, more)
+    app = _application(accounting, problem, extra)
     loop, stop, ready, errors = asyncio.new_event_loop(), asyncio.Event(), threading.Event(), list[Exception]()
 
     async def serve() -> None:
@@ -59,7 +59,9 @@ def exposing(
 
 
 def _application(
-    accounting: Callable[[], Accounting], problem: Callable[[], str | None], more: "Callable[[], Iterable[Metric]]"
+    accounting: Callable[[], Accounting],
+    problem: Callable[[], str | None],
+    extra: "Callable[[], Iterable[Metric]]",
 ) -> "Starlette":
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     from starlette.applications import Starlette
@@ -70,7 +72,7 @@ def _application(
     class Account:
         def collect(self) -> "Iterator[Metric]":
             yield from metrics(accounting())
-            yield from more()
+            yield from extra()
 
     registry = CollectorRegistry()
     registry.register(Account())

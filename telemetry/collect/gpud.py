@@ -81,27 +81,27 @@ def read_events(
         components = [_Component.model_validate(part) for part in json.loads(page, parse_int=_number) or []]
     except (ValueError, TypeError, RecursionError):  # a ValidationError is a ValueError
         raise ScrapeError("parse", "not a list of gpud's components") from None
-    found: dict[str, Event | str] = {}
+    by_digest: dict[str, Event | str] = {}
     for component in components:
-        for given in component.events:
-            digest = hashlib.sha256(storable(f"{component.component} {_written(given)}").encode())
+        for raw_entry in component.events:
+            digest = hashlib.sha256(storable(f"{component.component} {_written(raw_entry)}").encode())
             try:
-                entry = _Entry.model_validate(given)
+                entry = _Entry.model_validate(raw_entry)
             except ValidationError as error:
                 problem = error.errors()[0]
                 field_path = ".".join((component.component, *map(str, problem["loc"])))
-                found[digest.hexdigest()[:16]] = f"{field_path}: {problem['msg']}"
+                by_digest[digest.hexdigest()[:16]] = f"{field_path}: {problem['msg']}"
                 continue
             if not EARLIEST_MS <= to_ms(entry.time) < LATEST_MS:
-                found[digest.hexdigest()[:16]] = f"{component.component}: {BAD_TIME}"
+                by_digest[digest.hexdigest()[:16]] = f"{component.component}: {BAD_TIME}"
                 continue
             classified = _event(component.component, entry, rules or default_rules())
-            found[digest.hexdigest()[:16]] = (
+            by_digest[digest.hexdigest()[:16]] = (
                 f"{NO_EVIDENCE}: {component.component} {entry.name}"
                 if classified is None
                 else Event(entry.time, node, source=SOURCE, known_at=known_at(entry.time), **classified)
             )
-    return found
+    return by_digest
 
 
 def _number(text: str) -> float:
@@ -166,9 +166,9 @@ class EventSink:
         with self._lock:
             self.positions[batch.url] = batch.position
             self._events += batch.events
-            over = max(0, len(self._events) - MAX_EVENTS)
-            del self._events[:over]
-        self._outbox.accounting.take("events", over, {DROPPED: over})
+            excess = max(0, len(self._events) - MAX_EVENTS)
+            del self._events[:excess]
+        self._outbox.accounting.take("events", excess, {DROPPED: excess})
 
     def write(self) -> None:
         """Write the buffered events and positions; raises ``InputError``."""
@@ -231,8 +231,8 @@ class EventsWatch(Watch[NodeEvents]):
             return min(now, time + self._delay) if known is None else now
 
         entries = read_events(page.body, self.target.node or self.target.host, known_at, self._rules)
-        seen = set() if known is None else set(known["seen"])
-        news = [entry for digest, entry in entries.items() if digest not in seen]
+        known_digests = set() if known is None else set(known["seen"])
+        news = [entry for digest, entry in entries.items() if digest not in known_digests]
         for reason in (entry for entry in news if isinstance(entry, str)):
             self._accounting.take("gpud entries", 1, {reason: 1}, self.target.address)
         events = [entry for entry in news if isinstance(entry, Event)]

@@ -66,9 +66,9 @@ def collect_kernel_log(
         source.close()
 
 
-def known_at(now: datetime, delay: timedelta, when: datetime, is_history: bool) -> datetime:
-    """Return ``known_at``: for events before the collector's start ``when`` + ``delay``, at most ``now``."""
-    return min(now, when + delay) if is_history else now
+def known_at(now: datetime, delay: timedelta, logged_at: datetime, is_history: bool) -> datetime:
+    """Return ``known_at``: for events before the collector's start ``logged_at`` + ``delay``, at most ``now``."""
+    return min(now, logged_at + delay) if is_history else now
 
 
 def _report(reader: KernelLogReader) -> None:

@@ -58,7 +58,7 @@ def stage_dump(
     accounting: Accounting,
     delay: timedelta = timedelta(minutes=10),
     held_samples: int = 2_000_000,
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    progress: Callable[[int, int], None] = lambda _n_done, _total: None,
 ) -> dict[str, Any]:
     """Stage the samples of a dump, plain or packed (see :mod:`telemetry.packing`); return a report.
 
@@ -84,7 +84,7 @@ def stage_dump(
         reader.book.identify()
         xids = XidCounts(delay)
         parts = divide(spilled, held_samples)
-        for done, part in enumerate(parts, start=1):
+        for n_done, part in enumerate(parts, start=1):
             block = np.fromfile(part, _RECORD)
             # Parts are processed in time order even if already staged: XID counts need their predecessors.
             place = reader.book.places(block["index"], reader.left_out)
@@ -98,9 +98,9 @@ def stage_dump(
             staged["files staged"] += "samples" in new
             for kind in ("samples", "events"):
                 accounting.take(kind, getattr(tables, kind).num_rows, {})
-            progress(done, len(parts))
+            progress(n_done, len(parts))
         if samples == 0:
-            raise _nothing(path, reader)
+            raise _no_samples_error(path, reader)
         report = {
             "samples": samples,
             "series": len(reader.book.series),
@@ -200,15 +200,15 @@ def divide(spilled: Path, held_samples: int) -> list[Path]:
     """
     if not spilled.exists():
         return []
-    whole = np.memmap(spilled, _RECORD, mode="r")
-    number = min(-(-2 * len(whole) // held_samples), _MAX_PARTS)
-    chosen = np.arange(len(whole))
-    if len(whole) > _SAMPLED:
-        chosen = np.sort(np.random.default_rng(0).integers(len(whole), size=_SAMPLED))
-    limits = np.unique(np.quantile(whole["ms"][chosen], np.linspace(0, 1, number + 1)[1:-1], method="lower"))
+    records = np.memmap(spilled, _RECORD, mode="r")
+    number = min(-(-2 * len(records) // held_samples), _MAX_PARTS)
+    chosen = np.arange(len(records))
+    if len(records) > _SAMPLED:
+        chosen = np.sort(np.random.default_rng(0).integers(len(records), size=_SAMPLED))
+    limits = np.unique(np.quantile(records["ms"][chosen], np.linspace(0, 1, number + 1)[1:-1], method="lower"))
     with disk_errors(spilled):
-        for start in range(0, len(whole), _SAMPLED):
-            block = whole[start : start + _SAMPLED]
+        for start in range(0, len(records), _SAMPLED):
+            block = records[start : start + _SAMPLED]
             part_of_row = np.searchsorted(limits, block["ms"], side="right")
             for part in np.unique(part_of_row).tolist():
                 with spilled.with_name(f"part-{part:04d}").open("ab") as stream:
@@ -216,7 +216,7 @@ def divide(spilled: Path, held_samples: int) -> list[Path]:
     return sorted(spilled.parent.glob("part-*"))
 
 
-def _nothing(path: Path, reader: _DumpReader) -> InputError:
+def _no_samples_error(path: Path, reader: _DumpReader) -> InputError:
     problem = "the file has no samples of a known channel"
     if fault := reader.examples.get(BAD_LINE):
         return InputError(f"{problem}, and a line cannot be read: {fault}", str(path), _DO)

@@ -70,8 +70,8 @@ class Outbox(contextlib.AbstractContextManager["Outbox"]):
         If only staging fails, the rows are saved: :meth:`flush`, the next commit or the next process stages them.
         """
         self.flush()
-        given: dict[Kind, Rows] = {"events": [event.row() for event in events], "inventory": inventory, "jobs": jobs}
-        pending = {kind: [dict(row) for row in rows] for kind, rows in given.items() if rows}
+        rows_of: dict[Kind, Rows] = {"events": [event.row() for event in events], "inventory": inventory, "jobs": jobs}
+        pending = {kind: [dict(row) for row in rows] for kind, rows in rows_of.items() if rows}
         batch = self._state.batch + bool(pending)
         state = _State(name=self._state.name, batch=batch, position=dict(position), pending=pending)
         write_bytes(self._path, state.model_dump_json().encode())
@@ -166,13 +166,13 @@ class RowBuffer:
 
     def _drop_oldest(self, kind: Kind) -> None:
         """Drop the oldest rows above the limit, plus a tenth of the limit, so that drops are rare."""
-        over = sum(table.num_rows for table in self._tables[kind]) - self._max_rows
-        if over > 0:
-            over += self._max_rows // 10
-            _log.error("%d rows of %s are dropped: %s", over, kind, DROPPED)
-            self.accounting.left_out(kind, DROPPED, over)
-            whole = pa.concat_tables(self._tables[kind], promote_options="default")
-            self._tables[kind] = [whole.slice(over)]
+        excess = sum(table.num_rows for table in self._tables[kind]) - self._max_rows
+        if excess > 0:
+            excess += self._max_rows // 10
+            _log.error("%d rows of %s are dropped: %s", excess, kind, DROPPED)
+            self.accounting.left_out(kind, DROPPED, excess)
+            buffered = pa.concat_tables(self._tables[kind], promote_options="default")
+            self._tables[kind] = [buffered.slice(excess)]
         self._count_waiting(kind)
 
     def _count_waiting(self, kind: Kind) -> None:

@@ -49,7 +49,7 @@ _NAMED: Final = "named-"
 _DROP_ORDER: Final = ("samples", "inventory", "jobs", "events")
 
 
-class Later(Exception):
+class Deferred(Exception):
     """A transient failure; the file stays in the spool.
 
     ``after_s``: delay that the receiver asked for, if any. ``server_error``: whether the file may be the cause, because
@@ -138,7 +138,7 @@ class HttpTarget:
         return self._connection.url + self._path
 
     def send(self, path: Path) -> None:
-        """Post a file as an Arrow stream under its name; raises Later, Rejected, or FileNotFoundError if it is gone."""
+        """Post a file as an Arrow stream under its name; raises Deferred, Rejected or FileNotFoundError."""
         try:
             with pq.ParquetFile(path) as stored:
                 table = stored.read()
@@ -161,7 +161,7 @@ class HttpTarget:
         except BodyTooLarge as error:
             answer = error.answer
         except (HttpError, InputError) as error:  # an invalid token or certificate is transient too
-            raise Later(f"{self}: {error}") from error
+            raise Deferred(f"{self}: {error}") from error
         status = answer.status
         if status == 204 or (status == 200 and _value_of(answer.body, "left_out") is not None):
             return
@@ -174,7 +174,7 @@ class HttpTarget:
         if status in (401, 403):
             reason += "; check the token in --bearer-token-file (no data is lost)"
         after_s = retry_after_s(answer.headers.get("retry-after"), longest_s=_MAX_RETRY_AFTER_S)
-        raise Later(reason, after_s, server_error=status >= 500 and status != 503)
+        raise Deferred(reason, after_s, server_error=status >= 500 and status != 503)
 
 
 def _value_of(content: bytes, key: str) -> Any:
@@ -195,9 +195,9 @@ class Pusher:
         self._thread = threading.Thread(target=self._run, name="push", daemon=True)
         self.sent = 0
 
-    def push(self) -> Later | None:
+    def push(self) -> Deferred | None:
         """Send pending files until the target fails; return None if all are sent, else the failure and retry delay."""
-        skipped: list[tuple[Path, Later]] = []
+        skipped: list[tuple[Path, Deferred]] = []
         sent = self.sent
         self._spool.trim()
         for path in self._spool.files():
@@ -208,7 +208,7 @@ class Pusher:
             except Rejected as error:
                 self._spool.refuse(path, str(error))
                 continue
-            except Later as error:
+            except Deferred as error:
                 skipped.append((path, error))
                 if error.server_error and len(skipped) < MAX_SKIPPED:
                     continue  # the next file shows whether the file or the server is at fault
@@ -220,15 +220,15 @@ class Pusher:
         if not skipped:
             return None
         if self.sent > sent:
-            for path, later in skipped:
-                self._server_errors[path.name] += later.server_error
+            for path, failure in skipped:
+                self._server_errors[path.name] += failure.server_error
                 if self._server_errors[path.name] >= MAX_SERVER_ERRORS:
-                    self._spool.refuse(path, f"{later}, {MAX_SERVER_ERRORS} times, while other files were accepted")
+                    self._spool.refuse(path, f"{failure}, {MAX_SERVER_ERRORS} times, while other files were accepted")
         return self._wait(str(skipped[-1][1]), skipped[-1][1].after_s)
 
-    def _wait(self, reason: str, after_s: float | None = None) -> Later:
+    def _wait(self, reason: str, after_s: float | None = None) -> Deferred:
         failures = self._failing.failed(f"pushing to {self._target}", reason)
-        return Later(reason, max(backoff_s(failures, max_s=MAX_PAUSE_S), after_s or 0.0))
+        return Deferred(reason, max(backoff_s(failures, max_s=MAX_PAUSE_S), after_s or 0.0))
 
     def start(self) -> None:
         """Start the push thread."""
@@ -244,7 +244,7 @@ class Pusher:
         while not stopping:
             stopping = self._stopped.is_set()  # one more round after the signal
             try:
-                later = self.push()
+                failure = self.push()
             except (OSError, InputError) as error:  # the spool itself, for example on a full disk
-                later = self._wait(f"the spool cannot be used: {error}")
-            self._stopped.wait(_IDLE_S if later is None or later.after_s is None else later.after_s)
+                failure = self._wait(f"the spool cannot be used: {error}")
+            self._stopped.wait(_IDLE_S if failure is None or failure.after_s is None else failure.after_s)

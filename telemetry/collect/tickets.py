@@ -54,12 +54,12 @@ def collect_tickets(
     quarantine, review = Quarantine(max_loss), PhraseReview()
     tables = [STAGED_EVENTS.empty_table()]
     counts: Counter[str] = Counter()
-    for given in read_batches(path, "events", quarantine):
+    for unparsed in read_batches(path, "events", quarantine):
         texts = ("node", "gpu", "code", "detail", "source", "pci_bus_id")
         aliases = {**KEY_ALIASES, **ENTRY_ALIASES}
-        refuse_absent(mapping, given.table.column_names, str(path))
+        refuse_absent(mapping, unparsed.table.column_names, str(path))
         batch, rows = parse_events(
-            given,
+            unparsed,
             mapping,
             STAGED_EVENTS.names,
             delay,
@@ -86,11 +86,11 @@ def collect_tickets(
     quarantine.check_loss("events")
     rules = mapping.model_dump_json()
     digest = hashlib.sha256(path.read_bytes() + rules.encode()).hexdigest()[:24]
-    again = staging.is_staged("events", f"tickets-{digest}")
-    made = staging.stage("events", table, name=f"tickets-{digest}")
+    was_staged = staging.is_staged("events", f"tickets-{digest}")
+    staged_path = staging.stage("events", table, name=f"tickets-{digest}")
     return {
-        "events_written": table.num_rows if made is not None else 0,
-        "already_written": again,
+        "events_written": table.num_rows if staged_path is not None else 0,
+        "already_written": was_staged,
         "rejected": dict(quarantine.counts),
         "examples": {reason: quarantine.example(reason) for reason in quarantine.counts},
         "repairs_without_a_gpu": sum(

@@ -42,7 +42,7 @@ _SILENCE_FACTOR: Final = 2
 
 
 def observe_dataset(
-    place: Place, *, channels: Mapping[str, Channel], now: datetime, whole: bool = False
+    place: Place, *, channels: Mapping[str, Channel], now: datetime, whole_history: bool = False
 ) -> Observation:
     """Observe the newest :data:`RECENT` of a dataset, or its whole history.
 
@@ -57,7 +57,7 @@ def observe_dataset(
         buckets = [buckets[index] for index in np.linspace(0, len(buckets) - 1, MAX_BUCKETS).astype(int)]
     columns = [name for name in meta.channels if name in channels]
     spans: list[tuple[int, datetime, datetime | None]] = [(bucket, meta.span[1] - RECENT, None) for bucket in buckets]
-    if whole:
+    if whole_history:
         files = dataset.sample_files()
         chosen = np.linspace(0, len(files) - 1, min(len(files), MAX_FILES)).astype(int)
         spans = [(file.bucket, *file.span) for file in (files[index] for index in chosen)]
@@ -78,7 +78,7 @@ def observe_dataset(
             units[name] |= set(pc.unique(keys.filter(valid)).to_pylist())
         # Rows of a frozen sensor keep only the XID, and do not show what the exporter exports.
         rows += int(measured.sum())
-    seen = {name: ChannelSeen(name, len(units[name]), None, 1.0 - values[name] / rows) for name in columns if rows}
+    by_name = {name: ChannelSeen(name, len(units[name]), None, 1.0 - values[name] / rows) for name in columns if rows}
     events, inventory = dataset.events(), dataset.inventory()
     in_service = inventory[inventory["removed_at"].isna()]
     inspected = in_service[in_service["node"].map(dataset.bucket_of).isin(set(buckets))]
@@ -94,7 +94,7 @@ def observe_dataset(
             str(model): int(count)
             for model, count in inspected.loc[is_reporting, "model"].value_counts().sort_index().items()
         },
-        channels=seen,
+        channels=by_name,
         xid_events=bool((events["type"] == "xid").any()),
         facts=_facts(dataset, events, buckets),
         findings=tuple(_findings(dataset, events, inspected[~is_reporting], now)),
@@ -136,16 +136,17 @@ def sparse_samples(dataset: Dataset) -> list[TelemetryFinding]:
     keys = [meta.unit, "timestamp"]
     for bucket in dataset.buckets()[:1]:
         samples = dataset.read_bucket(bucket, keys, since=meta.span[1] - RECENT)
-        interval = sampling_interval(dictionary_codes(samples[meta.unit])[0], instants_ms(samples))
-        spacing = pd.Timedelta(interval or 0).round("min" if meta.step >= timedelta(minutes=1) else "s")
+        sampled = sampling_interval(dictionary_codes(samples[meta.unit])[0], instants_ms(samples))
+        spacing = pd.Timedelta(sampled or 0).round("min" if meta.step >= timedelta(minutes=1) else "s")
         if spacing > SPARSE_STEPS * meta.step:
-            every, step = format_duration(spacing.to_pytimedelta()), format_duration(meta.step)
+            interval, step = format_duration(spacing.to_pytimedelta()), format_duration(meta.step)
             problem = (
-                f"samples arrive every {every}, but the dataset's step is {step}: scoring treats such units as unknown"
+                f"samples arrive every {interval}, but the dataset's step is {step}: "
+                "scoring treats such units as unknown"
             )
             return [
                 TelemetryFinding(
-                    problem, f"Set `telemetry.step: {every}` and import into an empty folder, or sample faster."
+                    problem, f"Set `telemetry.step: {interval}` and import into an empty folder, or sample faster."
                 )
             ]
     return []

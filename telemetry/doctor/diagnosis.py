@@ -105,7 +105,7 @@ def absent_on_all(models: Iterable[str], channel: str) -> str | None:
 Status = Literal["ok", "partial", "empty", "missing", "unsure", "not on this board", "not from here"]
 """Status of a channel: ``partial``: missing for some GPUs or rows; ``empty``: no values; ``unsure``: undecidable."""
 
-BAD: Final[Mapping[Status, str]] = {
+FIXABLE: Final[Mapping[Status, str]] = {
     "missing": "missing",
     "empty": "without a value",
     "partial": "incomplete",
@@ -164,7 +164,7 @@ class Diagnosis:
     @property
     def lacking(self) -> tuple[str, ...]:
         """Channels that the model uses (without a model: with known precursors) and that the source lacks."""
-        return tuple(state.channel.name for state in self.states if state.status in BAD and state.expected)
+        return tuple(state.channel.name for state in self.states if state.status in FIXABLE and state.expected)
 
     @property
     def healthy(self) -> bool:
@@ -181,10 +181,10 @@ def diagnose(
     for group, members in grouped(channels):
         channel_states = [_state(channel, group, observation, importance) for channel in members]
         states += channel_states
-        bad = [state for state in channel_states if state.status in BAD or state.status == "unsure"]
+        faulty = [state for state in channel_states if state.status in FIXABLE or state.status == "unsure"]
         # Individual XIDs are more informative than the gauge.
-        if bad and not (group.name == "XIDs" and observation.xid_events):
-            todos.append(_todo(group, bad, observation.kind, importance))
+        if faulty and not (group.name == "XIDs" and observation.xid_events):
+            todos.append(_todo(group, faulty, observation.kind, importance))
     todos += [
         ToDo(finding.what, (), None, finding.problem, (finding.do,)) for finding in observation.findings if finding.do
     ]
@@ -219,11 +219,11 @@ def _state(channel: Channel, group: Group, observation: Observation, importance:
 def _gap(seen: ChannelSeen, observation: Observation) -> str:
     """Describe the GPUs or rows without a channel, among boards that can report it; empty if there are hardly any."""
     unable = sum(count for model, count in observation.models.items() if absent_on(model, seen.channel))
-    able = 1.0 - unable / (sum(observation.models.values()) or 1)
-    expected = round(observation.units * able)
+    able_share = 1.0 - unable / (sum(observation.models.values()) or 1)
+    expected = round(observation.units * able_share)
     if expected and 1.0 - seen.gpus / expected >= PARTLY_FROM:
         return f"{seen.gpus:,} of {expected:,} GPUs"
-    nulls = 1.0 - (1.0 - (seen.null_share or 0.0)) / able if able else 0.0
+    nulls = 1.0 - (1.0 - (seen.null_share or 0.0)) / able_share if able_share else 0.0
     return f"{nulls:.0%} of the rows without a value" if nulls >= PARTLY_FROM else ""
 
 
@@ -235,14 +235,14 @@ def _not_from_exporters(channel: Channel, group: Group, observation: Observation
     return "" if group is OTHER or channel.dcgm_names or channel.amd else "no exporter has it"
 
 
-def _todo(group: Group, bad: list[ChannelState], kind: SourceKind, importance: Importance | None) -> ToDo:
+def _todo(group: Group, faulty: list[ChannelState], kind: SourceKind, importance: Importance | None) -> ToDo:
     by_status: dict[str, list[str]] = {}
-    for state in bad:
-        by_status.setdefault(BAD.get(state.status, "not seen"), []).append(state.channel.name)
+    for state in faulty:
+        by_status.setdefault(FIXABLE.get(state.status, "not seen"), []).append(state.channel.name)
     title = "; ".join(f"{', '.join(names)} {status}" for status, names in by_status.items())
-    names = tuple(state.channel.name for state in bad)
-    share, used = group_importance(group, names, importance), any(state.expected for state in bad)
-    return ToDo(f"{group.name}: {title}", names, share, used, tuple(_steps(group, bad, kind)))
+    names = tuple(state.channel.name for state in faulty)
+    share, used = group_importance(group, names, importance), any(state.expected for state in faulty)
+    return ToDo(f"{group.name}: {title}", names, share, used, tuple(_steps(group, faulty, kind)))
 
 
 def group_importance(group: Group, names: Iterable[str], importance: Importance | None) -> float | None:
@@ -255,12 +255,12 @@ def group_importance(group: Group, names: Iterable[str], importance: Importance 
     return share
 
 
-def _steps(group: Group, bad: Sequence[ChannelState], kind: SourceKind) -> Iterator[str]:
+def _steps(group: Group, faulty: Sequence[ChannelState], kind: SourceKind) -> Iterator[str]:
     if group.name == "scraping":
         yield "Scrape the exporters with `predrain collect exporters`, which measures it."
         return
-    missing = [state.channel for state in bad if state.status in ("missing", "unsure")]
-    incomplete = [state.channel.name for state in bad if state.status in ("empty", "partial")]
+    missing = [state.channel for state in faulty if state.status in ("missing", "unsure")]
+    incomplete = [state.channel.name for state in faulty if state.status in ("empty", "partial")]
     if group.name == "XIDs" and missing:
         yield "Follow the kernel log: `predrain collect kernel-log --source journal --dataset DATASET` on each node."
     lines = [(channel, counter_line(channel)) for channel in missing]
@@ -303,8 +303,8 @@ def as_text(diagnosis: Diagnosis) -> str:
     lines += [f"  {name}: {value}" for name, value in source.facts.items()]
     lines += _channels(diagnosis)
     if source.unknown:
-        more = f" and {len(source.unknown) - _SHOWN_UNKNOWN} more" if len(source.unknown) > _SHOWN_UNKNOWN else ""
-        lines += ["", f"Unknown metrics: {', '.join(source.unknown[:_SHOWN_UNKNOWN])}{more}"]
+        further = f" and {len(source.unknown) - _SHOWN_UNKNOWN} more" if len(source.unknown) > _SHOWN_UNKNOWN else ""
+        lines += ["", f"Unknown metrics: {', '.join(source.unknown[:_SHOWN_UNKNOWN])}{further}"]
     if source.findings:
         lines += ["", "Other findings"]
         findings = sorted(source.findings, key=lambda finding: not finding.problem)
@@ -356,10 +356,10 @@ def _to_do(diagnosis: Diagnosis) -> list[str]:
 def _verdict(diagnosis: Diagnosis) -> str:
     if diagnosis.healthy:
         return "OK: the source has all channels that the model uses."
-    by = "that the model uses" if diagnosis.importance is not None else "with known precursors of failures"
+    relevance = "that the model uses" if diagnosis.importance is not None else "with known precursors of failures"
     parts = []
     if diagnosis.lacking:
-        parts.append(f"missing channels {by}: {', '.join(diagnosis.lacking)}")
+        parts.append(f"missing channels {relevance}: {', '.join(diagnosis.lacking)}")
     problems = sum(finding.problem for finding in diagnosis.observation.findings)
     if problems:
         parts.append(f"{quantity(problems, 'other problem')} found")
@@ -370,11 +370,13 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis as plain JSON types."""
     source, importance = diagnosis.observation, diagnosis.importance
     left_apart = ("channels", "findings", "accounting")
-    shown = {field.name: getattr(source, field.name) for field in fields(source) if field.name not in left_apart}
+    source_fields = {
+        field.name: getattr(source, field.name) for field in fields(source) if field.name not in left_apart
+    }
     return {
         "healthy": diagnosis.healthy,
         "lacking": list(diagnosis.lacking),
-        "source": shown | {"at": source.at.isoformat()},
+        "source": source_fields | {"at": source.at.isoformat()},
         "importance": None if importance is None else asdict(importance) | {"used": sorted(importance.used)},
         "importance_source": diagnosis.importance_source,
         "channels": {

@@ -70,7 +70,7 @@ def read_importance(
     Raises ``InputError`` if a file is corrupt.
     """
     known = list(channels)
-    tried = []
+    missing_sources = []
     if backtest is not None:
         file = backtest / "evaluation" / ATTRIBUTIONS
         if file.is_file():
@@ -79,13 +79,13 @@ def read_importance(
                 f"Importance: share of the attributions of {importance.model} over {folds} folds of the last backtest: "
                 f"it measures the effect on scores, not on precision ({file})."
             )
-        tried.append(f"{file} is not there")
+        missing_sources.append(f"{file} is not there")
     if bundle is not None:
         if (bundle / "manifest.json").is_file():
             importance = _from_bundle(bundle, known)
             return importance, f"The bundle names the channels it uses, not their importance ({bundle})."
-        tried.append(f"{bundle} holds no bundle")
-    reason = "; ".join(tried) or "no backtest and no bundle were given"
+        missing_sources.append(f"{bundle} holds no bundle")
+    reason = "; ".join(missing_sources) or "no backtest and no bundle were given"
     return None, (
         f"The importance of channels is unknown: {reason}. Run `predrain train` or `predrain backtest` on your "
         "dataset. Until then, channels with known precursors of failures count as used."
@@ -127,5 +127,5 @@ def _key(group: str, channel: str | None, known: list[str]) -> str:
     return channel_of(channel, known) or NO_TELEMETRY
 
 
-def _damaged(file: Path, why: str) -> InputError:
-    return InputError(f"cannot use the file: {why}", str(file), "Run the backtest or the training again.")
+def _damaged(file: Path, reason: str) -> InputError:
+    return InputError(f"cannot use the file: {reason}", str(file), "Run the backtest or the training again.")

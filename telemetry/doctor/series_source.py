@@ -17,7 +17,7 @@ from telemetry.accounting import Accounting
 from telemetry.collect.exporters import clock_skew_s
 from telemetry.collect.prometheus.backfill import BackfillPlan
 from telemetry.collect.prometheus.client import Bounds
-from telemetry.collect.prometheus.outlook import preview_backfill
+from telemetry.collect.prometheus.preview import preview_backfill
 from telemetry.collect.series.batch import NO_NUMBER, SENTINEL, SeriesBook, SeriesValue
 from telemetry.collect.series.exposition import LineReader, Sample, is_openmetrics
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue
@@ -158,11 +158,11 @@ def observe_prometheus(
     """
     plan = BackfillPlan(start=now - LOOK_BACK, end=now, match=match, allow_partial=True)
     bounds = Bounds(request_s=timeout_s, body_bytes=MAX_BYTES, retry_for_s=_RETRY_FOR_S)
-    outlook = preview_backfill(connection, plan, channels=channels, mapping=mapping, bounds=bounds, now=now)
-    catalogue, newest = outlook.catalogue, outlook.newest
+    preview = preview_backfill(connection, plan, channels=channels, mapping=mapping, bounds=bounds, now=now)
+    catalogue, newest = preview.catalogue, preview.newest
     known = catalogue.metric_names()
     going = {series.channel for _, series, _ in newest if isinstance(series, Series)}
-    stopped = ", ".join(sorted({known[name] for name in outlook.metrics if name in known} - going))
+    stopped = ", ".join(sorted({known[name] for name in preview.metrics if name in known} - going))
     findings = findings_of(
         (
             stopped,
@@ -170,20 +170,20 @@ def observe_prometheus(
             "Check the exporters' counter file and targets for changes.",
         ),
         (
-            outlook.age > max(2 * (outlook.interval or timedelta(0)), _OLD),
-            f"the newest sample is {outlook.age.total_seconds():,.0f} s old",
+            preview.age > max(2 * (preview.interval or timedelta(0)), _OLD),
+            f"the newest sample is {preview.age.total_seconds():,.0f} s old",
             "Check the targets of the scrape configuration: no GPU samples arrive.",
         ),
         (
-            outlook.targets_down,
-            f"{outlook.targets_down:,} targets of the exporters' jobs are down",
+            preview.targets_down,
+            f"{preview.targets_down:,} targets of the exporters' jobs are down",
             "Query `up == 0` in Prometheus.",
         ),
     )
-    names = {name for name in outlook.names if _GPU_METRIC.match(name) or name in known}
+    names = {name for name in preview.names if _GPU_METRIC.match(name) or name in known}
     location = shown_url(connection.url)
     return _observation(
-        "Prometheus", location, now, catalogue, newest, names, outlook.left_out, outlook.facts, findings, Accounting()
+        "Prometheus", location, now, catalogue, newest, names, preview.left_out, preview.facts, findings, Accounting()
     )
 
 
@@ -223,7 +223,7 @@ def _observation(
 ) -> Observation:
     """Summarize the newest values by channel; ``names``: all metrics, including those without a value."""
     known, nameless = catalogue.metric_names(), _nameless(catalogue, left_out)
-    seen = {known[name]: ChannelSeen(known[name], 0, name) for name in names if name in known}
+    channels = {known[name]: ChannelSeen(known[name], 0, name) for name in names if name in known}
     rows = [
         (metric, series.channel, series.gpu, series.node, series.mig_instance,
          *map(dict(series.inventory).get, ("model", "driver")), value)
@@ -241,7 +241,7 @@ def _observation(
     metrics = series["metric"].astype(str)
     is_amd = not metrics.str.startswith("DCGM").any() and bool(metrics.str.match("(?:gpu|amd)_", case=False).any())
     has_xids = XID_COUNT_METRIC in names
-    more = findings_of(
+    series_findings = findings_of(
         (
             nameless,
             f"{quantity(nameless, 'line')} of known channels without labels that name a GPU and a node",
@@ -269,7 +269,7 @@ def _observation(
         "drivers": ", ".join(sorted(series["driver"].dropna().unique())) or "unknown",
         "MIG instances": "yes" if series["mig"].notna().any() else "no",
     }
-    seen |= {
+    channels |= {
         str(channel): ChannelSeen(
             str(channel), int(gpus.get(channel, 0)), str(metric), None, int(sentinels.get(channel, 0))
         )
@@ -283,10 +283,10 @@ def _observation(
         units=valued["gpu"].nunique(),
         nodes=series["node"].nunique(),
         models={str(model): int(count) for model, count in models.items()},
-        channels=seen,
+        channels=channels,
         xid_events=has_xids,
         facts=exporter | dict(facts),
-        findings=(*findings, *_identity_findings(catalogue), *more),
+        findings=(*findings, *_identity_findings(catalogue), *series_findings),
         unknown=tuple(sorted(name for name in names - {*known, XID_COUNT_METRIC} if not is_unused(name))),
         accounting=accounting,
     )

@@ -71,7 +71,7 @@ PENDING: Final = timedelta(days=30)
 Then it is quarantined, or assigned to its node if it names only a PCI address and the node is known.
 """
 
-_GIVEN: Final = pa.schema([field.with_nullable(True) for field in INVENTORY])
+_DECLARED: Final = pa.schema([field.with_nullable(True) for field in INVENTORY])
 """All columns are nullable: an unknown installation time is derived from observations."""
 
 
@@ -141,8 +141,8 @@ def compact(
         if existing is not None:
             check_step(existing, step)
             # files of the last compaction, if it was killed before it retired them
-            taken = {entry["name"] for entry in existing.meta.sources if entry.get("role") == STAGED_ROLE}
-            _retire(staging, [path for path in staging.waiting() if _key(path) in taken], settings, now)
+            compacted_names = {entry["name"] for entry in existing.meta.sources if entry.get("role") == STAGED_ROLE}
+            _retire(staging, [path for path in staging.waiting() if _key(path) in compacted_names], settings, now)
         waiting = Waiting(staging, settings.channels, step, now, settings.delay)
         result = _Compaction(dataset, existing, staging, settings, now, waiting).run(inventory, progress)
         _expire(staging, settings, now)
@@ -186,10 +186,10 @@ class _Compaction:
     def run(self, inventory: Path | None, progress: Callable[[int, int], None] | None) -> CompactResult:
         waiting, files = self.waiting, self.waiting.files
         waiting.read_files()
-        runs = merge_observations(self._state("sightings"), waiting.seen)
-        before = self._state("derived")
-        given = self._without_overlaps(self._given(inventory, before, runs))
-        known = [] if given is None else list(given["node"])
+        runs = merge_observations(self._state("sightings"), waiting.observations)
+        previous = self._state("derived")
+        declared = self._without_overlaps(self._declared(inventory, previous, runs))
+        known = [] if declared is None else list(declared["node"])
         runs = spell_nodes(runs, [*known, *([] if self.existing is None else self.existing.inventory()["node"])])
         stored = () if self.existing is None else self.existing.inventory()["gpu"].dropna().tolist()
         sightings, twins = distinguish(runs, waiting.step, stored)
@@ -197,14 +197,14 @@ class _Compaction:
         runs = under_names(sightings, twins)
         if not any(files.values()) and (inventory is None or self.existing is None):
             return self._result()
-        installations = derive_inventory(runs, given, before)
+        installations = derive_inventory(runs, declared, previous)
         # A new dataset needs samples, or events of GPUs: observed nodes alone do not determine its unit.
         begins = files["samples"] or (files["events"] and installations["gpu"].notna().any())
         if (installations.empty and not has_strays) or (self.existing is None and not begins):
             self._wait_for_all()
             return self._result(waits_for="a first sample: no GPU was seen yet")
         placed = self._events(runs, installations, twins)
-        installations["installed_at"] = self._starts(installations, runs, placed.events, before)
+        installations["installed_at"] = self._starts(installations, runs, placed.events, previous)
         if (
             not any(files.values())
             and self.existing is not None
@@ -216,8 +216,8 @@ class _Compaction:
             "sightings": pa.Table.from_pandas(sightings, schema=RUNS, preserve_index=False),
             "pending": conform(placed.waiting, STAGED_EVENTS),
         }
-        if given is not None:
-            state["given"] = conform(given, _GIVEN)
+        if declared is not None:
+            state["given"] = conform(declared, _DECLARED)
         now = self.now
         ingest = Ingest(
             self.dataset,
@@ -252,11 +252,13 @@ class _Compaction:
             )
         )
         _retire(self.staging, paths, self.settings, self.now)
-        taken: dict[str, int] = {kind: len(paths) for kind, paths in files.items() if paths}
-        _LOG.info("compacted %s into %s", ", ".join(f"{n} files of {kind}" for kind, n in taken.items()), self.dataset)
+        compacted: dict[str, int] = {kind: len(paths) for kind, paths in files.items() if paths}
+        _LOG.info(
+            "compacted %s into %s", ", ".join(f"{n} files of {kind}" for kind, n in compacted.items()), self.dataset
+        )
         return replace(
             self._result(),
-            compacted=taken,
+            compacted=compacted,
             counts=result.counts,
             quarantined=result.quarantined,
             meta=result.dataset.meta,
@@ -281,37 +283,37 @@ class _Compaction:
             refused=waiting.refused, meta=meta, waits_for="; ".join(reasons), accounting=waiting.quarantine
         )
 
-    def _given(self, inventory: Path | None, derived: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame | None:
+    def _declared(self, inventory: Path | None, derived: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame | None:
         """Return the operators' installations: from ``inventory``, earlier ones, and imports since the last compaction.
 
         A file is complete for the units that it names, and replaces their earlier installations.
         """
         saved = self._state("given")
-        given = saved if len(saved) else None
+        declared = saved if len(saved) else None
         if self.existing is not None:
             imported_before = self.existing.inventory()
-            seen = imported_before["gpu"].isin(set(runs["gpu"].dropna())) | imported_before["gpu"].isna()
+            observed = imported_before["gpu"].isin(set(runs["gpu"].dropna())) | imported_before["gpu"].isna()
             # A GPU in the dataset without observations has rows that must keep their installation.
-            imported = imported_before[~(_rows(imported_before).isin(set(_rows(derived))) & seen)]
+            imported = imported_before[~(_rows(imported_before).isin(set(_rows(derived))) & observed)]
             if len(imported):
-                given = merge_installations(given, imported.reset_index(drop=True))
+                declared = merge_installations(declared, imported.reset_index(drop=True))
         if inventory is None:
-            return given
+            return declared
         read, _ = read_inventory(inventory, ImportMapping().inventory, self.waiting.quarantine)
         account = self.waiting.quarantine.tables["inventory"]
         account.used = account.read - account.left_out.total()
-        if given is None:
+        if declared is None:
             return read
         unit = "gpu" if read["gpu"].notna().any() else "node"
-        named = given[unit].isin(set(read[unit].dropna()))
-        read = with_old_starts(given[named], read) if named.any() else read
-        return pd.concat([frame for frame in (given[~named], read) if len(frame)], ignore_index=True)
+        named = declared[unit].isin(set(read[unit].dropna()))
+        read = with_old_starts(declared[named], read) if named.any() else read
+        return pd.concat([frame for frame in (declared[~named], read) if len(frame)], ignore_index=True)
 
-    def _without_overlaps(self, given: pd.DataFrame | None) -> pd.DataFrame | None:
-        if given is None:
+    def _without_overlaps(self, declared: pd.DataFrame | None) -> pd.DataFrame | None:
+        if declared is None:
             return None
-        unit = unit_of(given)
-        installed, dropped, ended = end_overlaps(given[given[unit].notna()], unit)
+        unit = unit_of(declared)
+        installed, dropped, ended = end_overlaps(declared[declared[unit].notna()], unit)
         reason, quarantine = "in two places from the same time", self.waiting.quarantine
         quarantine.set_aside_frame(reason, "inventory", Path("inventory"), dropped, rows=0)
         self.waiting.counts["overlapping_installations_ended"] += len(ended)
@@ -333,7 +335,7 @@ class _Compaction:
         return place_staged(events, installations, twins, to_ms(self.now - PENDING), quarantine)
 
     def _starts(
-        self, installations: pd.DataFrame, runs: pd.DataFrame, events: pd.DataFrame, before: pd.DataFrame
+        self, installations: pd.DataFrame, runs: pd.DataFrame, events: pd.DataFrame, previous: pd.DataFrame
     ) -> pd.Series:
         """Return the start of each installation; for a GPU that was always there, the first known time.
 
@@ -343,12 +345,12 @@ class _Compaction:
         instants += [events["timestamp"].min()] if len(events) else []
         instants += [] if self.existing is None else [pd.Timestamp(self.existing.meta.span[0])]
         first = min(instants, default=pd.Timestamp(self.now)).as_unit("ms")
-        late = late_nodes(runs, events, unit_of(installations))
+        joined_later = late_nodes(runs, events, unit_of(installations))
         # Earlier derived starts are kept, because retention moves the first known time.
-        earlier = before.fillna({"gpu": ""}).groupby(["gpu", "node"])["installed_at"].min().to_dict()
+        earlier = previous.fillna({"gpu": ""}).groupby(["gpu", "node"])["installed_at"].min().to_dict()
         starts = []
         for gpu, node in zip(installations["gpu"], installations["node"], strict=True):
-            since = late.get(node, first)
+            since = joined_later.get(node, first)
             starts.append(min(since, earlier.get((gpu or "", node), since)))
         return installations["installed_at"].fillna(
             pd.Series(starts, index=installations.index, dtype="datetime64[ms, UTC]")

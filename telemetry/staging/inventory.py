@@ -39,25 +39,25 @@ def no_runs() -> pd.DataFrame:
     return RUNS.empty_table().to_pandas()
 
 
-def merge_observations(runs: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
+def merge_observations(runs: pd.DataFrame, observations: pd.DataFrame) -> pd.DataFrame:
     """Merge observations into runs, sorted by (gpu, first_ms); the last reported value of an attribute counts.
 
-    ``seen``: ``gpu`` (None: the node), ``node``, any of :data:`ATTRIBUTES`, ``first_ms`` and ``last_ms`` (equal, or the
-    ends of a period in which the GPU was seen only there).
+    ``observations``: ``gpu`` (None: the node), ``node``, any of :data:`ATTRIBUTES`, ``first_ms`` and ``last_ms``
+    (equal, or the ends of a period in which the GPU was seen only there).
     """
-    points = _points([runs, seen])
+    points = _points([runs, observations])
     if points.empty:
         return no_runs()
     points["driver"] = points.groupby("owner", sort=False)["driver"].ffill()
-    before = points[["owner", "node", "driver"]].shift()
-    moved = (points["owner"] != before["owner"]) | (points["node"] != before["node"])
-    updated = points["driver"].notna() & before["driver"].notna() & (points["driver"] != before["driver"])
-    grouped = points.groupby((moved | updated).cumsum(), sort=False)
-    made = grouped[["gpu", "node", *ATTRIBUTES]].last()
-    made["first_ms"] = grouped["ms"].min()
-    made["last_ms"] = grouped["ms"].max()
-    made = made.astype(object).where(made.notna(), None).astype({"first_ms": np.int64, "last_ms": np.int64})
-    return made.reset_index(drop=True)[list(RUNS.names)]
+    previous = points[["owner", "node", "driver"]].shift()
+    has_moved = (points["owner"] != previous["owner"]) | (points["node"] != previous["node"])
+    has_new_driver = points["driver"].notna() & previous["driver"].notna() & (points["driver"] != previous["driver"])
+    grouped = points.groupby((has_moved | has_new_driver).cumsum(), sort=False)
+    merged = grouped[["gpu", "node", *ATTRIBUTES]].last()
+    merged["first_ms"] = grouped["ms"].min()
+    merged["last_ms"] = grouped["ms"].max()
+    merged = merged.astype(object).where(merged.notna(), None).astype({"first_ms": np.int64, "last_ms": np.int64})
+    return merged.reset_index(drop=True)[list(RUNS.names)]
 
 
 def spell_nodes(runs: pd.DataFrame, known: Iterable[str]) -> pd.DataFrame:
@@ -69,9 +69,9 @@ def spell_nodes(runs: pd.DataFrame, known: Iterable[str]) -> pd.DataFrame:
         return runs
     located = runs[runs["gpu"].notna() & runs["pci_bus_id"].notna()].assign(key=runs["node"].map(node_key))
     gpus = located.groupby(["key", "pci_bus_id"])[["node", "gpu"]].nunique()
-    apart = gpus.index[(gpus["node"] > 1) & (gpus["gpu"] > 1)].get_level_values("key")
+    distinct = gpus.index[(gpus["node"] > 1) & (gpus["gpu"] > 1)].get_level_values("key")
     ordered = runs.sort_values("first_ms", kind="stable")["node"]
-    spelled = one_spelling(ordered, known, apart)
+    spelled = one_spelling(ordered, known, distinct)
     nodes = runs["node"].map(spelled)
     return runs if (nodes == runs["node"]).all() else merge_observations(no_runs(), runs.assign(node=nodes))
 
@@ -84,10 +84,10 @@ def distinguish(
     ``known``: GPUs of the dataset, which keep their names.
     Returns: the runs without strays, with one run per node for a shared identity; and the names by identity and node.
     """
-    seen = runs[runs["gpu"].notna()]
-    unit, gpus = pd.factorize(seen["gpu"])
-    ends = pd.DataFrame({"unit": unit, "node": pd.factorize(seen["node"])[0]})
-    rows = pd.concat([ends.assign(ms=seen[name].to_numpy()) for name in ("first_ms", "last_ms")], ignore_index=True)
+    of_gpus = runs[runs["gpu"].notna()]
+    unit, gpus = pd.factorize(of_gpus["gpu"])
+    ends = pd.DataFrame({"unit": unit, "node": pd.factorize(of_gpus["node"])[0]})
+    rows = pd.concat([ends.assign(ms=of_gpus[name].to_numpy()) for name in ("first_ms", "last_ms")], ignore_index=True)
     shared, strays = shared_units(rows.sort_values(["unit", "ms", "node"]), step // timedelta(milliseconds=1))
     twins = runs[runs["gpu"].isin([gpus[code] for code in shared])].sort_values("last_ms", kind="stable")
     names: dict[tuple[str, str], str] = {}
@@ -157,11 +157,11 @@ def collapse(frames: list[pd.DataFrame]) -> pd.DataFrame:
     full = [frame for frame in frames if len(frame)]
     if not full:
         return no_runs()
-    whole = pd.concat(full, ignore_index=True)
-    grouped = whole.groupby(["gpu", "node"], dropna=False, sort=False)
+    observations = pd.concat(full, ignore_index=True)
+    grouped = observations.groupby(["gpu", "node"], dropna=False, sort=False)
     ends = grouped.agg(first_ms=("first_ms", "min"), last_ms=("last_ms", "max")).reset_index()
     moved = set(ends.loc[ends["gpu"].notna() & ends.duplicated("gpu", keep=False), "gpu"])
-    return pd.concat([ends[~ends["gpu"].isin(moved)], whole[whole["gpu"].isin(moved)]], ignore_index=True)
+    return pd.concat([ends[~ends["gpu"].isin(moved)], observations[observations["gpu"].isin(moved)]], ignore_index=True)
 
 
 SOURCE: Final = "inventory"
@@ -178,20 +178,21 @@ _TEXTS: Final = [name for name in INVENTORY.names if name not in ("installed_at"
 _STATICS: Final = ["cluster", "group", "rack", "nvlink_domain"]
 
 
-def derive_inventory(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.DataFrame) -> pd.DataFrame:
+def derive_inventory(runs: pd.DataFrame, declared: pd.DataFrame | None, previous: pd.DataFrame) -> pd.DataFrame:
     """Derive the inventory.
 
     ``runs``: in the layout of :data:`telemetry.staging.inventory.RUNS`.
-    ``given``: installations from operators, in the layout of :data:`telemetry.dataset.schema.INVENTORY` with further
-    static columns. They take precedence; observations fill their gaps: missing attributes, unlisted GPUs, later moves.
-    ``before``: the previously derived inventory, in the layout of :data:`INVENTORY`. Its removals hold until the GPU is
-    seen again.
+    ``declared``: installations from operators, in the layout of :data:`telemetry.dataset.schema.INVENTORY` with
+    further static columns. They take precedence; observations fill their gaps: missing attributes, unlisted GPUs, later
+    moves.
+    ``previous``: the previously derived inventory, in the layout of :data:`INVENTORY`. Its removals hold until
+    the GPU is seen again.
     Returns: installations without overlaps. ``installed_at`` is null if the GPU was there from the first observation of
     its node. ``removed_at`` is when the GPU was seen elsewhere, or another GPU at its address; a GPU that fell silent
     is still installed, because that is how GPUs fail.
     """
     places = _places(runs)
-    known = INVENTORY.empty_table().to_pandas() if given is None else given
+    known = INVENTORY.empty_table().to_pandas() if declared is None else declared
     frame, contradictions = correct_installations(known, places, unit="gpu")
     ended = set(known["gpu"][known["removed_at"].notna()])
     for line in contradictions:
@@ -201,7 +202,7 @@ def derive_inventory(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.
         frame = frame.reindex(range(runs["node"].nunique())).assign(node=sorted(set(runs["node"])))
     in_place = known[known["removed_at"].isna()]
     of_open = set(zip(in_place["gpu"], in_place["node"], strict=True))
-    frame["removed_at"] = _ends(frame, records(places), before, open_installations=of_open)
+    frame["removed_at"] = _ends(frame, records(places), previous, open_installations=of_open)
     statics = runs[runs["gpu"].isna()].sort_values("first_ms", kind="stable").groupby("node")[_STATICS].last()
     for name in _STATICS:
         frame[name] = frame[name].where(frame[name].notna(), frame["node"].map(statics[name]))
@@ -219,20 +220,20 @@ def late_nodes(runs: pd.DataFrame, events: pd.DataFrame, unit: Unit) -> dict[str
     """
     first_ms = (runs[runs["gpu"].notna()] if unit == "gpu" else runs).groupby("node")["first_ms"].min()
     late_ms = first_ms[first_ms - first_ms.min() > _CLEARLY_MS]
-    late = pd.Series(instants(late_ms.to_numpy(np.int64)), late_ms.index)
-    earliest = events[events["node"].isin(late.index)].groupby("node")["timestamp"].min()
-    return dict(pd.concat([late, earliest]).groupby(level=0).min())
+    first_seen = pd.Series(instants(late_ms.to_numpy(np.int64)), late_ms.index)
+    earliest = events[events["node"].isin(first_seen.index)].groupby("node")["timestamp"].min()
+    return dict(pd.concat([first_seen, earliest]).groupby(level=0).min())
 
 
 def driver_changes(runs: pd.DataFrame) -> pd.DataFrame:
     """Return a ``driver`` event for each change of a GPU's driver, at the first observation of the new one."""
     known = _by_gpu(runs[runs["driver"].notna()])
-    before = known.groupby("gpu")["driver"].shift()
-    changed = known[before.notna() & (before != known["driver"])]
-    when = pd.Series(instants(changed["first_ms"].to_numpy(np.int64)), changed.index)
-    detail = "driver " + before[changed.index].astype(object) + " before"
-    made = changed[["node", "gpu"]].assign(timestamp=when, known_at=when, type="driver", code=changed["driver"])
-    return made.assign(detail=detail, source=SOURCE).reindex(columns=EVENTS.names).reset_index(drop=True)
+    previous = known.groupby("gpu")["driver"].shift()
+    changed = known[previous.notna() & (previous != known["driver"])]
+    times = pd.Series(instants(changed["first_ms"].to_numpy(np.int64)), changed.index)
+    detail = "driver " + previous[changed.index].astype(object) + " before"
+    events = changed[["node", "gpu"]].assign(timestamp=times, known_at=times, type="driver", code=changed["driver"])
+    return events.assign(detail=detail, source=SOURCE).reindex(columns=EVENTS.names).reset_index(drop=True)
 
 
 def _by_gpu(runs: pd.DataFrame) -> pd.DataFrame:
@@ -242,8 +243,8 @@ def _by_gpu(runs: pd.DataFrame) -> pd.DataFrame:
 def _places(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the locations of GPUs, per GPU in order of time; runs that differ only in driver are merged."""
     runs = _by_gpu(runs)
-    moved = (runs["gpu"] != runs["gpu"].shift()) | (runs["node"] != runs["node"].shift())
-    grouped = runs.groupby(moved.cumsum())
+    is_new_place = (runs["gpu"] != runs["gpu"].shift()) | (runs["node"] != runs["node"].shift())
+    grouped = runs.groupby(is_new_place.cumsum())
     # The driver of an installation is the first one; other attributes are the newest reported.
     first = grouped[["driver", "first_ms"]].first()
     places = grouped.last().assign(**first, last_ms=grouped["last_ms"].max())
@@ -254,8 +255,8 @@ def _places(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _ends(
     installations: pd.DataFrame,
-    seen: list[dict[str, Any]],
-    before: pd.DataFrame,
+    places: list[dict[str, Any]],
+    previous: pd.DataFrame,
     *,
     open_installations: set[tuple[str, str]],
 ) -> pd.Series:
@@ -263,11 +264,11 @@ def _ends(
 
     ``open_installations``: GPU and node of operators' installations without an end.
     """
-    place_of = {(place["gpu"], place["node"]): place for place in seen}
+    place_of = {(place["gpu"], place["node"]): place for place in places}
     at_address: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for place in seen:
+    for place in places:
         at_address[(place["node"], place["pci_bus_id"])].append(place)
-    ended = before[before["removed_at"].notna()]
+    ended = previous[previous["removed_at"].notna()]
     ends_before = ended.assign(ms=ms_of(ended["removed_at"])).groupby(["gpu", "node"])["ms"].agg(list).to_dict()
     start, end = ms_of(installations["installed_at"], unknown=-1), ms_of(installations["removed_at"], unknown=NEVER)
     for number, installation in enumerate(records(installations.assign(start=start))):
@@ -296,5 +297,5 @@ def _outlasts(place: dict[str, Any], other: dict[str, Any]) -> bool:
     GPUs first seen together are neighbors, which share an address if the node renumbered its bus: one of them that
     falls silent was not replaced.
     """
-    together = abs(place["first_ms"] - other["first_ms"]) <= _CLEARLY_MS
-    return not together and place["last_ms"] - other["last_ms"] > _CLEARLY_MS
+    seen_together = abs(place["first_ms"] - other["first_ms"]) <= _CLEARLY_MS
+    return not seen_together and place["last_ms"] - other["last_ms"] > _CLEARLY_MS

@@ -61,7 +61,7 @@ class Waiting:
     ``undeclared``: undeclared channels; files with them keep waiting.
     ``held_back``: number of rows that are too new.
     ``refused``: number of invalid files, which were moved away.
-    ``seen``: observations in all rows to compact, see :func:`telemetry.staging.inventory.merge_observations`.
+    ``observations``: observations in all rows to compact, see :func:`telemetry.staging.inventory.merge_observations`.
     ``events``: events, with the columns of :data:`STAGED_EVENTS`. ``jobs``: batches of jobs.
     """
 
@@ -75,7 +75,7 @@ class Waiting:
     undeclared: set[str] = field(default_factory=set)
     held_back: int = 0
     refused: int = 0
-    seen: pd.DataFrame = field(default_factory=no_runs)
+    observations: pd.DataFrame = field(default_factory=no_runs)
     events: list[pd.DataFrame] = field(default_factory=list)
     jobs: list[Batch] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -83,8 +83,8 @@ class Waiting:
     @property
     def settled_until(self) -> datetime:
         """End of the last step whose rows are assumed to be complete."""
-        beyond = (self.now - SETTLING_STEPS * self.step) - datetime(1970, 1, 1, tzinfo=UTC)
-        return datetime(1970, 1, 1, tzinfo=UTC) + (beyond // self.step) * self.step
+        since_epoch = (self.now - SETTLING_STEPS * self.step) - datetime(1970, 1, 1, tzinfo=UTC)
+        return datetime(1970, 1, 1, tzinfo=UTC) + (since_epoch // self.step) * self.step
 
     def unsettled(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return the mask of times in unsettled steps, without times of a wrong clock, which would never settle."""
@@ -126,15 +126,17 @@ class Waiting:
                 self.quarantine.used("staged files")
                 self.files[kind].append(path)
         full = [frame for frame in (*frames, collapse(sampled)) if len(frame)]
-        self.seen = pd.concat(full, ignore_index=True) if full else no_runs()
+        self.observations = pd.concat(full, ignore_index=True) if full else no_runs()
 
     def read_events(self, path: Path, table: pa.Table) -> pd.DataFrame:
         """Return the valid events of a staged table, parsed like any other table of events."""
         batch = self._batch("events", path, table)
         known = [*STAGED_EVENTS.names, "since_ms"]
         batch, rows = parse_events(batch, TableMapping(), known, self.delay, self.counts, _EVENT_TEXTS)
-        wrong = self.wrong_clock(rows["timestamp"]) | (rows["known_at"] > to_ms(self.now + AHEAD + self.delay))
-        batch.refuse(WRONG_CLOCK, wrong)
+        has_wrong_clock = self.wrong_clock(rows["timestamp"]) | (
+            rows["known_at"] > to_ms(self.now + AHEAD + self.delay)
+        )
+        batch.refuse(WRONG_CLOCK, has_wrong_clock)
         frame = pd.DataFrame({name: rows[name] for name in STAGED_EVENTS.names})
         for name in ("timestamp", "known_at"):
             frame[name] = times_of(rows[name])
@@ -185,17 +187,17 @@ class Waiting:
             self._wait(f"a declaration of {min(unknown)} under `channels:`", table.num_rows, path)
             return None
         ms = table.column("timestamp").cast(pa.int64()).fill_null(0).to_numpy()
-        early = self.unsettled(ms)
-        self.held_back += int(early.sum())
-        if early.all():
+        is_unsettled = self.unsettled(ms)
+        self.held_back += int(is_unsettled.sum())
+        if is_unsettled.all():
             self._wait("the end of their step", table.num_rows, path)
             return None
         storable = ~unstorable_rows(table)
-        if early.any():
+        if is_unsettled.any():
             digest = hashlib.sha256(f"{path.parent.name}/{path.name}".encode()).hexdigest()[:24]
             name = f"rest-{digest}-{to_ms(self.settled_until) // 1000}"
-            self.staging.stage("samples", table.filter(pa.array(early & storable)), name=name)
-        return table.filter(pa.array(~early & storable & ~self.wrong_clock(ms)))
+            self.staging.stage("samples", table.filter(pa.array(is_unsettled & storable)), name=name)
+        return table.filter(pa.array(~is_unsettled & storable & ~self.wrong_clock(ms)))
 
     def _wait(self, reason: str, number: int, path: Path) -> None:
         self.quarantine.read("samples", number)
@@ -299,10 +301,10 @@ def place_staged(
     by_address = pd.isna(text["gpu"]) & ~pd.isna(text["pci_bus_id"])
     reasons = place_events(text, ms_of(events["timestamp"]), index)
     placed = events.assign(node=text["node"], gpu=text["gpu"])
-    without = by_address & pd.isna(text["gpu"])
+    unlocated = by_address & pd.isna(text["gpu"])
     # If no GPU has an address, waiting is useless: assign the event to its node immediately.
     may_come = index.unit == "gpu" and bool(known["pci_bus_id"].notna().any())
-    unseen = np.isin(reasons.astype(str), NOT_SEEN_YET) | (without & may_come)
+    unseen = np.isin(reasons.astype(str), NOT_SEEN_YET) | (unlocated & may_come)
     waits = unseen & (events["since_ms"] > waited_ms).to_numpy()
     for reason in sorted(set(reasons[waits])):
         chosen = waits & (reasons == reason)
@@ -315,7 +317,7 @@ def place_staged(
     return Placed(
         events=placed.loc[used, EVENTS.names].reset_index(drop=True),
         waiting=events.loc[waits, list(PENDING_COLUMNS)].reset_index(drop=True),
-        without_gpu=int((without & used & (events["type"] == "xid").to_numpy()).sum()),
+        without_gpu=int((unlocated & used & (events["type"] == "xid").to_numpy()).sum()),
     )
 
 

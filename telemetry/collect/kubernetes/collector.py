@@ -56,10 +56,10 @@ class NoticeReader:
 
     def __call__(self, event: Object) -> Notice | None:
         """Return the notice of an event, or None if it is left out."""
-        about, metadata = event.get("involvedObject") or {}, event.get("metadata") or {}
+        involved, metadata = event.get("involvedObject") or {}, event.get("metadata") or {}
         reason, message = str(event.get("reason") or ""), str(event.get("message") or "")
-        match = self._rules.for_event(str(about.get("kind") or ""), reason, message)
-        node = about.get("name") if about.get("kind") == "Node" else (event.get("source") or {}).get("host")
+        match = self._rules.for_event(str(involved.get("kind") or ""), reason, message)
+        node = involved.get("name") if involved.get("kind") == "Node" else (event.get("source") or {}).get("host")
         uid = metadata.get("uid")
         if match is None or match[0].type == "ignore":
             self._leave_out(f"event {'without a rule' if match is None else 'that a rule ignores'}: {reason}")
@@ -96,8 +96,8 @@ class NoticeReader:
         self._accounting.take(TABLE, 1, {})
         return notice
 
-    def _leave_out(self, why: str) -> None:
-        self._accounting.take(TABLE, 1, {why[:200]: 1})
+    def _leave_out(self, reason: str) -> None:
+        self._accounting.take(TABLE, 1, {reason[:200]: 1})
 
 
 class NoticeTracker(Tracker[Notice, int]):
@@ -112,16 +112,16 @@ class NoticeTracker(Tracker[Notice, int]):
         super().__init__(known or {})
         self._is_known = is_known
 
-    def update(self, view: Notice, at: datetime) -> list[Event]:
+    def update(self, view: Notice, now: datetime) -> list[Event]:
         """Return the events of new occurrences, dated by the last one."""
         repeats = view.count - self.known.get(view.uid, 0)
         if repeats <= 0 or not self._is_known(view.node):
             return []
         self.known[view.uid] = view.count
-        when = at if view.last_ms is None else from_ms(view.last_ms)
+        time = now if view.last_ms is None else from_ms(view.last_ms)
         detail = view.detail + (f" ({repeats} times)" if repeats > 1 else "")
         return [
-            Event(when, view.node, view.type, SOURCE, at, fault.code or view.code, detail, fault.gpu, fault.pci_bus_id)
+            Event(time, view.node, view.type, SOURCE, now, fault.code or view.code, detail, fault.gpu, fault.pci_bus_id)
             for fault in view.faults
         ]
 
@@ -175,9 +175,9 @@ class KubernetesCollector:
         # Nodes first: events of unknown nodes are left out.
         self._add("nodes", self.nodes, lambda node: view_of(node, rules), labelSelector=node_selector)
         for kind in rules.event_kinds():
-            name, about = f"events of {kind}", f"involvedObject.kind={kind}"
+            name, field_selector = f"events of {kind}", f"involvedObject.kind={kind}"
             notices = NoticeTracker(self._known(name), is_known=lambda node: node in self.nodes.known)
-            self._add(name, notices, self._notices, fieldSelector=about)
+            self._add(name, notices, self._notices, fieldSelector=field_selector)
         if jobs:
             no_diagnostics = f"!{rules.prefix}/diagnostic"  # predrain's own diagnostic pods
             self._add("pods", self._jobs, self._pod, fieldSelector="spec.nodeName!=", labelSelector=no_diagnostics)
@@ -222,9 +222,9 @@ class KubernetesCollector:
         accounts.add(self.outbox.accounting)
         self.nodes.account(accounts)
         for resource in self._resources:
-            for why, number in resource.unreadable.items():
+            for reason, number in resource.unreadable.items():
                 accounts.read(resource.name, number)
-                accounts.left_out(resource.name, f"unreadable: {why}", number)
+                accounts.left_out(resource.name, f"unreadable: {reason}", number)
         return accounts
 
     def close(self) -> None:

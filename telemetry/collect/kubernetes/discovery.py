@@ -72,17 +72,17 @@ def slice_exporters(slices: Iterable[Object], port: int | str | None, location: 
     return list({exporter.url: exporter for exporter in chosen.values()}.values())
 
 
-def _port(ports: Iterable[Any], wanted: int | str | None, location: str) -> tuple[str, int]:
+def _port(ports: Iterable[Any], requested: int | str | None, location: str) -> tuple[str, int]:
     known = [(str(port.get("name") or ""), int(port["port"])) for port in ports if port.get("port")]
-    if wanted is not None:
-        fitting = [(name, number) for name, number in known if str(wanted) in (name, str(number))]
+    if requested is not None:
+        fitting = [(name, number) for name, number in known if str(requested) in (name, str(number))]
     else:
         fitting = [(name, number) for name, number in known if name in _METRICS_PORTS] or known
     if len(fitting) == 1:
         return fitting[0]
-    shown = ", ".join(f"{name or 'unnamed'} ({number})" for name, number in known) or "none"
-    problem = f"the service has no port {wanted!r}" if wanted is not None else "the port is ambiguous"
-    raise InputError(f"{problem}: it has {shown}", location, "Give one of them: kubernetes:NAMESPACE/SERVICE:PORT.")
+    listed = ", ".join(f"{name or 'unnamed'} ({number})" for name, number in known) or "none"
+    problem = f"the service has no port {requested!r}" if requested is not None else "the port is ambiguous"
+    raise InputError(f"{problem}: it has {listed}", location, "Give one of them: kubernetes:NAMESPACE/SERVICE:PORT.")
 
 
 def _exporter(port: tuple[str, int], endpoint: Object) -> Exporter:

@@ -130,7 +130,7 @@ class JobTracker(Tracker[PodRun, PodRun]):
         self._unwritten: dict[str, PodRun] = {}
         self._may_read_claims = True
 
-    def update(self, view: PodRun, at: datetime) -> list[Event]:
+    def update(self, view: PodRun, now: datetime) -> list[Event]:
         """Apply the current state of a pod."""
         run, known = view, self.known.get(view.uid)
         if known is not None:
@@ -154,14 +154,14 @@ class JobTracker(Tracker[PodRun, PodRun]):
             self.known[run.uid] = self._unwritten[run.uid] = run
         return []
 
-    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Event]:
-        """Remove a pod; if it was still running, it ended at ``at``."""
+    def remove(self, key: str, now: datetime, *, watched: bool = True) -> list[Event]:
+        """Remove a pod; if it was still running, it ended at ``now``."""
         run = self.known.pop(key, None)
         if run is not None:
             self._keys.discard(run.key)
             if run.ended_ms is None:
                 outcome = DELETED if watched else UNKNOWN
-                self._unwritten[key] = replace(run, ended_ms=max(to_ms(at), run.started_ms), outcome=outcome)
+                self._unwritten[key] = replace(run, ended_ms=max(to_ms(now), run.started_ms), outcome=outcome)
         return []
 
     def changed_rows(self) -> list[dict[str, Any]]:
@@ -203,23 +203,23 @@ def _requested(spec: Object, annotations: Mapping[str, Any], rules: KubernetesRu
     def of(container: Object) -> tuple[int, bool]:
         resources = container.get("resources") or {}
         # Extended resources cannot be overcommitted: limits equal requests if both are set.
-        asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-        amounts = {name: parse_quantity(text) or Decimal(0) for name, text in asked.items()}
-        whole = {name: amount for name, amount in amounts.items() if rules.is_gpu(name)}
+        requests = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+        amounts = {name: parse_quantity(text) or Decimal(0) for name, text in requests.items()}
+        gpus = {name: amount for name, amount in amounts.items() if rules.is_gpu(name)}
         sliced = any(amount > 0 and rules.is_slice(name) for name, amount in amounts.items())
         # HAMi requests a number of GPUs plus memory or cores of each: only the number counts.
-        return sum(map(math.ceil, whole.values())), sliced and not any(whole.values())
+        return sum(map(math.ceil, gpus.values())), sliced and not any(gpus.values())
 
     running = [of(container) for container in spec.get("containers") or ()]
-    before = [of(container) for container in spec.get("initContainers") or ()]
-    whole = max([sum(count for count, _ in running), *(count for count, _ in before)])
+    initial = [of(container) for container in spec.get("initContainers") or ()]
+    whole = max([sum(count for count, _ in running), *(count for count, _ in initial)])
     shared = any(annotations.get(name) for name in rules.slice_annotations) and not whole
-    return min(whole, MAX_GPUS) + (shared or any(sliced for _, sliced in running + before))
+    return min(whole, MAX_GPUS) + (shared or any(sliced for _, sliced in running + initial))
 
 
 def _claims(spec: Object, status: Object) -> tuple[str, ...]:
-    made = {claim["name"]: claim.get("resourceClaimName") for claim in status.get("resourceClaimStatuses") or ()}
-    named = [claim.get("resourceClaimName") or made.get(claim["name"]) for claim in spec.get("resourceClaims") or ()]
+    created = {claim["name"]: claim.get("resourceClaimName") for claim in status.get("resourceClaimStatuses") or ()}
+    named = [claim.get("resourceClaimName") or created.get(claim["name"]) for claim in spec.get("resourceClaims") or ()]
     # Newer servers create a claim for extended resources; its GPUs are already in the containers' requests.
     return tuple(sorted({required(name) for name in named if name}))
 
@@ -228,11 +228,11 @@ def _job(metadata: Object) -> str:
     """Return ``namespace/name`` of the job that a pod belongs to; if that is its owner, with the owner's UID."""
     namespace = metadata.get("namespace") or "default"
     labels = metadata.get("labels") or {}
-    whole = next((labels[label] for label in _GROUP_LABELS if labels.get(label)), None)
+    group = next((labels[label] for label in _GROUP_LABELS if labels.get(label)), None)
     owners = metadata.get("ownerReferences") or ()
     owner = next((owner for owner in owners if owner.get("controller")), owners[0] if owners else metadata)
-    if whole is not None and (owner is metadata or owner["name"] != whole):
-        return f"{namespace}/{whole}"
+    if group is not None and (owner is metadata or owner["name"] != group):
+        return f"{namespace}/{group}"
     return f"{namespace}/{owner['name']}/{owner['uid']}"
 
 

@@ -102,14 +102,14 @@ def view_of(node: Object, rules: KubernetesRules) -> ObservedKubernetesNode:
     counts = [str(count) for name, count in capacity.items() if rules.is_gpu(name) or rules.is_slice(name)]
     cordon = next((taint for taint in taints if taint["key"] == _CORDON), None)
     cordoned = bool(spec.get("unschedulable")) or cordon is not None
-    by, by_ms = _cordoned_by(metadata.get("managedFields") or ()) if cordoned else (None, None)
+    manager, manager_ms = _cordoned_by(metadata.get("managedFields") or ()) if cordoned else (None, None)
     markers: dict[str, NodeMarker] = {}
     if cordoned:
-        source = OWN_SOURCE if (by or "").startswith(OWN_SOURCE) else SOURCE
+        source = OWN_SOURCE if (manager or "").startswith(OWN_SOURCE) else SOURCE
         since_ms = timestamp_ms(cordon.get("timeAdded")) if cordon else None
-        since_ms = by_ms if since_ms is None else since_ms
+        since_ms = manager_ms if since_ms is None else since_ms
         markers["cordon"] = NodeMarker(
-            "drain", "cordon", "drain", "uncordon", source, since_ms, f"by {by}" if by else None
+            "drain", "cordon", "drain", "uncordon", source, since_ms, f"by {manager}" if manager else None
         )
     key = f"{rules.prefix}/maintenance"
     maintenance_keys = [
@@ -136,7 +136,7 @@ def view_of(node: Object, rules: KubernetesRules) -> ObservedKubernetesNode:
         or any(count.isdigit() and int(count) > 0 for count in counts),
         ready=any(condition["type"] == _READY and condition.get("status") == "True" for condition in conditions),
         cordoned=cordoned,
-        cordoned_by=by,
+        cordoned_by=manager,
         markers=markers,
         transitions_ms=transitions_ms,
         unknown=tuple(f"condition {kind}" for kind in unknown if kind != _READY),
@@ -193,7 +193,7 @@ def _add_condition(
         faults = lost_gpus(message) if rule.type == "failure" else []
         if rule.type == "xid":
             faults = xid_faults(kind, reason, message)
-        whole = _marker(
+        template = _marker(
             "other" if rule.type == "xid" and not faults else rule.type,
             rule.code or kind,
             rule,
@@ -202,17 +202,17 @@ def _add_condition(
             detail,
         )
         fault_ms = timestamp_ms(condition.get("lastHeartbeatTime"))
-        seen: Counter[str] = Counter()
+        repeats: Counter[str] = Counter()
         for fault in faults:
             marker = replace(
-                whole, code=fault.code or whole.code, detail=fault.detail or detail, gpu=fault.gpu,
+                template, code=fault.code or template.code, detail=fault.detail or detail, gpu=fault.gpu,
                 pci_bus_id=fault.pci_bus_id, fault_ms=fault_ms,
             )  # fmt: skip
             place = f"{key} {marker.code} {marker.gpu or marker.pci_bus_id}"
-            seen[place] += 1  # repeats are separate markers
-            markers[place if seen[place] == 1 else f"{place} {seen[place]}"] = marker
+            repeats[place] += 1  # repeats are separate markers
+            markers[place if repeats[place] == 1 else f"{place} {repeats[place]}"] = marker
         if not faults:
-            markers[key] = whole
+            markers[key] = template
     return USED
 
 
@@ -245,30 +245,30 @@ class NodeTracker(Tracker[ObservedKubernetesNode, ObservedKubernetesNode]):
     def __len__(self) -> int:
         return sum(view.removed_ms is None for view in self.known.values())
 
-    def update(self, view: ObservedKubernetesNode, at: datetime) -> list[Event]:
+    def update(self, view: ObservedKubernetesNode, now: datetime) -> list[Event]:
         """Apply the current state of a node; return the events of its changes."""
-        before = self.known.get(view.name)
-        if before is None and not (self._all or view.has_gpus):
+        previous = self.known.get(view.name)
+        if previous is None and not (self._all or view.has_gpus):
             return []
-        if before is not None:
+        if previous is not None:
             # A node that just re-registered may lack its UUID and boot ID: assume the previous ones until then.
-            system_uuid, boot_id = view.system_uuid or before.system_uuid, view.boot_id or before.boot_id
-            unknown_markers = {key: marker for key, marker in before.markers.items() if _is_of(key, view.unknown)}
+            system_uuid, boot_id = view.system_uuid or previous.system_uuid, view.boot_id or previous.boot_id
+            unknown_markers = {key: marker for key, marker in previous.markers.items() if _is_of(key, view.unknown)}
             markers = {**view.markers, **unknown_markers}
             view = replace(view, system_uuid=system_uuid, boot_id=boot_id, markers=markers)
         self.known[view.name] = view
-        return [] if view == before else node_changes(before, view, at)
+        return [] if view == previous else node_changes(previous, view, now)
 
-    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Event]:
+    def remove(self, key: str, now: datetime, *, watched: bool = True) -> list[Event]:
         """Remove a node; return the event of its removal."""
         view = self.known.get(key)
         if view is None or view.removed_ms is not None:
             return []
-        self.known[key] = replace(view, removed_ms=to_ms(at))
-        oldest = to_ms(at - GONE_KEPT)
+        self.known[key] = replace(view, removed_ms=to_ms(now))
+        oldest = to_ms(now - GONE_KEPT)
         self.known = {name: node for name, node in self.known.items() if (node.removed_ms or oldest) >= oldest}
         self._observed.pop(key, None)
-        return [Event(at, key, "other", SOURCE, at, "node_removed")]
+        return [Event(now, key, "other", SOURCE, now, "node_removed")]
 
     def account(self, accounting: Accounting) -> None:
         """Count the conditions of all known nodes by disposition."""
@@ -302,55 +302,63 @@ def _is_of(marker: str, conditions: tuple[str, ...]) -> bool:
     return any(marker == condition or marker.startswith(f"{condition} ") for condition in conditions)
 
 
-def node_changes(before: ObservedKubernetesNode | None, after: ObservedKubernetesNode, at: datetime) -> list[Event]:
+def node_changes(
+    previous: ObservedKubernetesNode | None, current: ObservedKubernetesNode, now: datetime
+) -> list[Event]:
     """Return the events between two observations of a node.
 
-    ``before``: None at the first observation, when active markers are reported too.
-    ``at``: when ``after`` was received: ``known_at`` of the events, and ``timestamp`` if the object has no time.
+    ``previous``: None at the first observation, when active markers are reported too.
+    ``now``: when ``current`` was received: ``known_at`` of the events, and ``timestamp`` of objects without
+    one.
     Returns: events of the node, or of a GPU for faults that name one. A drain is released (a ``drain`` event with code
     ``uncordon`` or ``undrain``) when its last reason ends; predrain's own reasons do not delay the release of others.
     """
     events: list[Event] = []
 
     def add(kind: str, code: str, detail: str | None, since_ms: int | None, of: NodeMarker = _NODE) -> None:
-        when = at if since_ms is None else from_ms(since_ms)
-        events.append(Event(when, after.name, kind, of.source, at, code, detail, of.gpu, of.pci_bus_id))
+        event_time = now if since_ms is None else from_ms(since_ms)
+        events.append(Event(event_time, current.name, kind, of.source, now, code, detail, of.gpu, of.pci_bus_id))
 
-    before = before or ObservedKubernetesNode(after.name)
-    if before.system_uuid and after.system_uuid and before.system_uuid != after.system_uuid:
-        detail = f"system UUID {before.system_uuid} -> {after.system_uuid}"
-        add("replacement", "node_replaced", detail, None if before.created_ms == after.created_ms else after.created_ms)
-    elif before.boot_id and after.boot_id and before.boot_id != after.boot_id:
+    previous = previous or ObservedKubernetesNode(current.name)
+    if previous.system_uuid and current.system_uuid and previous.system_uuid != current.system_uuid:
+        detail = f"system UUID {previous.system_uuid} -> {current.system_uuid}"
+        add(
+            "replacement",
+            "node_replaced",
+            detail,
+            None if previous.created_ms == current.created_ms else current.created_ms,
+        )
+    elif previous.boot_id and current.boot_id and previous.boot_id != current.boot_id:
         # The object has no boot time: use when the node became ready again, if it did since the last observation.
-        was_ms, ready_ms = (view.transitions_ms.get(f"condition {_READY}") for view in (before, after))
-        ready_again = after.ready and ready_ms is not None and (was_ms is None or ready_ms > was_ms)
-        detail = f"boot ID {before.boot_id} -> {after.boot_id}"
+        was_ms, ready_ms = (view.transitions_ms.get(f"condition {_READY}") for view in (previous, current))
+        ready_again = current.ready and ready_ms is not None and (was_ms is None or ready_ms > was_ms)
+        detail = f"boot ID {previous.boot_id} -> {current.boot_id}"
         add("other", "boot", detail, ready_ms if ready_again else None)
-    old, new = before.markers, after.markers
-    left = [marker for marker in new.values() if marker.type == "drain"]
+    old, new = previous.markers, current.markers
+    remaining = [marker for marker in new.values() if marker.type == "drain"]
     released: set[str] = set()
     for key, marker in old.items():
         if key in new:
             continue
         kind, code = marker.ended, marker.ended_code
         if marker.type == kind == "drain":
-            if any(marker.source == OWN_SOURCE or other.source != OWN_SOURCE for other in left):
+            if any(marker.source == OWN_SOURCE or other.source != OWN_SOURCE for other in remaining):
                 kind, code = "other", f"{marker.code}_ended"
             elif marker.source in released:  # reasons that end together make one release
                 continue
             else:
                 released.add(marker.source)
         # Time when the condition became healthy; the API keeps no removal time of taints and cordons.
-        since_ms = after.transitions_ms.get(key)
+        since_ms = current.transitions_ms.get(key)
         if since_ms is not None and since_ms < (marker.since_ms or 0):
             since_ms = None
         add(kind, code, marker.detail, since_ms, marker)
-    turned = tuple(name for name, ms in after.transitions_ms.items() if before.transitions_ms.get(name) != ms)
+    turned = tuple(name for name, ms in current.transitions_ms.items() if previous.transitions_ms.get(name) != ms)
     for key, marker in new.items():
         was_ms, since_ms = old[key].since_ms if key in old else None, marker.since_ms
         # It may have ended and started again between two observations.
-        again = was_ms is not None and since_ms is not None and since_ms - was_ms > _AGAIN_MS
-        if key not in old or again:
+        has_recurred = was_ms is not None and since_ms is not None and since_ms - was_ms > _AGAIN_MS
+        if key not in old or has_recurred:
             # A new fault in a condition that was already bad is dated by the heartbeat, otherwise by the transition.
             in_held = marker.fault_ms is not None and not _is_of(key, turned)
             when_ms = marker.fault_ms if in_held else marker.since_ms

@@ -121,7 +121,7 @@ def load_rules(path: Path | None) -> KubernetesRules:
     if path is None:
         return base
     user_rules = read_settings(path, KubernetesRules, "rules")
-    given = {name: getattr(user_rules, name) for name in user_rules.model_fields_set}
+    overrides = {name: getattr(user_rules, name) for name in user_rules.model_fields_set}
     return base.model_copy(
-        update=given | {"rules": user_rules.rules + base.rules, "labels": base.labels | user_rules.labels}
+        update=overrides | {"rules": user_rules.rules + base.rules, "labels": base.labels | user_rules.labels}
     )

@@ -116,7 +116,7 @@ class NvmlCollector:
         try:
             due_s = self._monotonic()
             while not stopped.is_set():
-                self.turn()
+                self.read_gpus()
                 now_s = self._monotonic()
                 # Missed intervals (a hang, a suspended machine) are skipped.
                 due_s += self._interval_s * max(1, -(-(now_s - due_s) // self._interval_s))
@@ -129,31 +129,31 @@ class NvmlCollector:
     def once(self) -> None:
         """Read twice and write the second reading: profiling metrics are means since the previous reading."""
         try:
-            self.turn(keep=False)
+            self.read_gpus(keep=False)
             self._sleep(1.0)
-            self.turn()
+            self.read_gpus()
         finally:
             self.close()
 
-    def turn(self, *, keep: bool = True) -> None:
+    def read_gpus(self, *, keep: bool = True) -> None:
         """Read every GPU once; write events and a changed inventory. ``keep``: whether to keep the samples."""
-        rows = self._reader.turn()
+        rows = self._reader.read_gpus()
         if rows and keep:
             self._samples.add({"samples": samples_table(rows, self._node, self._channels)})
         self._note()
         self.write()
 
-    def write(self, *, everything: bool = False) -> None:
+    def write(self, *, with_samples: bool = False) -> None:
         """Write pending events and inventory, and samples once a minute; failed writes are retried later."""
-        over = max(0, len(self._reader.events) - MAX_EVENTS)
-        self.accounting.take("events", over, {DROPPED: over})
-        events = self._reader.events = self._reader.events[over:]
+        excess = max(0, len(self._reader.events) - MAX_EVENTS)
+        self.accounting.take("events", excess, {DROPPED: excess})
+        events = self._reader.events = self._reader.events[excess:]
         try:
             if events or self._inventory or self._state != self._outbox.position:
                 self._outbox.commit(self._state, events=events, inventory=self._inventory)
                 self._reader.events, self._inventory = [], []
             self._outbox.flush()
-            if everything or self._failing or self._monotonic() - self._written_at_s >= WRITE_EVERY_S:
+            if with_samples or self._failing or self._monotonic() - self._written_at_s >= WRITE_EVERY_S:
                 self._written_at_s = self._monotonic()
                 self._samples.write()
                 self._trim()
@@ -165,7 +165,7 @@ class NvmlCollector:
     def close(self) -> None:
         """Stop reading, and write everything pending."""
         self._reader.close()
-        self.write(everything=True)
+        self.write(with_samples=True)
         self._outbox.close()
 
     def _note(self) -> None:
@@ -195,7 +195,7 @@ def samples_table(rows: Sequence[Row], node: str, channels: Mapping[str, Channel
     return assemble(
         [Series(channel.name, channel.kind, row.identity.gpu, node) for row, channel, _ in values],
         np.arange(len(values), dtype=np.int32),
-        np.array([to_ms(row.at) for row, _, _ in values], np.int64),
+        np.array([to_ms(row.read_at) for row, _, _ in values], np.int64),
         np.array([value for _, _, value in values], np.float64),
         problems=Counter(),
     )

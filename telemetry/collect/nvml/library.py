@@ -61,7 +61,7 @@ def fabric_of(nvml: Any, handle: Any) -> Any:
     return fabric
 
 
-def _both(counter: str) -> tuple[str, str]:
+def _ecc_pair(counter: str) -> tuple[str, str]:
     """Return the channels of corrected and uncorrected errors of a counter."""
     return f"ecc_sbe_{counter}_total", f"ecc_dbe_{counter}_total"
 
@@ -116,8 +116,8 @@ CALLS: Final = (
     # Version 2 reports memory reserved by the driver separately; version 1 includes it in used memory.
     NvmlQuery("memory_v2", _MEMORY, lambda n, h: _RESERVED(n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2)), _MIB),
     NvmlQuery("memory", _MEMORY[:2], lambda n, h: _USED(n.nvmlDeviceGetMemoryInfo(h)), _MIB),
-    NvmlQuery("sram", (*_both("sram_volatile"), "sram_threshold_exceeded"), _sram_status),
-    NvmlQuery("sram_counters", _both("sram_volatile"), partial(_memory_errors, "NVML_MEMORY_LOCATION_SRAM")),
+    NvmlQuery("sram", (*_ecc_pair("sram_volatile"), "sram_threshold_exceeded"), _sram_status),
+    NvmlQuery("sram_counters", _ecc_pair("sram_volatile"), partial(_memory_errors, "NVML_MEMORY_LOCATION_SRAM")),
     NvmlQuery("pcie_generation", ("pcie_link_gen",), lambda n, h: n.nvmlDeviceGetCurrPcieLinkGeneration(h)),
     NvmlQuery("pcie_width", ("pcie_link_width",), lambda n, h: n.nvmlDeviceGetCurrPcieLinkWidth(h)),
     NvmlQuery("clocks_event_reasons", _REASONS, lambda n, h: n.nvmlDeviceGetCurrentClocksEventReasons(h)),
@@ -126,9 +126,9 @@ CALLS: Final = (
     NvmlQuery("fabric_health", ("fabric_health",), lambda n, h: fabric_of(n, h).healthSummary),
     # Fallbacks for fields that some devices or drivers lack.
     NvmlQuery("energy", ("energy_mj",), lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h)),
-    NvmlQuery("ecc_volatile", _both("volatile"), partial(_ecc_errors, "NVML_VOLATILE_ECC")),
-    NvmlQuery("ecc_aggregate", _both("aggregate"), partial(_ecc_errors, "NVML_AGGREGATE_ECC")),
-    NvmlQuery("ecc_dram", _both("dram_volatile"), partial(_memory_errors, "NVML_MEMORY_LOCATION_DRAM")),
+    NvmlQuery("ecc_volatile", _ecc_pair("volatile"), partial(_ecc_errors, "NVML_VOLATILE_ECC")),
+    NvmlQuery("ecc_aggregate", _ecc_pair("aggregate"), partial(_ecc_errors, "NVML_AGGREGATE_ECC")),
+    NvmlQuery("ecc_dram", _ecc_pair("dram_volatile"), partial(_memory_errors, "NVML_MEMORY_LOCATION_DRAM")),
     # Not _v2: the binding omits its last argument, so the driver would write through a wild pointer.
     NvmlQuery(
         "retired_pages", _RETIRED, lambda n, h: tuple(len(n.nvmlDeviceGetRetiredPages(h, cause)) for cause in (0, 1))
@@ -276,7 +276,7 @@ class Library:
         self._ask(nvml.nvmlGpmMetricsGet, request)
         answers = [request.metrics[place] for place in range(len(numbers))]
         # An infinite value comes from an empty time span.
-        return [(int(one.nvmlReturn), one.value if math.isfinite(one.value) else math.nan) for one in answers]
+        return [(int(gpm.nvmlReturn), gpm.value if math.isfinite(gpm.value) else math.nan) for gpm in answers]
 
     def watch(self, handles: Sequence[Any]) -> tuple[Any, int]:
         """Create an event set for XIDs; return it and the number of registered GPUs: some do not support events."""
@@ -306,9 +306,9 @@ class Library:
         instance = None if data.gpuInstanceId == 0xFFFFFFFF else int(data.gpuInstanceId)
         return data.device, int(data.eventData), instance
 
-    def same(self, one: Any, other: Any) -> bool:
+    def same(self, handle: Any, other: Any) -> bool:
         """Return whether two handles refer to one GPU, whose address is stable while the library is open."""
-        return cast(one, c_void_p).value == cast(other, c_void_p).value
+        return cast(handle, c_void_p).value == cast(other, c_void_p).value
 
     def _domain(self, handle: Any) -> str:
         fabric = fabric_of(self._nvml, handle)

@@ -54,9 +54,9 @@ FaultCode = Literal["gpu_lost", "nvml_hang"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One reading of a GPU; ``at`` is its start, ``values`` has only the channels that were reported."""
+    """One reading of a GPU; ``read_at`` is its start, ``values`` has only the channels that were reported."""
 
-    at: datetime
+    read_at: datetime
     identity: Identity
     values: dict[str, float]
 
@@ -156,7 +156,7 @@ class NodeReader:
         """GPUs that respond, in the driver's order."""
         return [self._present[index] for index in sorted(self._present)]
 
-    def turn(self) -> list[Row]:
+    def read_gpus(self) -> list[Row]:
         """Read every GPU once; raises ``InputError`` if there is no driver and none was ever opened."""
         rows: list[Row] = []
         read, left_alone = set[int](), set(self._hangs)
@@ -179,8 +179,8 @@ class NodeReader:
 
     def listen(self, timeout_s: float) -> None:
         """Wait for the next event, at most ``timeout_s``."""
-        deadline_s, before = self._monotonic() + timeout_s, len(self.events)
-        while len(self.events) == before and (left_s := deadline_s - self._monotonic()) > 0:
+        deadline_s, events_before = self._monotonic() + timeout_s, len(self.events)
+        while len(self.events) == events_before and (left_s := deadline_s - self._monotonic()) > 0:
             if self._child is None:
                 self._sleep(left_s)
                 break
@@ -188,9 +188,9 @@ class NodeReader:
                 self._take_news(self._child.receive(left_s))
             except Silent:
                 if self._monotonic() - self._heard_at_s > ALIVE_DEADLINE_S:
-                    self._later("the driver does not answer")
+                    self._reopen_later("the driver does not answer")
             except Ended as error:
-                self._later(f"the reader of the driver exited ({error})")
+                self._reopen_later(f"the reader of the driver exited ({error})")
 
     def close(self) -> None:
         """Stop the child."""
@@ -209,12 +209,12 @@ class NodeReader:
                 if self.driver is None and fault.code in ABSENT:
                     self.close()
                     raise InputError(ABSENT[fault.code], "this node", _NO_DRIVER) from None
-                self._later(str(fault))
+                self._reopen_later(str(fault))
             except Silent:
                 self._report("nvml_hang", None, f"did not answer in {OPEN_DEADLINE_S:g} s")
-                self._later("the driver does not answer")
+                self._reopen_later("the driver does not answer")
             except Ended as error:
-                self._later(f"the reader of the driver exited ({error})")
+                self._reopen_later(f"the reader of the driver exited ({error})")
             else:
                 if self._open_failures or driver != self.driver:
                     _LOG.info("driver %s opened, %d GPUs listed", driver, self._count)
@@ -228,14 +228,14 @@ class NodeReader:
 
     def _read(self, index: int) -> list[Row]:
         """Return the row of one GPU, none if it does not respond; if it hangs, the child is killed."""
-        began, began_s = self._clock(), self._monotonic()
+        started, started_s = self._clock(), self._monotonic()
         timeout_s = GPU_DEADLINE_S if index in self._present or index in self._hangs else OPEN_DEADLINE_S
         try:
             identity, values, errors = self._ask(index, timeout_s)
         except NvmlFault as fault:
             self.accounting.take(READINGS, 1, {fault.name: 1}, f"GPU {index}")
             if fault.code in RELOADED:
-                self._later(str(fault))
+                self._reopen_later(str(fault))
             elif fault.code in LOST:
                 self._report("gpu_lost", index, f"is lost: {fault.name}")
             return []
@@ -262,11 +262,11 @@ class NodeReader:
         self._recovered(_place(index))
         self._hangs.pop(index, None)
         scrape = {
-            "scrape_duration_s": self._monotonic() - began_s,
+            "scrape_duration_s": self._monotonic() - started_s,
             "scrape_failures_total": float(self._failures[identity.gpu]),
             "channels_reported": float(len(values)),
         }
-        return [Row(began, identity, values | scrape)]
+        return [Row(started, identity, values | scrape)]
 
     def _ask(self, index: int | None, timeout_s: float) -> Any:
         """Send a request and return the child's answer; raises NvmlFault, Silent or Ended."""
@@ -317,7 +317,7 @@ class NodeReader:
         if self.open_faults.pop(key, None) is not None:
             _LOG.info("%s responds again", key)
 
-    def _later(self, reason: str) -> None:
+    def _reopen_later(self, reason: str) -> None:
         """Stop the child; the driver is reopened after a backoff."""
         self.close()
         self._present = {}

@@ -69,7 +69,7 @@ class Span(NamedTuple):
         return Span(self.after_ms, middle), Span(middle, self.until_ms)
 
 
-def chunks(whole: Span, chunk_ms: int) -> list[Span]:
+def chunks(period: Span, chunk_ms: int) -> list[Span]:
     """Split a span at multiples of ``chunk_ms`` since the epoch, so that later runs split at the same instants.
 
     If the first included millisecond (``after_ms`` + 1) is such a multiple, the first chunk has full length.
@@ -77,34 +77,34 @@ def chunks(whole: Span, chunk_ms: int) -> list[Span]:
     >>> chunks(Span(5, 23), 10)
     [Span(after_ms=5, until_ms=10), Span(after_ms=10, until_ms=20), Span(after_ms=20, until_ms=23)]
     """
-    made = []
-    after = whole.after_ms
-    while after < whole.until_ms:
-        until = min(whole.until_ms, ((after + 1) // chunk_ms + 1) * chunk_ms)
-        made.append(Span(after, until))
+    parts = []
+    after = period.after_ms
+    while after < period.until_ms:
+        until = min(period.until_ms, ((after + 1) // chunk_ms + 1) * chunk_ms)
+        parts.append(Span(after, until))
         after = until
-    return made
+    return parts
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
     """Return the union of spans as the fewest spans, sorted."""
-    made: list[Span] = []
+    union: list[Span] = []
     for span in sorted(spans):
-        if made and span.after_ms <= made[-1].until_ms:
-            made[-1] = Span(made[-1].after_ms, max(made[-1].until_ms, span.until_ms))
+        if union and span.after_ms <= union[-1].until_ms:
+            union[-1] = Span(union[-1].after_ms, max(union[-1].until_ms, span.until_ms))
         else:
-            made.append(span)
-    return made
+            union.append(span)
+    return union
 
 
-def without(span: Span, done: Iterable[Span]) -> list[Span]:
-    """Return the parts of a span that no span in ``done`` covers, sorted."""
-    left = []
+def without(span: Span, covered: Iterable[Span]) -> list[Span]:
+    """Return the parts of a span that no span in ``covered`` covers, sorted."""
+    gaps = []
     after = span.after_ms
-    for other in sorted(done):
-        left.append(Span(after, min(other.after_ms, span.until_ms)))
+    for other in sorted(covered):
+        gaps.append(Span(after, min(other.after_ms, span.until_ms)))
         after = max(after, other.until_ms)
-    return [part for part in [*left, Span(after, span.until_ms)] if part.length_ms > 0]
+    return [part for part in [*gaps, Span(after, span.until_ms)] if part.length_ms > 0]
 
 
 class BackfillProgress(BaseModel):
@@ -144,11 +144,11 @@ class BackfillPlan:
         # start is inclusive
         span = Span((self.start - _EPOCH) // _MS - 1, (end - _EPOCH) // _MS)
         if span.length_ms <= 0:
-            late = self.end > end
+            is_capped = self.end > end
             raise InputError(
                 f"the period from {self.start.isoformat()} to {end.isoformat()} is empty",
                 "--since and --until",
-                "Start earlier: the newest two minutes are left out." if late else "Give an end after the start.",
+                "Start earlier: the newest two minutes are left out." if is_capped else "Give an end after the start.",
             )
         return span
 
@@ -206,16 +206,16 @@ class _Run:
     counts: Counter[str] = field(default_factory=Counter)
     samples: list[_Samples] = field(default_factory=list)
 
-    async def fetch_all(self, whole: Span, progress: Callable[[int, int], None]) -> dict[str, Any]:
-        cut = chunks(whole, self.plan.chunk // _MS)
+    async def fetch_all(self, period: Span, progress: Callable[[int, int], None]) -> dict[str, Any]:
+        cut = chunks(period, self.plan.chunk // _MS)
 
         def count_done() -> int:
             return sum(not without(chunk, self.state.done) for chunk in cut)
 
-        spans = deque(rest for chunk in cut for rest in without(chunk, self.state.done))
+        spans = deque(gap for chunk in cut for gap in without(chunk, self.state.done))
         done_before = count_done()
         async with self.client as client:
-            metrics, _ = await find_metrics(client, self.catalogue, self.matchers, whole)
+            metrics, _ = await find_metrics(client, self.catalogue, self.matchers, period)
             while spans:
                 progress(count_done(), len(cut))
                 span = spans.popleft()
@@ -237,7 +237,7 @@ class _Run:
                 self.book.identify()
                 await asyncio.to_thread(self._stage, span)
         progress(len(cut), len(cut))
-        until = _EPOCH + whole.until_ms * _MS
+        until = _EPOCH + period.until_ms * _MS
         newest = {"left out": "the newest two minutes, whose samples may still arrive"}
         return {
             "until": until.isoformat(),
@@ -291,7 +291,9 @@ class _Run:
         elif self.book.nameless and not self.labels_seen and not self.state.done:
             name, named = min(self.book.nameless.items())
             labels = ", ".join(sorted(named))
-            rejected = "; ".join(f"`{label}`: {why}" for label, why in self.catalogue.nodes.decision().rejected.items())
+            rejected = "; ".join(
+                f"`{label}`: {reason}" for label, reason in self.catalogue.nodes.decision().rejected.items()
+            )
             raise InputError(
                 f"no series names a GPU and its node; the labels of {name} are {labels or 'none'}",
                 f"the labels of the server's series{f' (rejected as node: {rejected})' if rejected else ''}",
@@ -322,14 +324,14 @@ class _Run:
 
 
 async def find_metrics(
-    client: PrometheusClient, catalogue: SeriesCatalogue, matchers: str, whole: Span
+    client: PrometheusClient, catalogue: SeriesCatalogue, matchers: str, period: Span
 ) -> tuple[list[str], list[str]]:
     """Return the known metrics of the server, and all metrics; ``matchers``: without braces.
 
     Raises ``InputError`` if none is known; the message lists some of the server's metrics.
     """
     try:
-        names = await client.metric_names("{" + matchers + "}" if matchers else None, whole.after_ms, whole.until_ms)
+        names = await client.metric_names("{" + matchers + "}" if matchers else None, period.after_ms, period.until_ms)
     except TooMuch as error:
         raise InputError(
             f"the server does not list its metrics: {error}",
@@ -343,16 +345,16 @@ async def find_metrics(
     if not names:
         raise InputError(
             "the server has no metrics in this period",
-            location or f"{from_ms(whole.after_ms)} to {from_ms(whole.until_ms)}",
+            location or f"{from_ms(period.after_ms)} to {from_ms(period.until_ms)}",
             "Check the period against the retention of the server, and --match against its labels.",
         )
     candidates = [name for name in names if not is_unused(name)] or list(names)
     # Names that look like GPU metrics come first, then the others, each alphabetically.
     usual = ("gpu", "dcgm", "nvidia", "nvml", "amd", "xid")
     candidates.sort(key=lambda name: (not any(part in name.lower() for part in usual), name))
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    further = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     raise InputError(
-        f"none of the server's {len(names)} metrics is known; there are {', '.join(candidates[:_SHOWN])}{more}",
+        f"none of the server's {len(names)} metrics is known; there are {', '.join(candidates[:_SHOWN])}{further}",
         location or "the server's metric names",
         "Map metrics to channels in a --mapping file, such as `metrics: {my_gpu_temperature: gpu_temp_c}`.",
     )

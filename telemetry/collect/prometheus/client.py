@@ -112,7 +112,7 @@ def split_samples(body: bytes) -> tuple[bytes, list[bytes]]:
     The extracted text is parsed as CSV, 20 times as fast as a JSON parser makes an object of each number. The pattern
     cannot occur inside a JSON string, where quotes are escaped.
     """
-    rest: list[bytes] = []
+    pieces: list[bytes] = []
     arrays: list[bytes] = []
     after = 0
     while match := _VALUES.search(body, after):
@@ -121,10 +121,10 @@ def split_samples(body: bytes) -> tuple[bytes, list[bytes]]:
         if end < 0 or body.find(b"{", begin, end) >= 0:  # there is whitespace between the brackets
             spaced = _VALUES_END.search(body, begin)
             end = len(body) if spaced is None else spaced.start()
-        rest += [body[after:begin], b"%d" % len(arrays)]
+        pieces += [body[after:begin], b"%d" % len(arrays)]
         arrays.append(body[begin : end + 1])
         after = end + 1
-    return b"".join([*rest, body[after:]]), arrays
+    return b"".join([*pieces, body[after:]]), arrays
 
 
 def read_matrix(data: Any, arrays: Sequence[bytes]) -> RawSamples:
@@ -248,7 +248,7 @@ class PrometheusClient:
         retry_for_s = self._bounds.first_retry_for_s if first else self._bounds.retry_for_s
         slow = 0
 
-        def again(error: Exception) -> bool | float:
+        def should_retry(error: Exception) -> bool | float:
             nonlocal slow
             pause = retried(error)
             if isinstance(error, NoAnswerInTime) and not first:
@@ -260,10 +260,10 @@ class PrometheusClient:
             return pause
 
         try:
-            async for attempt in retry_policy(attempts=None, timeout_s=retry_for_s, on=again):
+            async for attempt in retry_policy(attempts=None, timeout_s=retry_for_s, on=should_retry):
                 with attempt:
                     async with self._places:
-                        body = await self._once(path, parameters)
+                        body = await self._request(path, parameters)
                         async with self._reading:
                             data = await asyncio.to_thread(self._read, body, read)
         except HttpError as error:
@@ -276,8 +276,8 @@ class PrometheusClient:
 
     def _read(self, body: bytes, read: Callable[[Any, Sequence[bytes]], _Data]) -> _Data:
         try:
-            rest, arrays = split_samples(body)
-            document = orjson.loads(rest)
+            envelope, arrays = split_samples(body)
+            document = orjson.loads(envelope)
             status = document["status"]
         except (ValueError, TypeError, LookupError) as error:
             raise Unreadable(f"the response is not from a Prometheus API: {shown(body)}") from error
@@ -308,7 +308,7 @@ class PrometheusClient:
                 advice += " --allow-partial accepts incomplete responses."
         return InputError(f"no usable response for {waited_s:.0f} s: {error}", self._connection.url, advice)
 
-    async def _once(self, path: str, parameters: Mapping[str, str]) -> bytes:
+    async def _request(self, path: str, parameters: Mapping[str, str]) -> bytes:
         url = self._connection.url
         partial = {"partial_response": "true" if self._allow_partial else "false"}
         try:
@@ -335,15 +335,15 @@ def refuse(status: int, body: bytes, *, url: str, retry_after: str | None) -> No
 
     ``status`` is 200 for a response with the JSON status ``error``.
     """
-    whole = error_text(body)
+    message = error_text(body)
     # VictoriaMetrics puts the query before the reason, so match the full text and shorten only the message.
-    text = whole if len(whole) <= _SHOWN else f"{whole[: _SHOWN // 3]} … {whole[-2 * _SHOWN // 3 :]}"
+    text = message if len(message) <= _SHOWN else f"{message[: _SHOWN // 3]} … {message[-2 * _SHOWN // 3 :]}"
     if status in _FINAL:
         problem, advice = _FINAL[status]
         raise InputError(f"{problem} (HTTP {status}: {text})", url, advice)
     # 429 can mean "too many outstanding requests": a smaller query does not help, waiting does.
-    may_pass = status == 429 or _UNREACHABLE.search(whole)
-    if status in (413, 504) or (not may_pass and _TOO_MUCH.search(whole)):
+    may_pass = status == 429 or _UNREACHABLE.search(message)
+    if status in (413, 504) or (not may_pass and _TOO_MUCH.search(message)):
         raise TooMuch(text)
     if may_pass or status in _RETRIED or status > 504:
         raise HttpError(f"HTTP {status}: {text}", retry_after_s=retry_after_s(retry_after))

@@ -61,8 +61,8 @@ def _is_compressed(message: pa.Message) -> bool:
 
 def _field(content: bytes, table: int, number: int) -> int:
     """Return the position of field ``number`` of a flatbuffers table, 0 if it is absent."""
-    (back,) = struct.unpack_from("<i", content, table)
-    vtable = table - back
+    (vtable_offset,) = struct.unpack_from("<i", content, table)
+    vtable = table - vtable_offset
     (size,) = struct.unpack_from("<H", content, vtable)
     entry = 4 + 2 * number
     if entry + 2 > size:

@@ -118,7 +118,7 @@ class RemoteWriteDecoder:
     ) -> None:
         self._catalogue = catalogue
         self._metrics = {*catalogue.metric_names(), XID_COUNT_METRIC}
-        self._kept = series_kept
+        self._max_series = series_kept
         self._clock = clock
         self._lock = threading.Lock()
         self._warned = False
@@ -128,7 +128,7 @@ class RemoteWriteDecoder:
         # New objects: pending samples refer to the list that they were decoded with.
         self._series: list[Series | XidCount] = []
         self._digests: dict[bytes, _Known | str] = {}  # or the reason to leave it out
-        self._own: dict[Series | XidCount, _Known] = {}
+        self._by_series: dict[Series | XidCount, _Known] = {}
         self._claims: dict[tuple[str, str, str | None], _Claim] = {}
 
     def decode(self, body: bytes, *, limit: int) -> Samples:
@@ -151,7 +151,7 @@ class RemoteWriteDecoder:
         values: list[float] = []
         now_ms = to_ms(self._clock())
         with self._lock:
-            if len(self._digests) > self._kept:
+            if len(self._digests) > self._max_series:
                 self._forget()
             digests, new = self._observe(request)
             for series, digest in zip(request.timeseries, digests, strict=True):
@@ -183,9 +183,9 @@ class RemoteWriteDecoder:
             book = self._series
         times, numbers = np.array(ms, np.int64), np.array(values, np.float64)
         stale = numbers.view(np.int64) == STALE_BITS
-        wrong = ~stale & ((times < EARLIEST_MS) | (times >= LATEST_MS))
-        dropped.update({STALE: int(stale.sum()), BAD_TIME: int(wrong.sum())})
-        keep = ~(stale | wrong)
+        implausible = ~stale & ((times < EARLIEST_MS) | (times >= LATEST_MS))
+        dropped.update({STALE: int(stale.sum()), BAD_TIME: int(implausible.sum())})
+        keep = ~(stale | implausible)
         return Samples(book, np.array(index, np.int32)[keep], times[keep], numbers[keep], +dropped)
 
     def _observe(self, request: Any) -> tuple[list[bytes], dict[bytes, dict[str, str]]]:
@@ -225,13 +225,13 @@ class RemoteWriteDecoder:
             self._warn_of_links(name)
             return LINK
         # Series that differ only in workload labels are one; an entry for every pod would grow without bound.
-        known = self._own.get(series)
+        known = self._by_series.get(series)
         if known is None:
             rank, claim = 0, _Claim(0)
             if isinstance(series, Series):
                 rank, key = series.rank, (series.gpu, series.channel, series.mig_instance)
                 claim = self._claims.setdefault(key, _Claim(rank))
-            known = self._own[series] = _Known(len(self._series), rank, claim)
+            known = self._by_series[series] = _Known(len(self._series), rank, claim)
             self._series.append(series)
         return known
 
@@ -319,19 +319,19 @@ def _messages() -> tuple[Any, Any]:
     file = descriptor_pb2.FileDescriptorProto(name="remote_write.proto", package="predrain", syntax="proto3")
 
     def message(name: str, *fields: tuple[str, int, int, str | None]) -> None:
-        made = file.message_type.add(name=name)
+        descriptor = file.message_type.add(name=name)
         for number, (title, label, type_, of) in enumerate(fields, 1):
-            made.field.add(name=title, number=number, label=label, type=type_, type_name=of)
+            descriptor.field.add(name=title, number=number, label=label, type=type_, type_name=of)
 
-    one, many = kind.LABEL_OPTIONAL, kind.LABEL_REPEATED
-    message("Label", ("name", one, kind.TYPE_STRING, None), ("value", one, kind.TYPE_STRING, None))
-    message("Sample", ("value", one, kind.TYPE_DOUBLE, None), ("timestamp", one, kind.TYPE_INT64, None))
+    optional, repeated = kind.LABEL_OPTIONAL, kind.LABEL_REPEATED
+    message("Label", ("name", optional, kind.TYPE_STRING, None), ("value", optional, kind.TYPE_STRING, None))
+    message("Sample", ("value", optional, kind.TYPE_DOUBLE, None), ("timestamp", optional, kind.TYPE_INT64, None))
     message(
         "TimeSeries",
-        ("labels", many, kind.TYPE_BYTES, None),  # decoded only for new series
-        ("samples", many, kind.TYPE_MESSAGE, ".predrain.Sample"),
+        ("labels", repeated, kind.TYPE_BYTES, None),  # decoded only for new series
+        ("samples", repeated, kind.TYPE_MESSAGE, ".predrain.Sample"),
     )
-    message("WriteRequest", ("timeseries", many, kind.TYPE_MESSAGE, ".predrain.TimeSeries"))
+    message("WriteRequest", ("timeseries", repeated, kind.TYPE_MESSAGE, ".predrain.TimeSeries"))
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     kinds = [pool.FindMessageTypeByName(f"predrain.{name}") for name in ("WriteRequest", "Label")]

@@ -59,13 +59,13 @@ class SampleWriter:
         for batch in batches:
             if len(batch):
                 books.setdefault(id(batch.series), []).append(batch)
-        for given in books.values():
-            columns = ([getattr(batch, name) for batch in given] for name in ("index", "ms", "values"))
+        for same_series in books.values():
+            columns = ([getattr(batch, name) for batch in same_series] for name in ("index", "ms", "values"))
             index, ms, values = map(np.concatenate, columns)
-            tables = read_batch(given[0].series, index, ms, values, xids=self._xids, problems=problems)
+            tables = read_batch(same_series[0].series, index, ms, values, xids=self._xids, problems=problems)
             if tables.events.num_rows:  # XidCounts returns each only once: kept until staged, and known as of now
-                now, at = pa.scalar(self._clock(), INSTANT), tables.events.column("timestamp")
-                known = pc.if_else(pc.greater(at, now), at, now)
+                now, event_times = pa.scalar(self._clock(), INSTANT), tables.events.column("timestamp")
+                known = pc.if_else(pc.greater(event_times, now), event_times, now)
                 place = STAGED_EVENTS.get_field_index("known_at")
                 self._events.append(tables.events.set_column(place, "known_at", known))
             # The inventory first: samples of GPUs missing from it would be quarantined.
@@ -148,7 +148,7 @@ class GroupCommit:
         self._gathering: list[Samples] = []
         self._groups: list[asyncio.Task[list[RequestRefused | None]]] = []  # the last one collects, if any does
         self._hurry = asyncio.Event()
-        self.held = 0
+        self.held_samples = 0
         """Samples in memory, pending or being written."""
         self.failing = Failing(_LOG)
         """True while the last group could not be written."""
@@ -156,7 +156,7 @@ class GroupCommit:
     async def add(self, batch: Samples) -> None:
         """Wait until a batch is on disk; raises ``RequestRefused`` (503) if memory is exhausted or the write fails."""
         self.check_room(len(batch))
-        self.held += len(batch)
+        self.held_samples += len(batch)
         if not self._gathering:
             self._groups.append(asyncio.create_task(self._write_group()))
         group, position = self._groups[-1], len(self._gathering)
@@ -171,7 +171,7 @@ class GroupCommit:
     def check_room(self, samples: int = 1) -> None:
         """Raise ``RequestRefused`` (503) if ``samples`` more would exceed the memory limit."""
         # A request above the limit is accepted if nothing else is pending; otherwise it never would be.
-        if self.held and self.held + samples > self._settings.held_samples:
+        if self.held_samples and self.held_samples + samples > self._settings.held_samples:
             raise RequestRefused.busy("too many samples wait to be written", "memory")
 
     async def close(self) -> None:
@@ -211,5 +211,5 @@ class GroupCommit:
         else:
             self.failing.recovered(_WRITING)
             self._written(size, rows, problems)
-        self.held -= size
+        self.held_samples -= size
         return [failure] * len(batches)

@@ -112,7 +112,7 @@ class Receiver:
         self._decoder = RemoteWriteDecoder(self._catalogue, clock=clock)
         self._writer = SampleWriter(staging, clock)
         self._commit = GroupCommit(self._writer.write, self.settings, self.metrics.write)
-        self.metrics.buffered.set_function(lambda: self._commit.held)
+        self.metrics.buffered.set_function(lambda: self._commit.held_samples)
         self._active = 0
         self._held_bytes = 0
 
@@ -256,7 +256,7 @@ class Receiver:
     async def _readyz(self, _: Request) -> Response:
         if self._commit.failing:
             return PlainTextResponse("the last samples could not be stored\n", 503)
-        if self._commit.held >= self.settings.held_samples:
+        if self._commit.held_samples >= self.settings.held_samples:
             return PlainTextResponse("too many samples wait to be written\n", 503)
         return PlainTextResponse("ready\n")
 
@@ -265,8 +265,8 @@ class Receiver:
 
 
 def _media_type(header: str) -> tuple[str, dict[str, str]]:
-    media, *rest = header.split(";")
-    pairs = (part.partition("=") for part in rest)
+    media, *parameters = header.split(";")
+    pairs = (part.partition("=") for part in parameters)
     return media.strip().lower(), {key.strip().lower(): value.strip().strip('"') for key, _, value in pairs}
 
 

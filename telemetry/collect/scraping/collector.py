@@ -253,13 +253,13 @@ class ScrapeCollector(Generic[_Batch]):
 
     async def refresh_targets(self) -> None:
         """Reload the targets; raises InputError if they cannot be read."""
-        wanted = {target.url: target for target in await self._run_blocking(self._read_targets)}
+        listed = {target.url: target for target in await self._run_blocking(self._read_targets)}
         for url, watch in list(self.watches.items()):
-            if wanted.get(url) != watch.target:
+            if listed.get(url) != watch.target:
                 del self.watches[url]
                 if url in self._tasks:
                     self._tasks.pop(url).cancel()
-        for url, target in wanted.items():
+        for url, target in listed.items():
             if url not in self.watches:
                 self.watches[url] = self._watch(target)
         for watch in self.watches.values():
@@ -328,7 +328,10 @@ def run_collector(collector: ScrapeCollector[Any], name: str, *, listen: str | N
         await (collector.once() if once else collector.run(stop))
 
     with exposing(
-        listen, lambda: collector.accounting, problem=lambda: collector.problem, more=lambda: _metrics(collector, name)
+        listen,
+        lambda: collector.accounting,
+        problem=lambda: collector.problem,
+        extra=lambda: _metrics(collector, name),
     ):
         asyncio.run(run())
 

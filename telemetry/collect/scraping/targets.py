@@ -91,8 +91,8 @@ def _targets_of(value: str, page: Page) -> Iterator[Target]:
 
 
 def _of_service(value: str, page: Page) -> list[Target]:
-    namespace, slash, rest = value.removeprefix(_KUBERNETES).partition("/")
-    service, colon, port = rest.partition(":")
+    namespace, slash, service_port = value.removeprefix(_KUBERNETES).partition("/")
+    service, colon, port = service_port.partition(":")
     if not (namespace and slash and service) or (colon and not port):
         raise InputError(f"{value!r} is not a service", "--targets", "Write kubernetes:NAMESPACE/SERVICE[:PORT].")
     from telemetry.collect.kubernetes import discovery  # an optional dependency

@@ -22,14 +22,14 @@ CONFLICT: Final = "two different values at one time"
 INEXACT: Final = "too large to be exact"
 INFINITE: Final = "not a finite number"
 NOT_WHOLE: Final = "not a whole number"
-OUTSIDE: Final = "outside the range of its type"
+OUT_OF_RANGE: Final = "outside the range of its type"
 NO_NUMBER: Final = "not a number"
 OTHER_SERIES: Final = "another series has the value"
 SENTINEL: Final = "a value that means 'not supported'"
 # Reasons why :func:`assemble` discards a value.
 _EXACT: Final = 2.0**53
 _INT32: Final = 2.0**31
-_WHOLE: Final = -1
+_NO_PART: Final = -1
 
 
 def assemble(
@@ -47,9 +47,10 @@ def assemble(
     Returns: staged samples with a column per channel that has a value, in the order of ``series``: one row for each
     (gpu, node, mig_instance, timestamp) that has a value, sorted by (gpu, timestamp).
 
-    If a channel of a GPU has several samples at one time, the metric of the lowest rank is used; a total is preferred
-    to its parts, and parts are summed. Duplicates of one series count once; if they differ, the largest value is used
-    and the others are problems: with shared GPUs, dcgm-exporter gives the share of each pod under the GPU's metric.
+    If a channel of a GPU has several samples at one time, the metric of the lowest rank is used; a total is
+    is_preferred to its parts, and parts are summed. Duplicates of one series count once; if they differ, the largest
+    value is used and the others are problems: with shared GPUs, dcgm-exporter gives the share of each pod under the
+    GPU's metric.
     """
     reasons: Counter[str] = Counter()
     index, ms, values = np.asarray(index), np.asarray(ms, np.int64), np.asarray(values, np.float64)
@@ -68,11 +69,11 @@ def assemble(
     part_numbers = {part: number for number, part in enumerate(sorted({entry.part for entry in series if entry.part}))}
     place = by_sample(lambda entry: place_numbers[entry.gpu, entry.mig_instance or "", entry.node])
     channel = by_sample(lambda entry: channel_numbers[entry.channel])
-    part = by_sample(lambda entry: part_numbers[entry.part] if entry.part else _WHOLE)
+    part = by_sample(lambda entry: part_numbers[entry.part] if entry.part else _NO_PART)
     rank = by_sample(lambda entry: entry.rank)
     values = values * by_sample(lambda entry: entry.scale, np.float64)
     order = np.lexsort((-values, part, rank, channel, place, ms, by_sample(lambda entry: gpu_numbers[entry.gpu])))
-    part, rank, channel, place, ms, values = _at(order, part, rank, channel, place, ms, values)
+    part, rank, channel, place, ms, values = _take(order, part, rank, channel, place, ms, values)
 
     is_row_start = _changes(place, ms)
     row_place, row_ms = place[is_row_start], ms[is_row_start]
@@ -80,12 +81,12 @@ def assemble(
     # A cell (row, channel) starts with its lowest rank, and within it with the total if there is one.
     is_cell_start = is_row_start | _changes(channel)
     cell = np.cumsum(is_cell_start) - 1
-    wanted = (rank == rank[is_cell_start][cell]) & ((part == _WHOLE) | (part[is_cell_start][cell] != _WHOLE))
-    reasons[OTHER_SERIES] += int((~wanted).sum())
-    row, channel, part, cell, values = _at(wanted, row, channel, part, cell, values)
+    is_preferred = (rank == rank[is_cell_start][cell]) & ((part == _NO_PART) | (part[is_cell_start][cell] != _NO_PART))
+    reasons[OTHER_SERIES] += int((~is_preferred).sum())
+    row, channel, part, cell, values = _take(is_preferred, row, channel, part, cell, values)
     is_first = _changes(cell, part)
     reasons[CONFLICT] += int((values != values[is_first][np.cumsum(is_first) - 1]).sum())
-    row, channel, cell, values = _at(is_first, row, channel, cell, values)
+    row, channel, cell, values = _take(is_first, row, channel, cell, values)
     start = np.flatnonzero(_changes(cell))
     if len(start):
         row, channel, values = row[start], channel[start], np.add.reduceat(values, start)
@@ -93,14 +94,14 @@ def assemble(
     exact = _exact(list(channels.values()), channel, values, reasons)
     used, row = np.unique(row[exact], return_inverse=True)
     channel, values = channel[exact], values[exact]
-    taken = pa.array(row_place[used])
+    row_places = pa.array(row_place[used])
     arrays: dict[str, pa.Array] = {"timestamp": pa.array(row_ms[used]).cast(INSTANT)}
     for name, texts in (
         ("node", [node for _, _, node in places]),
         ("gpu", [gpu for gpu, _, _ in places]),
         ("mig_instance", [instance or None for _, instance, _ in places]),
     ):
-        arrays[name] = pa.array(texts, pa.string()).take(taken)
+        arrays[name] = pa.array(texts, pa.string()).take(row_places)
     for number, (name, kind) in enumerate(channels.items()):
         of_channel = channel == number
         if of_channel.any():
@@ -135,7 +136,7 @@ def _is_wide(channel: str) -> bool:
     return base is not None and base.unit in WIDE_UNITS
 
 
-def _at(index: npt.NDArray[Any], *columns: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+def _take(index: npt.NDArray[Any], *columns: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
     return [column[index] for column in columns]
 
 
@@ -153,12 +154,16 @@ def _exact(
     is_flags = np.array([kind == "flags" for kind in kinds], np.bool_)[channel]
     is_enum = np.array([kind == "enum" for kind in kinds], np.bool_)[channel]
     is_integer = is_flags | is_enum
-    whole = np.isfinite(values) & (values == np.floor(values))
-    inside = np.where(is_flags, values >= 0.0, (values >= -_INT32) & (values < _INT32))
+    integral = np.isfinite(values) & (values == np.floor(values))
+    in_range = np.where(is_flags, values >= 0.0, (values >= -_INT32) & (values < _INT32))
     exact = np.abs(values) < _EXACT
-    for reason, mask in ((NOT_WHOLE, ~whole), (OUTSIDE, whole & ~inside), (INEXACT, whole & inside & ~exact)):
+    for reason, mask in (
+        (NOT_WHOLE, ~integral),
+        (OUT_OF_RANGE, integral & ~in_range),
+        (INEXACT, integral & in_range & ~exact),
+    ):
         reasons[reason] += int((is_integer & mask).sum())
-    return ~is_integer | (whole & inside & exact)
+    return ~is_integer | (integral & in_range & exact)
 
 
 _IDENTITIES: Final = 100_000  # about 2 kB each
@@ -226,15 +231,15 @@ class SeriesBook:
             self._identities.clear()
             self._revision = self._catalogue.nodes.revision
         self._places = np.full(len(self._numbers), -1, np.int32)
-        found: dict[Series | XidCount, int] = {}
+        positions: dict[Series | XidCount, int] = {}
         for labels, number in self._numbers.items():
             if labels not in self._identities:
                 named = dict(labels)
                 self._identities[labels] = self._catalogue.identify(named.get("__name__", ""), named)
             identity = self._identities[labels]
             if identity is not None:
-                self._places[number] = found.setdefault(identity, len(found))
-        self.series = list(found)
+                self._places[number] = positions.setdefault(identity, len(positions))
+        self.series = list(positions)
 
     def places(self, index: npt.NDArray[np.int32], left_out: Counter[str]) -> npt.NDArray[np.int32]:
         """Return each sample's position in ``series``, or -1 if it is left out and counted.
@@ -337,17 +342,17 @@ class InventoryNews:
         self._known: dict[str, tuple[_State, int]] = {}
         self._selected: dict[str, tuple[_State, int]] = {}
 
-    def select(self, seen: pa.Table) -> pa.Table:
+    def select(self, observations: pa.Table) -> pa.Table:
         """Return rows with a change, or an hour after the GPU's last selected one; call :meth:`staged` once written.
 
         A missing label is no change: recording rules keep few labels and arrive in separate requests.
         """
-        names = ["node", *(name for name in seen.column_names if name not in ("gpu", "node", "seen_at"))]
-        states = zip(*(seen.column(name).to_pylist() for name in names), strict=True)
-        times = pc.cast(seen.column("seen_at"), pa.int64()).to_pylist()
+        names = ["node", *(name for name in observations.column_names if name not in ("gpu", "node", "seen_at"))]
+        states = zip(*(observations.column(name).to_pylist() for name in names), strict=True)
+        times = pc.cast(observations.column("seen_at"), pa.int64()).to_pylist()
         keep = []
         self._selected = {}
-        for gpu, state, ms in zip(seen.column("gpu").to_pylist(), states, times, strict=True):
+        for gpu, state, ms in zip(observations.column("gpu").to_pylist(), states, times, strict=True):
             known, known_at = self._selected.get(gpu) or self._known.get(gpu) or (state, ms - _OBSERVED_EVERY_MS)
             differs = any(new is not None and new != old for new, old in zip(state, known, strict=True))
             is_news = (differs and ms >= known_at) or ms - known_at >= _OBSERVED_EVERY_MS
@@ -355,7 +360,7 @@ class InventoryNews:
             if is_news:
                 merged = tuple(old if new is None else new for new, old in zip(state, known, strict=True))
                 self._selected[gpu] = (merged if state[0] == known[0] else state, ms)
-        return seen.filter(pa.array(keep, pa.bool_()))
+        return observations.filter(pa.array(keep, pa.bool_()))
 
     def staged(self) -> None:
         """Mark the last selection as written."""

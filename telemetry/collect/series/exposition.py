@@ -41,8 +41,8 @@ def parse_line(line: str, *, openmetrics: bool = False) -> Sample | None:
         return None
     if " # {" in line:
         line = _EXEMPLAR.sub("", line)
-    rest = line[line.rfind("}") + 1 :] if line.endswith(tuple("0123456789+-fFnNyY.")) and "}" in line else line
-    if len(rest.split()) > (2 if rest is not line else 3):
+    after_labels = line[line.rfind("}") + 1 :] if line.endswith(tuple("0123456789+-fFnNyY.")) and "}" in line else line
+    if len(after_labels.split()) > (2 if after_labels is not line else 3):
         raise ValueError(f"text after the timestamp: {line[:60]!r}")
     try:
         samples = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
@@ -118,9 +118,9 @@ class LineReader(Generic[_Identity]):
                 leave_out(number, BAD_TIME, line[-60:])
 
     def _read_line(self, line: str, *, openmetrics: bool) -> tuple[_Identity, float, int | None] | None:
-        head, brace, rest = line.rpartition("} ")
-        if brace and "_" not in rest and head in self._known:
-            value, _, stamp = rest.partition(" ")
+        head, brace, after_labels = line.rpartition("} ")
+        if brace and "_" not in after_labels and head in self._known:
+            value, _, stamp = after_labels.partition(" ")
             # Fall through to the parser, which reports why the number is invalid.
             with suppress(ValueError, OverflowError):
                 ms = None if not stamp else _whole_ms(float(stamp)) if openmetrics else int(stamp)

@@ -275,19 +275,19 @@ class SeriesCatalogue:
 
 def _metrics(channels: Mapping[str, Channel], mapping: SourceMapping) -> dict[str, _Metric]:
     # Recording rules may export roll-ups (`power_w_max`) under channel names.
-    every = with_rollups(channels)
-    sources = by_source_name(every)
+    all_channels = with_rollups(channels)
+    sources = by_source_name(all_channels)
     scale = {_channel_of(name, sources, "scale"): factor for name, factor in mapping.scale.items()}
     metrics: dict[str, _Metric] = {}
 
     def add(metric: str, channel: Channel, rank: int, part: str | None = None, factor: float = 1.0) -> None:
-        made = _Metric(channel.name, channel.kind, scale.get(channel.name, 1.0) * factor, rank * _RANK_STEP, part)
-        metrics.setdefault(metric, made)
+        scaled = scale.get(channel.name, 1.0) * factor
+        metrics.setdefault(metric, _Metric(channel.name, channel.kind, scaled, rank * _RANK_STEP, part))
 
     for metric, target in mapping.metrics.items():
-        add(metric, every[_channel_of(target, sources, f"metrics.{metric}")], 0)
+        add(metric, all_channels[_channel_of(target, sources, f"metrics.{metric}")], 0)
     # A channel's explicit names take precedence over names derived for another channel.
-    for channel in every.values():
+    for channel in all_channels.values():
         add(channel.name, channel, 0)
         for rank, metric in enumerate((*channel.dcgm_names, *channel.amd), start=1):
             add(metric, channel, rank)

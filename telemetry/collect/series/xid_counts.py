@@ -41,12 +41,12 @@ class XidCounts:
             (str(gpu), str(node), str(instance), int(xid)): (int(ms), float(count))
             for gpu, node, instance, xid, ms, count in stored.get("counts", [])
         }
-        self._seen: dict[str, int] = {str(gpu): int(ms) for gpu, ms in stored.get("seen", {}).items()}
+        self._last_ms: dict[str, int] = {str(gpu): int(ms) for gpu, ms in stored.get("seen", {}).items()}
 
     def as_state(self) -> dict[str, Any]:
         """Return the state that the next span needs, in JSON types."""
         counts = [[*key, ms, count] for key, (ms, count) in sorted(self._last.items())]
-        return {"counts": counts, "seen": dict(sorted(self._seen.items()))}
+        return {"counts": counts, "seen": dict(sorted(self._last_ms.items()))}
 
     def follow(
         self,
@@ -71,28 +71,29 @@ class XidCounts:
         ):
             series = counts[number]
             key = (series.gpu, series.node, series.mig_instance or "", series.xid)
-            before = self._before(key, when_ms, watched)
-            if before is not None and count > before:
-                detail = f"count rose from {before:g} to {count:g}"
+            previous = self._previous_count(key, when_ms, watched)
+            if previous is not None and count > previous:
+                detail = f"count rose from {previous:g} to {count:g}"
                 rows.append(
                     {"timestamp": when_ms, "known_at": when_ms + self._delay_ms, "node": series.node, "gpu": series.gpu}
                     | {"type": "xid", "code": str(series.xid), "detail": detail, "source": SOURCE}
                 )
             self._last[key] = (when_ms, count)
         for gpu, (_, last) in watched.items():
-            self._seen[gpu] = max(last, self._seen.get(gpu, last))
-        if len(self._seen) > _SEEN_KEPT:  # bounds memory if a page keeps naming new GPUs
-            newest = max(self._seen.values())
-            self._seen = {gpu: last for gpu, last in self._seen.items() if newest - last <= FORGOTTEN_AFTER_MS}
+            self._last_ms[gpu] = max(last, self._last_ms.get(gpu, last))
+        if len(self._last_ms) > _SEEN_KEPT:  # bounds memory if a page keeps naming new GPUs
+            newest = max(self._last_ms.values())
+            self._last_ms = {gpu: last for gpu, last in self._last_ms.items() if newest - last <= FORGOTTEN_AFTER_MS}
         return rows_table("events", sorted(rows, key=itemgetter("timestamp", "gpu", "code")))
 
-    def _before(self, key: Key, when_ms: int, watched: Mapping[str, tuple[int, int]]) -> float | None:
+    def _previous_count(self, key: Key, when_ms: int, watched: Mapping[str, tuple[int, int]]) -> float | None:
         last = self._last.get(key)
         if last is not None and when_ms - last[0] <= FORGOTTEN_AFTER_MS:
             return last[1]
         first = watched.get(key[0], (when_ms, when_ms))[0]
         was_watched = (
-            first < when_ms or when_ms - self._seen.get(key[0], when_ms - FORGOTTEN_AFTER_MS - 1) <= FORGOTTEN_AFTER_MS
+            first < when_ms
+            or when_ms - self._last_ms.get(key[0], when_ms - FORGOTTEN_AFTER_MS - 1) <= FORGOTTEN_AFTER_MS
         )
         if was_watched:
             return 0.0

@@ -132,8 +132,8 @@ def _sacct_instant(written: str) -> datetime | None:
     return None if text(written) is None else datetime.fromisoformat(written).replace(tzinfo=UTC)
 
 
-def _remembered(given: object) -> Job | str:
-    row = check_row(given, _NUMBERS)
+def _remembered(stored: object) -> Job | str:
+    row = check_row(stored, _NUMBERS)
     states = states_of(row.get("job_state"))
     started_at, ended_at = instant(row.get("start_time")), instant(row.get("end_time"))
     listed = text(row.get("nodes"))

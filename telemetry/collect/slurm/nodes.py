@@ -133,50 +133,50 @@ def changes(
     A drain that is already active when a node is first seen is dated by the time when its reason was set.
     """
     events: list[Event] = []
-    before = old or ObservedSlurmNode(new.name)
-    booted = before.booted_at and new.booted_at and before.booted_at + _SAME_BOOT < new.booted_at <= now
+    previous = old or ObservedSlurmNode(new.name)
+    booted = previous.booted_at and new.booted_at and previous.booted_at + _SAME_BOOT < new.booted_at <= now
     if booted:
         assert new.booted_at is not None
         events.append(Event(new.booted_at, new.name, "other", SOURCE, now, BOOT, "boot time that slurmd reports"))
-    if new.maintained != before.maintained:
+    if new.maintained != previous.maintained:
         code = MAINTENANCE_BEGIN if new.maintained else MAINTENANCE_END
         events.append(Event(now, new.name, "maintenance", SOURCE, now, code, "a reservation with the flag MAINT"))
-    if not booted and before.booted_at is not None:
-        new = replace(new, booted_at=before.booted_at)
+    if not booted and previous.booted_at is not None:
+        new = replace(new, booted_at=previous.booted_at)
     silent = new.out == "down" and (new.reason or "").lower().startswith(_SILENT)
-    if new.planned is None and silent and before.planned == "power saving" and not booted:
-        new = replace(new, planned=before.planned)  # not up since the power-down
+    if new.planned is None and silent and previous.planned == "power saving" and not booted:
+        new = replace(new, planned=previous.planned)  # not up since the power-down
     if new.planned is not None and new.out is not None:
         # An open drain continues; a planned outage starts none.
-        drain = {name: getattr(before, name) for name in ("out", "reason", "user", "reason_at", "reasons")}
+        drain = {name: getattr(previous, name) for name in ("out", "reason", "user", "reason_at", "reasons")}
         return events, replace(new, **drain)
     if new.out is None:
-        if before.out is not None:
-            events += _resumed(before, rules, now)
+        if previous.out is not None:
+            events += _resumed(previous, rules, now)
         return events, new
-    if (new.out, new.reason, new.user) != (before.out, before.reason, before.user):
+    if (new.out, new.reason, new.user) != (previous.out, previous.reason, previous.user):
         # A reason set before the last poll predates this change of state and cannot date it.
         since = None if old is None or last_poll is None else last_poll.replace(microsecond=0)  # in Slurm's resolution
-        when = new.reason_at
-        dated = when is not None and when <= now and (since is None or when >= since)
-        events.append(_drain(new, when if when is not None and dated else now, now))
-    if before.out is not None and before.reasons:
-        added = tuple(reason for reason in new.reasons if reason != before.reasons[-1])
-        new = replace(new, reasons=(before.reasons + added)[-_MAX_REASONS:])
+        reason_at = new.reason_at
+        dated = reason_at is not None and reason_at <= now and (since is None or reason_at >= since)
+        events.append(_drain(new, reason_at if reason_at is not None and dated else now, now))
+    if previous.out is not None and previous.reasons:
+        added = tuple(reason for reason in new.reasons if reason != previous.reasons[-1])
+        new = replace(new, reasons=(previous.reasons + added)[-_MAX_REASONS:])
     return events, new
 
 
-def _drain(view: ObservedSlurmNode, when: datetime, now: datetime) -> Event:
+def _drain(view: ObservedSlurmNode, drained_at: datetime, now: datetime) -> Event:
     is_own = view.reason is not None and view.reason.startswith(OWN_PREFIX)
     detail = view.reason if view.user is None else f"{view.reason or 'no reason'} [{view.user}]"
-    return Event(when, view.name, "drain", OWN_SOURCE if is_own else SOURCE, now, view.out, detail)
+    return Event(drained_at, view.name, "drain", OWN_SOURCE if is_own else SOURCE, now, view.out, detail)
 
 
-def _resumed(before: ObservedSlurmNode, rules: PhraseRules, now: datetime) -> list[Event]:
+def _resumed(previous: ObservedSlurmNode, rules: PhraseRules, now: datetime) -> list[Event]:
     """Return the resume, preceded by the repair or replacement that the latest such reason of the drain reports."""
-    resume = Event(now, before.name, "drain", SOURCE, now, "resume", before.reason)
-    for reason in reversed(before.reasons):
+    resume = Event(now, previous.name, "drain", SOURCE, now, "resume", previous.reason)
+    for reason in reversed(previous.reasons):
         work = rules.classify(reason, "reason")
         if work.type in WORK and not reason.startswith(OWN_PREFIX):
-            return [Event(now, before.name, work.type, SOURCE, now, work.code, reason), resume]
+            return [Event(now, previous.name, work.type, SOURCE, now, work.code, reason), resume]
     return [resume]

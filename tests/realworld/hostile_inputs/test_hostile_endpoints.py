@@ -165,7 +165,7 @@ def webhook(url: str, folder: Path) -> None:
 CLIENTS: dict[str, Callable[[str, Path], None]] = {
     function.__name__: function for function in (prometheus, exporter, gpud, push, kubernetes, webhook)
 }
-ERRORS = (InputError, TooMuch, ScrapeError, pushing.Later, pushing.Rejected, ApiRefused, Unreachable)
+ERRORS = (InputError, TooMuch, ScrapeError, pushing.Deferred, pushing.Rejected, ApiRefused, Unreachable)
 TAKEN = {("webhook", "no UTF-8"), ("webhook", "huge numbers"), ("webhook", "endless body")}
 # Of a webhook the status alone counts.
 

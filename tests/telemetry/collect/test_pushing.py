@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from foundation.errors import InputError
 from foundation.http import BodyTooLarge, Connection, HttpError, HttpResponse
 from telemetry.collect import pushing
-from telemetry.collect.pushing import HttpTarget, Later, Pusher, Rejected, Spool, parse_bytes
+from telemetry.collect.pushing import Deferred, HttpTarget, Pusher, Rejected, Spool, parse_bytes
 from telemetry.staging.folder import Kind, StagingFolder
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)
@@ -103,15 +103,15 @@ class MemoryTarget(HttpTarget):
         name = path.stem
         mood = self.moods.pop(0) if self.moods else "takes"
         if name == self.bad or mood == "stumbles":
-            raise Later("answered 500", server_error=True)
+            raise Deferred("answered 500", server_error=True)
         if mood == "down":
-            raise Later("it is down")
+            raise Deferred("it is down")
         if mood == "refuses":
             raise Rejected("not this one")
         if name not in self.taken:
             self.taken.append(name)
         if mood == "takes and breaks off":
-            raise Later("half an answer")
+            raise Deferred("half an answer")
         if mood == "takes and we are killed":
             raise Killed
 
@@ -194,20 +194,20 @@ PROBLEM = json.dumps({"title": "Unprocessable", "detail": "unknown column 'x'"})
     ("answer", "raised", "reason", "after_s"),
     [
         (HttpResponse(PROBLEM, {}, 0.1, 422), Rejected, "answered 422: unknown column 'x'", None),
-        (HttpResponse(b"no", {"retry-after": "17"}, 0.1, 429), Later, "answered 429", 17.0),
-        (HttpResponse(b"no", {"retry-after": "999999999"}, 0.1, 503), Later, "answered 503", 3600.0),
-        (HttpResponse(b"no", {}, 0.1, 500), Later, "answered 500", None),
-        (HttpResponse(b"no", {}, 0.1, 401), Later, "answered 401; check the token", None),
-        (HttpResponse(b"no", {"location": "elsewhere"}, 0.1, 302), Later, "answered 302", None),
-        (BodyTooLarge("long", HttpResponse(b"", {}, 0.1, 500)), Later, "answered 500", None),
-        (HttpError("connection timed out"), Later, "connection timed out", None),
-        (InputError("the file cannot be read", "--bearer-token-file", ""), Later, "the file cannot be read", None),
+        (HttpResponse(b"no", {"retry-after": "17"}, 0.1, 429), Deferred, "answered 429", 17.0),
+        (HttpResponse(b"no", {"retry-after": "999999999"}, 0.1, 503), Deferred, "answered 503", 3600.0),
+        (HttpResponse(b"no", {}, 0.1, 500), Deferred, "answered 500", None),
+        (HttpResponse(b"no", {}, 0.1, 401), Deferred, "answered 401; check the token", None),
+        (HttpResponse(b"no", {"location": "elsewhere"}, 0.1, 302), Deferred, "answered 302", None),
+        (BodyTooLarge("long", HttpResponse(b"", {}, 0.1, 500)), Deferred, "answered 500", None),
+        (HttpError("connection timed out"), Deferred, "connection timed out", None),
+        (InputError("the file cannot be read", "--bearer-token-file", ""), Deferred, "the file cannot be read", None),
     ],
 )
 def test_each_answer_has_a_meaning(
     path: Path,
     answer: HttpResponse | Exception,
-    raised: type[Rejected | Later],
+    raised: type[Rejected | Deferred],
     reason: str,
     after_s: float | None,
     monkeypatch: pytest.MonkeyPatch,
@@ -223,7 +223,7 @@ def test_each_answer_has_a_meaning(
     monkeypatch.setattr(pushing, "ask", ask)
     with pytest.raises(raised, match=reason) as caught:
         HttpTarget("http://host:9201").send(path)
-    if isinstance(caught.value, Later):
+    if isinstance(caught.value, Deferred):
         assert (caught.value.after_s, caught.value.server_error) == (after_s, "500" in reason)
     assert len(requests) == 1
 

@@ -85,7 +85,7 @@ def test_a_channel_that_a_failed_gpu_stopped_reporting_is_in_the_whole_history(t
     samples.loc[late, "power_w"] = np.nan
     path = run_import(tmp_path, samples=samples).dataset.path
     assert observe_dataset(path, channels=CATALOGUE, now=NOW).channels["power_w"].gpus == 0
-    whole = observe_dataset(path, channels=CATALOGUE, now=NOW, whole=True).channels["power_w"]
+    whole = observe_dataset(path, channels=CATALOGUE, now=NOW, whole_history=True).channels["power_w"]
     assert (whole.gpus, whole.null_share) == (4, pytest.approx(0.5, abs=0.01))
 
 

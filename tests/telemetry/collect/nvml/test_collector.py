@@ -49,7 +49,7 @@ class Place:
     def run(self, turns: int, boot: str = "boot-1", pause_s: float = 30.0) -> None:
         collector = self.collector(boot)
         for _ in range(turns):
-            collector.turn()
+            collector.read_gpus()
             self.node.clock.sleep(pause_s)
         collector.close()
 
@@ -68,7 +68,7 @@ def place(tmp_path: Path) -> Place:
 def test_turns_keep_the_interval_samples_land_once_a_minute_and_the_rest_when_stopped(place: Place) -> None:
     stopped = threading.Event()
     collector = place.collector()
-    turn = collector.turn
+    turn = collector.read_gpus
     began: list[float] = []
 
     def timed() -> None:
@@ -81,7 +81,7 @@ def test_turns_keep_the_interval_samples_land_once_a_minute_and_the_rest_when_st
         if len(began) == 5:
             stopped.set()
 
-    collector.turn = timed
+    collector.read_gpus = timed
     collector.run(stopped)
     assert began == [0.0, 30.0, 150.0, 180.0, 210.0]
     assert len(place.rows("samples")) == 10
@@ -118,7 +118,7 @@ def test_a_full_disk_is_waited_for(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     collector = place.collector()
-    collector.turn()
+    collector.read_gpus()
     with monkeypatch.context() as full:
 
         def refuse(*_: object, **__: object) -> None:
@@ -130,12 +130,12 @@ def test_a_full_disk_is_waited_for(
             place.node.nvml.events = [(place.node.nvml.gpus[0], 79, None)]
             collector._reader.listen(1)
             collector.write()
-            collector.turn()
+            collector.read_gpus()
             collector.write()  # nothing is new
         assert place.codes() == []
     assert sum("writing: the disk is full" in record.message for record in caplog.records) == 1
     place.node.clock.sleep(30)
-    collector.turn()
+    collector.read_gpus()
     assert place.codes() == ["79", "79", "79"]
     collector.close()
     assert len(place.rows("samples")) == 10
@@ -146,7 +146,7 @@ def test_rows_that_cannot_land_are_bounded(place: Place, monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "WRITE_EVERY_S", 1e9)
     collector = place.collector()
     for _ in range(4):
-        collector.turn()
+        collector.read_gpus()
     collector.close()
     samples = collector.accounting.tables["samples"]
     assert len(place.rows("samples")) == samples.used == 5
@@ -162,9 +162,9 @@ def test_once_lands_one_reading_of_each_gpu(place: Place) -> None:
 
 def test_every_reading_is_accounted_for(place: Place) -> None:
     collector = place.collector()
-    collector.turn()
+    collector.read_gpus()
     place.node.nvml.gpus[0].lost = 15
-    collector.turn()
+    collector.read_gpus()
     collector.close()
     readings, samples, events, values = (
         collector.accounting.tables[name] for name in ("GPU readings", "samples", "events", "sample values")

@@ -27,7 +27,7 @@ def heard(reader: NodeReader) -> list[tuple[str | None, str | None]]:
 
 def read(node: MemoryNode) -> NodeReader:
     reader = node.reader()
-    reader.turn()
+    reader.read_gpus()
     return reader
 
 
@@ -35,7 +35,7 @@ def test_each_turn_has_a_row_of_each_gpu_with_how_the_reading_went() -> None:
     node = MemoryNode(3)
     reader = node.reader()
     for _ in range(2):
-        turn = reader.turn()
+        turn = reader.read_gpus()
         assert gpus(turn) == ["GPU-0", "GPU-1", "GPU-2"]
         assert turn[0].values == {
             "gpu_temp_c": 40.0,
@@ -55,17 +55,17 @@ def test_a_lost_gpu_is_reported_once_until_it_was_back(code: int) -> None:
     node = MemoryNode()
     reader = read(node)
     node.nvml.gpus[0].lost = code
-    turn = reader.turn()
+    turn = reader.read_gpus()
     assert (gpus(turn), heard(reader)) == (["GPU-1"], [("gpu_lost", "GPU-0")])
-    reader.turn()
+    reader.read_gpus()
     assert heard(reader) == []
     assert [identity.gpu for identity in reader.present] == ["GPU-1"]
     node.nvml.gpus[0].lost = None
-    turn = reader.turn()
+    turn = reader.read_gpus()
     assert gpus(turn) == ["GPU-0", "GPU-1"]
     assert turn[0].values["scrape_failures_total"] == 2.0
     node.nvml.gpus[0].lost = code
-    reader.turn()
+    reader.read_gpus()
     assert heard(reader) == [("gpu_lost", "GPU-0")]
 
 
@@ -79,18 +79,18 @@ def test_a_gpu_that_is_lost_from_the_start_is_reported_by_what_is_known_of_it() 
         ({"known": known, "open_faults": {"GPU-0": "gpu_lost"}}, []),
     ):
         reader = node.reader(**options)
-        assert (gpus(reader.turn()), heard(reader)) == (["GPU-1"], expected)
+        assert (gpus(reader.read_gpus()), heard(reader)) == (["GPU-1"], expected)
 
 
 def test_a_gpu_that_the_driver_no_longer_lists_is_lost() -> None:
     node = MemoryNode()
     reader = read(node)
     node.nvml.broken = 1
-    reader.turn()
+    reader.read_gpus()
     node.nvml.broken = None
     del node.nvml.gpus[0]
     node.clock.sleep(2)
-    assert gpus(reader.turn()) == ["GPU-1"]
+    assert gpus(reader.read_gpus()) == ["GPU-1"]
     assert "no longer listed" in str(reader.events[0].detail)
     assert heard(reader) == [("gpu_lost", "GPU-0")]
 
@@ -99,23 +99,23 @@ def test_a_gpu_that_hangs_costs_one_deadline_and_is_tried_again_with_growing_pau
     node = MemoryNode(3)
     reader = read(node)
     node.hang = {1}
-    turn = reader.turn()
+    turn = reader.read_gpus()
     assert (gpus(turn), heard(reader)) == (["GPU-0", "GPU-2"], [("nvml_hang", "GPU-1")])
     assert node.clock.seconds == GPU_DEADLINE_S
     assert node.children[0].ended
     tries = 0
     for _ in range(240):
         children = len(node.children)
-        turn = reader.turn()
+        turn = reader.read_gpus()
         assert (gpus(turn), heard(reader)) == (["GPU-0", "GPU-2"], [])
         tries += len(node.children) > children
         node.clock.sleep(30)
     assert 3 <= tries <= 10
     node.hang = set()
     node.clock.sleep(4500)
-    assert sorted(gpus(reader.turn())) == ["GPU-0", "GPU-1", "GPU-2"]
+    assert sorted(gpus(reader.read_gpus())) == ["GPU-0", "GPU-1", "GPU-2"]
     node.hang = {1}
-    reader.turn()
+    reader.read_gpus()
     assert heard(reader) == [("nvml_hang", "GPU-1")]
 
 
@@ -124,7 +124,7 @@ def test_no_further_process_is_risked_while_many_hang_in_the_kernel() -> None:
     reader = read(node)
     node.hang, node.stuck = {0}, True
     for _ in range(10):
-        assert gpus(reader.turn()) == ["GPU-1"]
+        assert gpus(reader.read_gpus()) == ["GPU-1"]
         node.clock.sleep(7200)
     assert sum(child.ended for child in node.children) == MAX_STUCK
 
@@ -133,25 +133,25 @@ def test_a_driver_that_hangs_while_it_is_opened_is_reported_once_and_tried_again
     node = MemoryNode()
     node.hang = {None}
     reader = node.reader()
-    turn = reader.turn()
+    turn = reader.read_gpus()
     assert (gpus(turn), heard(reader)) == ([], [("nvml_hang", None)])
     node.clock.sleep(2)
-    reader.turn()
+    reader.read_gpus()
     assert heard(reader) == []
     node.hang = set()
     node.clock.sleep(60)
-    assert gpus(reader.turn()) == ["GPU-0", "GPU-1"]
+    assert gpus(reader.read_gpus()) == ["GPU-0", "GPU-1"]
 
 
 def test_a_gpu_over_which_the_library_crashes_is_left_alone_for_a_while() -> None:
     node = MemoryNode()
     reader = read(node)
     node.crash = {0}
-    turn = reader.turn()
+    turn = reader.read_gpus()
     assert (gpus(turn), heard(reader)) == (["GPU-1"], [])
     node.crash = set()
     node.clock.sleep(80)
-    assert sorted(gpus(reader.turn())) == ["GPU-0", "GPU-1"]
+    assert sorted(gpus(reader.read_gpus())) == ["GPU-0", "GPU-1"]
 
 
 @pytest.mark.parametrize("code", [1, 9, 18])
@@ -159,15 +159,15 @@ def test_a_driver_that_goes_away_is_opened_again_with_pauses(code: int) -> None:
     node = MemoryNode()
     reader = read(node)
     node.nvml.broken = code
-    assert gpus(reader.turn()) == []
+    assert gpus(reader.read_gpus()) == []
     opened = len(node.children)
     for _ in range(300):
         node.clock.sleep(1)
-        assert reader.turn() == []
+        assert reader.read_gpus() == []
     assert 5 <= len(node.children) - opened <= 20
     node.nvml.broken, node.nvml.version = None, "590.10"
     node.clock.sleep(80)
-    assert gpus(reader.turn()) == ["GPU-0", "GPU-1"]
+    assert gpus(reader.read_gpus()) == ["GPU-0", "GPU-1"]
     assert reader.driver == "590.10"
 
 
@@ -182,7 +182,7 @@ def test_a_node_that_never_had_a_driver_is_an_error_of_the_user(code: int, probl
     node = MemoryNode()
     node.nvml.broken = code
     with pytest.raises(InputError) as caught:
-        node.reader().turn()
+        node.reader().read_gpus()
     assert caught.value.problem == problem
     assert "`predrain collect exporters`" in caught.value.advice
 
@@ -191,7 +191,7 @@ def test_a_gpu_that_only_fails_is_counted_and_stops_no_other() -> None:
     node = MemoryNode()
     node.nvml.gpus[0].lost = 16
     reader = node.reader()
-    turn = reader.turn()
+    turn = reader.read_gpus()
     assert (gpus(turn), heard(reader), dict(reader.accounting.tables["GPU readings"].left_out)) == (
         ["GPU-1"],
         [],
@@ -227,7 +227,7 @@ def test_one_gpu_s_trouble_does_not_make_the_others_deaf(trouble: str, caplog: p
         node.nvml.gpus[0].watchable = False
     elif trouble == "hang":
         node.hang = {0}
-        reader.turn()
+        reader.read_gpus()
     else:
         faults = [NvmlFault(999)]
     node.nvml.events = [*faults, (node.nvml.gpus[1], 63, None)]
@@ -248,7 +248,7 @@ def test_a_child_that_breaks_while_it_only_listens_is_replaced(trouble: str) -> 
         reader.listen(1)
     getattr(node, trouble).clear()
     assert node.children[0].ended
-    assert gpus(reader.turn()) == ["GPU-0", "GPU-1"]
+    assert gpus(reader.read_gpus()) == ["GPU-0", "GPU-1"]
     node.nvml.events = [(node.nvml.gpus[0], 31, None)]
     reader.listen(5)
     assert heard(reader)[-1:] == [("31", "GPU-0")]

@@ -172,7 +172,7 @@ def test_single_links_are_left_out_and_counted(tmp_path: Path) -> None:
 def test_closing_writes_what_waits(tmp_path: Path) -> None:
     async def steps(app: Starlette, receiver: Receiver) -> httpx.Response:
         task = asyncio.create_task(write(app, [(labels(), [(T0, 1.0)])]))
-        while not receiver._commit.held:
+        while not receiver._commit.held_samples:
             await asyncio.sleep(0.001)
         await receiver.close()
         return await task
@@ -228,7 +228,7 @@ def test_a_request_that_cannot_be_staged_does_not_hold_up_the_others(
     async def steps(app: Starlette, receiver: Receiver) -> list[int]:
         gpus = ("GPU-a", "GPU-bad", "GPU-b")
         answers = await asyncio.gather(*(write(app, [(labels(gpu=gpu), [(T0, 1.0)])]) for gpu in gpus))
-        assert receiver._commit.held == 0
+        assert receiver._commit.held_samples == 0
         return [answer.status_code for answer in answers]
 
     statuses, rows = run(tmp_path, steps)
@@ -241,7 +241,7 @@ def test_memory_is_bounded(tmp_path: Path, disk: Disk) -> None:
 
     async def steps(app: Starlette, receiver: Receiver) -> list[httpx.Response]:
         first = asyncio.create_task(write(app, [(labels(), [(T0 + i, 1.0) for i in range(8)])]))
-        while not receiver._commit.held:
+        while not receiver._commit.held_samples:
             await asyncio.sleep(0.001)
         refused = await write(app, [(labels(), [(T0 + 50 + i, 1.0) for i in range(3)])])
         taken = asyncio.create_task(write(app, [(labels(), [(T0 + 90, 1.0)])]))

@@ -25,7 +25,7 @@ from foundation.errors import InputError
 from foundation.http import parse_listen
 from foundation.server.connections import refuse_open_port, serving
 from foundation.server.token_file import own_token_file
-from telemetry.collect.pushing import HttpTarget, Later, Rejected
+from telemetry.collect.pushing import Deferred, HttpTarget, Rejected
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import Receiver, application, serve
 from telemetry.staging.folder import StagingFolder
@@ -139,7 +139,7 @@ def test_our_own_client_pushes_what_a_node_has_staged(tmp_path: Path, port: int)
     with pytest.raises(Rejected, match="413: the body has more than 5 rows"):
         target.send(large)
     (tmp_path / "wrong").write_text("x" * 20)
-    with pytest.raises(Later, match="401"):
+    with pytest.raises(Deferred, match="401"):
         HttpTarget(f"http://127.0.0.1:{port}", token_file=tmp_path / "wrong").send(good)
     (staged,) = (tmp_path / "d.live" / "samples").iterdir()
     assert pq.read_table(staged).column("xid_last").to_pylist() == [79, 79]

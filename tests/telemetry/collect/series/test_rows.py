@@ -17,7 +17,7 @@ from telemetry.collect.series.batch import (
     INEXACT,
     INFINITE,
     NOT_WHOLE,
-    OUTSIDE,
+    OUT_OF_RANGE,
     SENTINEL,
     assemble,
     observed_spans,
@@ -158,7 +158,7 @@ def test_counters_and_bits_are_exact_and_what_cannot_be_is_counted() -> None:
     assert [row["timestamp"] for row in made_rows] == [1, 7]
     assert made_rows[0]["energy_mj"] == made_rows[0]["clocks_event_reasons"] == 2**53 - 1
     assert made_rows[1]["xid_last"] == -5
-    assert problems == {INEXACT: 1, NOT_WHOLE: 1, OUTSIDE: 2, INFINITE: 3}
+    assert problems == {INEXACT: 1, NOT_WHOLE: 1, OUT_OF_RANGE: 2, INFINITE: 3}
 
 
 def test_values_are_scaled_after_sentinels_are_left_out() -> None:

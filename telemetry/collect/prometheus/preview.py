@@ -46,7 +46,7 @@ _LOOKBACK_MS: Final = 300_000
 
 
 @dataclass(slots=True)
-class Outlook:
+class BackfillPreview:
     """Preview of a backfill plan.
 
     ``names``: metrics on the server in the period; ``metrics``: those to be fetched. ``newest``: latest values of
@@ -76,8 +76,10 @@ class Outlook:
     @property
     def gpus(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Inventory rows (``node``, ``gpu`` and the inventory labels) by node and GPU."""
-        seen = {(series.node, series.gpu): series.inventory for series in reversed(self.series)}
-        return {(node, gpu): {"node": node, "gpu": gpu, **dict(labels)} for (node, gpu), labels in seen.items()}
+        inventory_by_gpu = {(series.node, series.gpu): series.inventory for series in reversed(self.series)}
+        return {
+            (node, gpu): {"node": node, "gpu": gpu, **dict(labels)} for (node, gpu), labels in inventory_by_gpu.items()
+        }
 
 
 class _Window(NamedTuple):
@@ -98,15 +100,15 @@ def preview_backfill(
     mapping: SourceMapping | None = None,
     bounds: Bounds | None = None,
     now: datetime,
-) -> Outlook:
+) -> BackfillPreview:
     """Query a few windows of a plan without storing anything.
 
     Raises ``InputError`` as :func:`telemetry.collect.prometheus.backfill.backfill` does, or if the server cannot even
     return a minute of one metric.
     """
-    matchers, whole, jobs = check_match(plan.match), plan.span(now), set[str]()
-    outlook = Outlook(SeriesCatalogue(channels, mapping))
-    book = SeriesBook(outlook.catalogue)
+    matchers, period, jobs = check_match(plan.match), plan.span(now), set[str]()
+    preview = BackfillPreview(SeriesCatalogue(channels, mapping))
+    book = SeriesBook(preview.catalogue)
     client = PrometheusClient(connection, bounds=bounds or Bounds(), concurrency=1, allow_partial=plan.allow_partial)
 
     async def window(metric: str, end_ms: int, length_ms: int) -> _Window:
@@ -118,49 +120,49 @@ def preview_backfill(
 
     async def windows(length_ms: int) -> tuple[list[_Window], int]:
         """Return the newest non-empty window of all metrics, and its length, halved while the server refuses."""
-        middle, oldest = (whole.after_ms + whole.until_ms + length_ms) // 2, whole.after_ms + length_ms
+        middle, oldest = (period.after_ms + period.until_ms + length_ms) // 2, period.after_ms + length_ms
         try:
-            for end_ms in (whole.until_ms, middle, oldest):
-                made = [await window(metric, end_ms, length_ms) for metric in outlook.metrics]
-                if any(len(seen.numbers) for seen in made):
+            for end_ms in (period.until_ms, middle, oldest):
+                newest_windows = [await window(metric, end_ms, length_ms) for metric in preview.metrics]
+                if any(len(sampled.numbers) for sampled in newest_windows):
                     break
         except TooMuch:
             if length_ms <= MIN_SPAN_MS:
                 raise
             return await windows(length_ms // 2)
-        return made, length_ms
+        return newest_windows, length_ms
 
     async def measure() -> None:
-        outlook.metrics, outlook.names = await find_metrics(client, outlook.catalogue, matchers, whole)
+        preview.metrics, preview.names = await find_metrics(client, preview.catalogue, matchers, period)
         fetched, started_s = 0, time.monotonic()
-        for longest_ms in dict.fromkeys(min(length, whole.length_ms) for length in _WINDOWS_MS):
+        for longest_ms in dict.fromkeys(min(length, period.length_ms) for length in _WINDOWS_MS):
             newest, length_ms = await windows(longest_ms)
-            fetched += sum(int(seen.counts.sum()) for seen in newest)
-            known = [seen.interval for seen in newest if seen.interval is not None]
-            outlook.interval = median_high(known) if known else None
-            if outlook.interval is not None and _INTERVALS * outlook.interval <= timedelta(milliseconds=length_ms):
+            fetched += sum(int(sampled.counts.sum()) for sampled in newest)
+            known = [sampled.interval for sampled in newest if sampled.interval is not None]
+            preview.interval = median_high(known) if known else None
+            if preview.interval is not None and _INTERVALS * preview.interval <= timedelta(milliseconds=length_ms):
                 break
-        outlook.samples_per_second = fetched / max(time.monotonic() - started_s, 1e-3)
-        interval_ms = int((outlook.interval or timedelta(minutes=2)) / timedelta(milliseconds=1))
-        reach_ms = min(whole.length_ms, _INTERVALS * interval_ms)
-        largest = outlook.metrics[int(np.argmax([seen.counts.sum() for seen in newest]))]
-        for end_ms in np.linspace(whole.after_ms + reach_ms, whole.until_ms, _INSTANTS).astype(np.int64).tolist():
+        preview.samples_per_second = fetched / max(time.monotonic() - started_s, 1e-3)
+        interval_ms = int((preview.interval or timedelta(minutes=2)) / timedelta(milliseconds=1))
+        reach_ms = min(period.length_ms, _INTERVALS * interval_ms)
+        largest = preview.metrics[int(np.argmax([sampled.counts.sum() for sampled in newest]))]
+        for end_ms in np.linspace(period.after_ms + reach_ms, period.until_ms, _INSTANTS).astype(np.int64).tolist():
             await window(largest, end_ms, reach_ms)
         book.identify()
         numbers, counts, ms, values = (np.concatenate(column) for column in list(zip(*newest, strict=True))[:4])
-        outlook.samples = int(counts[book.places(numbers, Counter()) >= 0].sum()) * whole.length_ms // length_ms
+        preview.samples = int(counts[book.places(numbers, Counter()) >= 0].sum()) * period.length_ms // length_ms
         goes_on = ms >= ms.max(initial=0) - max(2 * interval_ms, _LOOKBACK_MS)
-        outlook.newest = [*book.read(numbers[goes_on], values[goes_on], outlook.left_out)]
-        outlook.age = timedelta(milliseconds=int(whole.until_ms - ms.max(initial=whole.after_ms)))
-        outlook.series = [series for series in book.series if isinstance(series, Series)]
+        preview.newest = [*book.read(numbers[goes_on], values[goes_on], preview.left_out)]
+        preview.age = timedelta(milliseconds=int(period.until_ms - ms.max(initial=period.after_ms)))
+        preview.series = [series for series in book.series if isinstance(series, Series)]
 
     async def connected() -> None:
         async with client:
             await measure()
             if jobs:
                 exporters = quoted("|".join(map(re.escape, sorted(jobs))))
-                down = await client.vector(f"count(up{{job=~{exporters}}} == 0)", whole.until_ms)
-                outlook.targets_down = int(sum(value for _, value in down))
+                down = await client.vector(f"count(up{{job=~{exporters}}} == 0)", period.until_ms)
+                preview.targets_down = int(sum(value for _, value in down))
 
     try:
         asyncio.run(connected())
@@ -168,7 +170,7 @@ def preview_backfill(
         raise InputError(
             f"the server does not respond: {error}", shown_url(connection.url), "Select fewer series with --match."
         ) from error
-    return outlook
+    return preview
 
 
 def _newest(answer: RawSamples, numbers: npt.NDArray[np.int32]) -> _Window:

@@ -18,7 +18,7 @@ class Fleet:
 
     ``pairs``: the pairs; a pair's number is its position.
     ``first_of_node``, ``last_of_node``: range of the pairs on the same node, end excluded.
-    ``stay_pair``, ``installed``, ``removed``: pair, start and end of each installation (ms; ``NEVER``: still
+    ``installation_pair``, ``installed``, ``removed``: pair, start and end of each installation (ms; ``NEVER``: still
     installed), sorted by (pair, start).
     ``installation_row``: inventory row of each installation.
     """
@@ -27,7 +27,7 @@ class Fleet:
     index: Mapping[Pair, int]
     first_of_node: IntArray
     last_of_node: IntArray
-    stay_pair: IntArray
+    installation_pair: IntArray
     installed: IntArray
     removed: IntArray
     installation_row: IntArray
@@ -39,15 +39,15 @@ class Fleet:
         keys = list(zip(installations.node.tolist(), installations.units[installations.unit].tolist(), strict=True))
         pairs = tuple(sorted(set(keys)))
         index = {pair: number for number, pair in enumerate(pairs)}
-        stay_pair = np.array([index[key] for key in keys], dtype=np.int64)
-        order = np.lexsort((installations.removed, installations.installed, stay_pair))
+        installation_pair = np.array([index[key] for key in keys], dtype=np.int64)
+        order = np.lexsort((installations.removed, installations.installed, installation_pair))
         node = pd.factorize(np.array([node for node, _ in pairs], dtype=object))[0].astype(np.int64)
         return cls(
             pairs=pairs,
             index=index,
             first_of_node=np.searchsorted(node, node, side="left"),
             last_of_node=np.searchsorted(node, node, side="right"),
-            stay_pair=stay_pair[order],
+            installation_pair=installation_pair[order],
             installed=installations.installed[order],
             removed=installations.removed[order],
             installation_row=installations.row[order],
@@ -58,9 +58,9 @@ class Fleet:
         get = self.index.get
         return np.array([get(pair, -1) for pair in zip(nodes, units, strict=True)], dtype=np.int64)
 
-    def stay_at(self, pair: IntArray, time: IntArray) -> IntArray:
+    def installation_at(self, pair: IntArray, time: IntArray) -> IntArray:
         """Return each pair's latest installation that started at or before each time (ms); -1: none."""
-        return Timeline(self.stay_pair, self.installed, len(self.pairs)).last(pair, time)
+        return Timeline(self.installation_pair, self.installed, len(self.pairs)).last(pair, time)
 
     def in_service(self, times: IntArray) -> npt.NDArray[np.bool_]:
         """Return which pairs are in service at each time.
@@ -72,6 +72,6 @@ class Fleet:
         present = np.zeros((times.size, len(self.pairs)), dtype=np.bool_)
         begins = np.searchsorted(times, self.installed, side="left")
         ends = np.searchsorted(times, self.removed, side="left")
-        for pair, begin, end in zip(self.stay_pair.tolist(), begins.tolist(), ends.tolist(), strict=True):
+        for pair, begin, end in zip(self.installation_pair.tolist(), begins.tolist(), ends.tolist(), strict=True):
             present[begin:end, pair] = True
         return present

@@ -12,7 +12,7 @@ Three tests at significance level :data:`LEVEL`, in UTC days, on nodes rather th
 * Windows. Nodes have telemetry on less than half of their days, most other nodes have none on those days, and more
   windows of telemetry (gaps up to :data:`OUTAGE` days do not split one) contain a failure than if each node failed
   every :data:`MTBF_DAYS` days.
-* Starts. More nodes start reporting within :data:`SOON` days after a failure than by chance.
+* Starts. More nodes start reporting within :data:`MAX_DAYS_AFTER` days after a failure than by chance.
 """
 
 from datetime import date
@@ -38,7 +38,7 @@ MTBF_DAYS: Final = 60.0
 """Mean days between failures of one node, below that of any fleet in service: Llama 3's eight-GPU H100 nodes had about
 260."""
 
-SOON: Final = 3
+MAX_DAYS_AFTER: Final = 3
 """Longest time from a failure to a start of telemetry that is attributed to it, in days."""
 
 _SPARSE: Final = 0.5
@@ -71,10 +71,12 @@ def examine_selection(dataset: Dataset, labels: LabelSection) -> tuple[str, ...]
     for bucket in buckets:
         for table in dataset.read_runs(bucket, ["node", "timestamp"]):
             day = pc.floor_temporal(table["timestamp"], unit="day")
-            seen = table.select(["node"]).append_column("day", day).group_by(["node", "day"]).aggregate([]).to_pandas()
-            node, day = nodes.get_indexer(seen["node"].astype("str")), _days(seen["day"]) - first
-            inside = (node >= 0) & (day >= 0) & (day < days)
-            present[node[inside], day[inside]] = True
+            node_days = (
+                table.select(["node"]).append_column("day", day).group_by(["node", "day"]).aggregate([]).to_pandas()
+            )
+            node, day = nodes.get_indexer(node_days["node"].astype("str")), _days(node_days["day"]) - first
+            is_known = (node >= 0) & (day >= 0) & (day < days)
+            present[node[is_known], day[is_known]] = True
     failures = _failures(dataset.events(), labels, nodes, first, days)
     if not present.any() or failures.empty:
         return ()
@@ -88,33 +90,33 @@ def find_selection(present: Bools, service: Bools, failures: pd.DataFrame) -> tu
     ``failures``: ``node`` and ``day`` (positions), ``source`` and ``timestamp``.
     """
     failures = failures.sort_values(["node", "day"], ignore_index=True)
-    near = present.copy()  # telemetry on the day or the day before
-    near[:, 1:] |= present[:, :-1]
+    has_telemetry = present.copy()  # telemetry on the day or the day before
+    has_telemetry[:, 1:] |= present[:, :-1]
     reasons = [
-        *_by_coverage(near, service, _apart(failures, ["node", "source"])),
+        *_by_coverage(has_telemetry, service, _separate(failures, ["node", "source"])),
         *_by_windows(present, service, failures),
         *_by_beginnings(present, service, failures),
     ]
     if not reasons:
         return ()
-    single = _apart(failures, ["node"])
-    share, covered = present.sum() / service.sum(), near[single["node"], single["day"]].mean()
+    single = _separate(failures, ["node"])
+    share, covered = present.sum() / service.sum(), has_telemetry[single["node"], single["day"]].mean()
     return (f"telemetry covers {share:.0%} of node-days and {covered:.0%} of {len(single)} node failures", *reasons)
 
 
-def _by_coverage(near: Bools, service: Bools, failures: pd.DataFrame) -> list[str]:
+def _by_coverage(has_telemetry: Bools, service: Bools, failures: pd.DataFrame) -> list[str]:
     """Test the number of failures with telemetry, for sources that also report failures without it."""
-    inside = near[failures["node"], failures["day"]]
-    missed = pd.Series(~inside).groupby(failures["source"].to_numpy()).transform("sum").to_numpy()
-    beyond = failures[missed >= _MIN_FAILURES].drop_duplicates("timestamp")  # one cause may fail many nodes
-    node, day = beyond["node"].to_numpy(), beyond["day"].to_numpy()
-    observed = near & service
+    is_covered = has_telemetry[failures["node"], failures["day"]]
+    missed = pd.Series(~is_covered).groupby(failures["source"].to_numpy()).transform("sum").to_numpy()
+    usable = failures[missed >= _MIN_FAILURES].drop_duplicates("timestamp")  # one cause may fail many nodes
+    node, day = usable["node"].to_numpy(), usable["day"].to_numpy()
+    observed = has_telemetry & service
     others = (observed.sum(axis=0)[day] - observed[node, day]) / np.maximum(service.sum(axis=0)[day] - 1, 1)
     chance = np.maximum(observed.sum(axis=1)[node] / service.sum(axis=1)[node], others)
-    hits = int(near[node, day].sum())
+    hits = int(has_telemetry[node, day].sum())
     if hits < _MIN_FAILURES or hits < 2 * chance.sum() or _tail(chance, hits) >= LEVEL:
         return []
-    return [f"of {len(beyond)} failures known without telemetry, {hits} have telemetry ({chance.sum():.1f} by chance)"]
+    return [f"of {len(usable)} failures known without telemetry, {hits} have telemetry ({chance.sum():.1f} by chance)"]
 
 
 def _by_windows(present: Bools, service: Bools, failures: pd.DataFrame) -> list[str]:
@@ -144,19 +146,19 @@ def _by_windows(present: Bools, service: Bools, failures: pd.DataFrame) -> list[
 def _by_beginnings(present: Bools, service: Bools, failures: pd.DataFrame) -> list[str]:
     """Test the number of nodes that start reporting just after a failure, long after entering service."""
     begin, since = present.argmax(axis=1), service.argmax(axis=1)
-    late = present.any(axis=1) & (begin - since > OUTAGE)
-    together = np.bincount(begin[late], minlength=present.shape[1])[begin] > _MIN_FAILURES
-    nodes = np.flatnonzero(late & ~together)  # a rollout to many nodes at once is no response to a failure
-    tied = np.zeros_like(present)  # days 1 to SOON after a failure
-    for later in range(1, SOON + 1):
-        day = failures["day"] + later
+    is_late = present.any(axis=1) & (begin - since > OUTAGE)
+    in_rollout = np.bincount(begin[is_late], minlength=present.shape[1])[begin] > _MIN_FAILURES
+    nodes = np.flatnonzero(is_late & ~in_rollout)  # a rollout to many nodes at once is no response to a failure
+    tied = np.zeros_like(present)  # days 1 to MAX_DAYS_AFTER after a failure
+    for days_after in range(1, MAX_DAYS_AFTER + 1):
+        day = failures["day"] + days_after
         tied[failures["node"][day < tied.shape[1]], day[day < tied.shape[1]]] = True
     hits = int(tied[nodes, begin[nodes]].sum())
     chance = np.array([tied[node, since[node] : begin[node] + 1].mean() for node in nodes])
     if hits < _MIN_FAILURES or _tail(chance, hits) >= LEVEL:
         return []
     return [
-        f"{hits} of {len(nodes)} nodes that began to send late did so within {SOON} days after a failure "
+        f"{hits} of {len(nodes)} nodes that began to send late did so within {MAX_DAYS_AFTER} days after a failure "
         f"({chance.sum():.1f} by chance)"
     ]
 
@@ -171,10 +173,10 @@ def _tail(chance: Floats, hits: int) -> float:
     return float(exactly[hits:].sum())
 
 
-def _apart(failures: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+def _separate(failures: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Drop failures within :data:`OUTAGE` days of the previous retained one of the same group."""
     selected: list[int] = []
-    for _, days in failures.groupby(by, sort=False)["day"]:
+    for _, days in failures.groupby(keys, sort=False)["day"]:
         newest = -OUTAGE - 1
         for position, day in days.items():
             if day - newest > OUTAGE:

@@ -39,8 +39,8 @@ def describe_percentile(column: "FeatureColumn", value: float, fleet: NDArray[np
     if value == median:
         return f"equal to the median of the fleet at that time, {amount(column, median)}"
     is_high = value > median
-    above, below = int((known > rounded).sum()), int((known < rounded).sum())
-    others, beaten = (above, below) if is_high else (below, above)
+    n_above, n_below = int((known > rounded).sum()), int((known < rounded).sum())
+    others, beaten = (n_above, n_below) if is_high else (n_below, n_above)
     edge = f"{'99th' if is_high else '1st'} percentile {amount(column, high if is_high else low)}"
     others += same - 1
     word = "highest" if is_high else "lowest"
@@ -141,10 +141,10 @@ def amount(column: FeatureColumn, value: float) -> str:
 
 def _unknown(column: FeatureColumn) -> str:
     if column.group == "history" and column.statistic == "since":
-        one, _ = _counted(column)
-        return f"no earlier {one} {_scope(column)}"
-    over = f" over the last {duration(column.window)}" if column.window is not None else ""
-    return f"{_subject(column)} unknown{over}"
+        singular, _ = _counted(column)
+        return f"no earlier {singular} {_scope(column)}"
+    span = f" over the last {duration(column.window)}" if column.window is not None else ""
+    return f"{_subject(column)} unknown{span}"
 
 
 def _subject(column: FeatureColumn) -> str:
@@ -179,56 +179,56 @@ def _measured(column: FeatureColumn, value: float) -> str:
     """Describe a value of the groups ``telemetry``, ``gaps`` and ``workload``."""
     name = channel_words(str(column.channel))
     span = duration(column.window) if column.window is not None else ""
-    size, shown, share = _quantity(column, abs(value)), _quantity(column, value), percent(value)
+    size, text, share = _quantity(column, abs(value)), _quantity(column, value), percent(value)
     flag = column.unit == "bool"
     sentences = {
-        "last": f"{name} was {('set' if value else 'not set') if flag else shown} in the last sample",
-        "mean": f"{name} averaged {shown} over the last {span}",
-        "std": f"{name} had a standard deviation of {shown} over the last {span}",
-        "min": f"{name} fell to {shown} in the last {span}",
+        "last": f"{name} was {('set' if value else 'not set') if flag else text} in the last sample",
+        "mean": f"{name} averaged {text} over the last {span}",
+        "std": f"{name} had a standard deviation of {text} over the last {span}",
+        "min": f"{name} fell to {text} in the last {span}",
         "max": f"{name} was {'' if value else 'never '}set in the last {span}"
         if flag
-        else f"{name} reached {shown} in the last {span}",
+        else f"{name} reached {text} in the last {span}",
         "slope": f"{name} {_moved(value, f'by {size} per hour')} over the last {span}",
         "delta": _against(f"{name} averaged", value, size, "higher", "lower", span),
-        "rise": f"{name} rose by {shown} in the last {span}" if value else f"{name} did not rise in the last {span}",
+        "rise": f"{name} rose by {text} in the last {span}" if value else f"{name} did not rise in the last {span}",
         "rise_delta": _against(f"{name} rose by", value, size, "more", "less", span),
-        "share": f"{name} was active in {shown} of samples over the last {span}",
+        "share": f"{name} was active in {text} of samples over the last {span}",
         "changes": f"{name} changed {_times(value)} in the last {span}",
-        "step_mean": f"{name} averaged {shown} in the interval that started {span} earlier",
-        "step_rise": f"{name} rose by {shown} in the interval that started {span} earlier",
+        "step_mean": f"{name} averaged {text} in the interval that started {span} earlier",
+        "step_rise": f"{name} rose by {text} in the interval that started {span} earlier",
         "missing": f"{share} of the samples expected in the last {span} are missing",
-        "longest_gap": f"longest gap between samples in the last {span}: {shown}",
-        "age": f"{shown} since the last sample",
+        "longest_gap": f"longest gap between samples in the last {span}: {text}",
+        "age": f"{text} since the last sample",
         "repeated": f"{share} of samples in the last {span} are identical to the previous one",
         "vanished": f"{whole(value)} {'channel' if value == 1 else 'channels'} stopped reporting in the last {span}",
         "fresh": f"{share} of the GPUs of the node reported in the last {span}",
         "idle_share": f"idle in {share} of samples over the last {span}",
         "busy_share": f"busy in {share} of samples over the last {span}",
         "transitions": f"switched between idle and busy {_times(value)} in the last {span}",
-        "swing": f"power swung by {shown} within the last {span}",
+        "swing": f"power swung by {text} within the last {span}",
         "swing_ratio": f"the latest power swing is {share} of that of the last {span}",
-        "step_change": f"power changed by {shown} between samples over the last {span}",
+        "step_change": f"power changed by {text} between samples over the last {span}",
     }
     return sentences[column.statistic]
 
 
 def _history(column: FeatureColumn, value: float) -> str:
-    one, many = _counted(column)
+    singular, plural = _counted(column)
     scope = _scope(column)
     span = f" in the last {duration(column.window)}" if column.window is not None else ""
     if column.statistic == "count":
-        return f"{whole(value) if value else 'no'} {one if value == 1 else many} {scope}{span}"
+        return f"{whole(value) if value else 'no'} {singular if value == 1 else plural} {scope}{span}"
     if column.statistic == "since":
-        return f"{_quantity(column, value)} since the last {one} {scope}"
+        return f"{_quantity(column, value)} since the last {singular} {scope}"
     if column.statistic == "distinct":
-        return f"{whole(value)} different {one if value == 1 else many} {scope}{span}"
+        return f"{whole(value)} different {singular if value == 1 else plural} {scope}{span}"
     if column.statistic in ("rate", "recency_rate"):
-        when = span or ", weighted by recency"
-        return f"{decimal(value)} {many} per 1,000 unit-days {scope}{when}"
+        over = span or ", weighted by recency"
+        return f"{decimal(value)} {plural} per 1,000 unit-days {scope}{over}"
     if column.statistic == "relative":
-        return f"{many} {scope}{span}: {decimal(value)} times the rate of the fleet"
-    return f"{many} {scope}, weighted by recency: {decimal(value)}"
+        return f"{plural} {scope}{span}: {decimal(value)} times the rate of the fleet"
+    return f"{plural} {scope}, weighted by recency: {decimal(value)}"
 
 
 def _peers(column: FeatureColumn, value: float) -> str:
@@ -246,13 +246,13 @@ def _peers(column: FeatureColumn, value: float) -> str:
 def _onset(column: FeatureColumn, value: float) -> str:
     span = duration(column.window) if column.window is not None else ""
     times = _ratio(value)
-    joined = {
+    combined = {
         "surge_max": "largest increase of an error counter",
         "surge_sum": "increases of all error counters, multiplied,",
         "excess_max": "the error counter furthest above the fleet",
         "excess_sum": "all error counters above the fleet, multiplied,",
     }
-    name = joined.get(column.statistic, channel_words(str(column.channel)))
+    name = combined.get(column.statistic, channel_words(str(column.channel)))
     peers = "the 95th percentile of units of this model"
     if value <= 0:
         return f"{name} in the last {span}: not above the usual rate"
@@ -266,14 +266,14 @@ def _ratio(logarithm: float) -> str:
 
 
 def _static(column: FeatureColumn, value: float) -> str:
-    name, shown = _subject(column), _quantity(column, value)
+    name, text = _subject(column), _quantity(column, value)
     if column.categories:
         code = int(value)
         known = 0 <= code < len(column.categories)
         return f"{name} is {column.categories[code]}" if known else f"{name} does not occur in the training data"
     if column.statistic == "days":
-        return f"{shown} {STAY_WORDS.get(str(column.channel), f'since {name}')}"
-    return f"{name} {shown}" if column.statistic == "ordinal" else f"{name} is {shown}"
+        return f"{text} {STAY_WORDS.get(str(column.channel), f'since {name}')}"
+    return f"{name} {text}" if column.statistic == "ordinal" else f"{name} is {text}"
 
 
 def _counted(column: FeatureColumn) -> tuple[str, str]:
@@ -295,10 +295,10 @@ def _times(value: float) -> str:
     return "once" if value == 1 else f"{whole(value)} times"
 
 
-def _moved(value: float, by: str) -> str:
+def _moved(value: float, amount_text: str) -> str:
     if value == 0:
         return "did not change"
-    return f"{'rose' if value > 0 else 'fell'} {by}"
+    return f"{'rose' if value > 0 else 'fell'} {amount_text}"
 
 
 def _against(beginning: str, value: float, size: str, more: str, less: str, span: str) -> str:

@@ -86,7 +86,7 @@ def check_regular(path: Path) -> None:
         raise InputError("not a regular file", str(path), "Save its output to a file, and give the file.")
 
 
-def refuse_other_writers(folder: Path, inside: Iterable[Path] = ()) -> None:
+def refuse_other_writers(folder: Path, files: Iterable[Path] = ()) -> None:
     """Raise ``InputError`` if other users can write a folder or paths in it: drains depend on scores and bundles.
 
     Groups of this process may have write permission. Raises ``OSError`` if a path is missing.
@@ -96,11 +96,11 @@ def refuse_other_writers(folder: Path, inside: Iterable[Path] = ()) -> None:
     """
     folder = folder.resolve()
     owner = folder.stat().st_uid
-    for path in (folder, *inside):
-        seen = path.stat()
+    for path in (folder, *files):
+        status = path.stat()
         groups = {os.getegid(), *os.getgroups()}
-        others = seen.st_mode & stat.S_IWOTH or (seen.st_mode & stat.S_IWGRP and seen.st_gid not in groups)
-        if others or seen.st_uid not in (os.geteuid(), owner, 0):
+        others = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and status.st_gid not in groups)
+        if others or status.st_uid not in (os.geteuid(), owner, 0):
             raise InputError(
                 "other users can write to this path, and drains depend on its content", str(path),
                 "Remove the permission (chmod -R go-w). The owner must be the user of predrain or of the folder.",

@@ -6,9 +6,9 @@ from typing import Final
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def to_ms(when: datetime) -> int:
+def to_ms(instant: datetime) -> int:
     """Return milliseconds since 1970 UTC, rounded down: rounding up could move an instant into the future."""
-    return (when - _EPOCH) // timedelta(milliseconds=1)
+    return (instant - _EPOCH) // timedelta(milliseconds=1)
 
 
 def from_ms(ms: int) -> datetime:

@@ -39,11 +39,11 @@ def stop_on_signals() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.signal(number, set_stop) for number in _SIGNALS}
+    previous_handlers = {number: signal.signal(number, set_stop) for number in _SIGNALS}
     try:
         yield stop
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
@@ -60,11 +60,11 @@ def every(interval_s: float, wait: Wait) -> Iterator[int]:
 
     An iteration that takes longer than the interval is followed by the next one immediately.
     """
-    turn = 0
+    rounds = 0
     while True:
         began_s = time.monotonic()
-        yield turn
-        turn += 1
+        yield rounds
+        rounds += 1
         if wait(max(0.0, interval_s - (time.monotonic() - began_s))):
             return
 
@@ -133,13 +133,13 @@ class Patience:
         """
         if threading.current_thread().name == name:
             return call()
-        turn = self._turns[name]
-        if not turn.acquire(timeout=self._longest_s):
+        thread_lock = self._turns[name]
+        if not thread_lock.acquire(timeout=self._longest_s):
             raise TimeoutError("an earlier call has not ended yet")
         try:
             return self._call(name, call)
         finally:
-            turn.release()
+            thread_lock.release()
 
     def _call(self, name: str, call: Callable[[], T]) -> T:
         if name in self._given_up and self._given_up[name].is_alive():
@@ -175,7 +175,7 @@ def bounded(name: str, error: type[Exception]) -> Callable[[_Method[P, T]], _Met
 
     def decorate(method: _Method[P, T]) -> _Method[P, T]:
         @functools.wraps(method)
-        def within(self: Any, /, *args: P.args, **others: P.kwargs) -> T:
+        def call_bounded(self: Any, /, *args: P.args, **others: P.kwargs) -> T:
             if self.patience is None:
                 return method(self, *args, **others)
             try:
@@ -184,7 +184,7 @@ def bounded(name: str, error: type[Exception]) -> Callable[[_Method[P, T]], _Met
             except TimeoutError as late:
                 raise error(f"{name} does not respond: {late}") from late
 
-        return within
+        return call_bounded
 
     return decorate
 

@@ -66,10 +66,10 @@ def first_problem(error: ValidationError, kind: Any) -> tuple[str, str, str]:
     first = min(error.errors(include_url=False), key=lambda problem: problem["type"] not in _UNKNOWN_KEY)
     place = ".".join(part for part in map(str, first["loc"]) if not part.startswith(_UNION_TAGS))
     if first["type"] in _UNKNOWN_KEY:
-        *above, name = first["loc"]
-        known = sorted(_fields(kind, above))
-        otherwise = f"Valid keys: {', '.join(known)}." if known else "Remove the key."
-        return place, "unknown key", nearest_hint(str(name), known, otherwise)
+        *parents, name = first["loc"]
+        known = sorted(_fields(kind, parents))
+        fallback = f"Valid keys: {', '.join(known)}." if known else "Remove the key."
+        return place, "unknown key", nearest_hint(str(name), known, fallback)
     if first["type"] == "value_error":  # raised by our own validators, which name the value
         return place, str(first["ctx"]["error"]), ""
     choices = re.findall(r"'([^']+)'", str(first["ctx"]["expected"])) if first["type"] == "literal_error" else ()

@@ -152,9 +152,9 @@ def gpus_of(resources: str) -> int:
     TRES list the total and the counts by type, or only the latter if the total is not accounted. For shards, MPS and
     MIG instances see :func:`shares_a_gpu`.
     """
-    whole = _TRES_GPU.search(resources)
-    if whole is not None:
-        return int(whole[1])
+    match = _TRES_GPU.search(resources)
+    if match is not None:
+        return int(match[1])
     typed = _TRES_TYPED.findall(resources) or _GRES_GPU.findall(re.sub(r"\([^)]*\)", "", resources))
     return sum(int(count or 1) for count in typed)  # `--gres=gpu` requests one
 

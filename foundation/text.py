@@ -7,14 +7,14 @@ from collections.abc import Iterable
 def closest(name: object, known: Iterable[str]) -> str | None:
     """Return the known name closest to ``name``, ignoring case; None if none is close."""
     by_lower = {candidate.lower(): candidate for candidate in known}
-    near = difflib.get_close_matches(str(name)[:200].lower(), by_lower, n=1, cutoff=0.5)
-    return by_lower[near[0]] if near else None
+    matches = difflib.get_close_matches(str(name)[:200].lower(), by_lower, n=1, cutoff=0.5)
+    return by_lower[matches[0]] if matches else None
 
 
-def nearest_hint(name: object, known: Iterable[str], otherwise: str = "") -> str:
-    """Return "Did you mean …?" with the closest known name, or ``otherwise`` if none is close."""
-    near = closest(name, known)
-    return otherwise if near is None else f"Did you mean {near!r}?"
+def nearest_hint(name: object, known: Iterable[str], fallback: str = "") -> str:
+    """Return "Did you mean …?" with the closest known name, or ``fallback`` if none is close."""
+    name_found = closest(name, known)
+    return fallback if name_found is None else f"Did you mean {name_found!r}?"
 
 
 def quantity(number: int, noun: str) -> str:

@@ -23,11 +23,11 @@ class _OnceLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def overlaid(under: Any, over: Any) -> Any:
-    """Merge ``over`` into ``under`` recursively: mappings are merged, everything else is replaced."""
-    if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
-        return over
-    return {**under, **{key: overlaid(under.get(key), value) for key, value in over.items()}}
+def overlaid(base: Any, overlay: Any) -> Any:
+    """Merge ``overlay`` into ``base`` recursively: mappings are merged, everything else is replaced."""
+    if not (isinstance(base, Mapping) and isinstance(overlay, Mapping)):
+        return overlay
+    return {**base, **{key: overlaid(base.get(key), value) for key, value in overlay.items()}}
 
 
 def read_yaml(text: str) -> Any:

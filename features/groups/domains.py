@@ -130,15 +130,15 @@ class _Moments:
 
     def elapsed(self, entity: Int64Array, time: Int64Array) -> Int64Array:
         """Return the summed ages of all instants at or before each time."""
-        upto, first = self.timeline.upto(entity, time), self.first[entity]
-        return (upto - first) * time - (self.total[upto] - self.total[first])
+        end, first = self.timeline.upto(entity, time), self.first[entity]
+        return (end - first) * time - (self.total[end] - self.total[first])
 
     def aged(self, entity: Int64Array, time: Int64Array) -> NDArray[np.float64]:
         """Return the sum of 1 - 0.5 ** (age in half-lives) over all instants at or before each time."""
-        upto, first = self.timeline.upto(entity, time), self.first[entity]
+        end, first = self.timeline.upto(entity, time), self.first[entity]
         since = (time - np.minimum(self.reference[entity], time)) / duration_ms(HALF_LIFE)
-        weight = np.append(self.weight, 0.0)[np.where(upto > first, upto - 1, -1)]
-        return (upto - first) - weight * np.exp2(-since)
+        weight = np.append(self.weight, 0.0)[np.where(end > first, end - 1, -1)]
+        return (end - first) - weight * np.exp2(-since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +174,18 @@ class Domain:
         """
         if scope == "age":
             of_installation, of_event = None, _ages(installations, installations.unit[installation], time)
-            stay_ids, begin, end = _stays_by_age(installations)
-            entities = int(max(stay_ids.max(initial=-1), of_event.max(initial=-1))) + 1
+            entity_of, begin, end = _installations_by_age(installations)
+            entities = int(max(entity_of.max(initial=-1), of_event.max(initial=-1))) + 1
         else:
             of_installation, entities = _entities(scope, installations, inventory)
-            stay_ids, begin, end = of_installation, installations.installed, installations.removed
+            entity_of, begin, end = of_installation, installations.installed, installations.removed
             of_event = of_installation[installation]
         usable = (installation >= 0) & (of_event >= 0) & (kinds != 0)
         entity, time, known, until, kinds, count = (
             values[usable] for values in (of_event, time, known, until, kinds, count)
         )
         events = EventVersions.of(entity, entities, time=time, known=known, until=until, kinds=kinds, size=count)
-        return cls(scope, of_installation, events, Exposure.of(stay_ids, begin, end, entities))
+        return cls(scope, of_installation, events, Exposure.of(entity_of, begin, end, entities))
 
     def entities_at(self, installations: Installations, installation: Int64Array, time: Int64Array) -> Int64Array:
         """Return the entity of each row, from its installation (-1: none) and time."""
@@ -259,18 +259,20 @@ def domain_values(
     Rows of one domain at one time share their values, so each is computed once.
     """
     windows = np.asarray([duration_ms(window) for window in features.history_windows], dtype=np.int64)
-    times, when = np.unique(time, return_inverse=True)
-    whole = fleet.rates(np.zeros(len(times), dtype=np.int64), times, windows, bits)
+    times, time_code = np.unique(time, return_inverse=True)
+    of_fleet = fleet.rates(np.zeros(len(times), dtype=np.int64), times, windows, bits)
     blocks = []
     for domain in domains:
         entity = domain.entities_at(installations, installation, time)
         out = np.full((len(time), len(domain_columns(domain.scope, features.history_windows))), np.nan, np.float32)
-        there = np.flatnonzero(entity >= 0)
-        pairs, row = np.unique(entity[there] * len(times) + when[there], return_inverse=True)
-        at = pairs % len(times)
-        rates = domain.rates(pairs // len(times), times[at], windows, bits)
-        usual = None if domain.scope == "fleet" else Rates(*(getattr(whole, name)[at] for name in Rates.__slots__))
-        out[there] = rates.columns(usual)[row]
+        known = np.flatnonzero(entity >= 0)
+        pairs, row = np.unique(entity[known] * len(times) + time_code[known], return_inverse=True)
+        moment = pairs % len(times)
+        rates = domain.rates(pairs // len(times), times[moment], windows, bits)
+        usual = (
+            None if domain.scope == "fleet" else Rates(*(getattr(of_fleet, name)[moment] for name in Rates.__slots__))
+        )
+        out[known] = rates.columns(usual)[row]
         blocks.append(out)
     return np.concatenate(blocks, axis=1)
 
@@ -316,7 +318,7 @@ def _ages(installations: Installations, unit: Int64Array, time: Int64Array) -> I
     return np.where(dated, (time - np.where(dated, first, 0)) // duration_ms(AGE_STEP), -1)
 
 
-def _stays_by_age(installations: Installations) -> tuple[Int64Array, Int64Array, Int64Array]:
+def _installations_by_age(installations: Installations) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Split installations where their unit enters another age group: age group, start and end of each piece.
 
     Open installations are split for ten years beyond the latest date; pieces that have not started contribute nothing.

@@ -24,7 +24,7 @@ BoolArray = npt.NDArray[np.bool_]
 _HOUR_MS = 3_600_000.0
 
 
-_TOGETHER = 2048
+_BATCH = 2048
 """Samples per batch, in which all channels are examined."""
 
 
@@ -132,10 +132,10 @@ class GapPlan:
         gauges = len(self.layout.gauges)
         watched = np.array([*range(gauges), *self._steppers()], dtype=np.int64)
         is_repeat = np.zeros(block.times.size, dtype=np.bool_)
-        moved = np.zeros(block.times.size, dtype=np.bool_)
+        changed = np.zeros(block.times.size, dtype=np.bool_)
         known = np.zeros((-(-(watched.size + len(block.flags_known)) // 64), block.times.size), dtype=np.uint64)
-        _note_samples(block.values, gauges, watched, block.flags_known, is_repeat, moved, known)
-        return SampleFacts(block.times, is_repeat & ~moved, known)
+        _note_samples(block.values, gauges, watched, block.flags_known, is_repeat, changed, known)
+        return SampleFacts(block.times, is_repeat & ~changed, known)
 
     def _steppers(self) -> list[int]:
         layout = self.layout
@@ -169,8 +169,8 @@ def fresh_share(
         for pair in range(row_first[row], row_last[row]):
             if service[row_time[row], pair]:
                 present += 1
-                at = newest_usable(times, begins[pair], ends[pair], borders[row])
-                if at >= begins[pair] and borders[row] - times[at] < window:
+                newest = newest_usable(times, begins[pair], ends[pair], borders[row])
+                if newest >= begins[pair] and borders[row] - times[newest] < window:
                     fresh += 1
         out[row, column] = fresh / present if present > 0 else np.nan
 
@@ -182,15 +182,15 @@ def _note_samples(
     watched: IntArray,
     flags_known: npt.NDArray[np.bool_],
     is_repeat: BoolArray,
-    moved: BoolArray,
+    changed: BoolArray,
     known: npt.NDArray[np.uint64],
 ) -> None:
     """Process all channels for a batch of samples at a time, so that results stay in the L1 cache."""
-    for begin in range(0, is_repeat.size, _TOGETHER):
-        end = min(begin + _TOGETHER, is_repeat.size)
-        before = max(begin - 1, 0)
+    for begin in range(0, is_repeat.size, _BATCH):
+        end = min(begin + _BATCH, is_repeat.size)
+        previous = max(begin - 1, 0)
         for c in range(gauges):
-            _compare(values[c, before:end], is_repeat[before:end], moved[before:end])
+            _compare(values[c, previous:end], is_repeat[previous:end], changed[previous:end])
         for bit in range(watched.size):
             _note_values(values[watched[bit], begin:end], bit % 64, known[bit // 64, begin:end])
         for flag in range(flags_known.shape[0]):
@@ -199,14 +199,14 @@ def _note_samples(
 
 
 @njit(cache=True, nogil=True)
-def _compare(series: FloatArray, is_repeat: BoolArray, moved: BoolArray) -> None:
+def _compare(series: FloatArray, is_repeat: BoolArray, changed: BoolArray) -> None:
     """Record where a gauge equals its previous sample, and where it changed, appeared or disappeared."""
     for i in range(1, series.size):
         a = series[i]
         b = series[i - 1]
         same = a == b
         is_repeat[i] |= same
-        moved[i] |= not same and (not np.isnan(a) or not np.isnan(b))
+        changed[i] |= not same and (not np.isnan(a) or not np.isnan(b))
 
 
 @njit(cache=True, nogil=True)
@@ -281,17 +281,17 @@ def _gap_windows(
     samples = np.zeros(edges.size)
     repeats = np.zeros(edges.size)
     now = np.zeros(facts.known.shape[0], dtype=np.uint64)
-    before = np.zeros(facts.known.shape[0], dtype=np.uint64)
+    earlier = np.zeros(facts.known.shape[0], dtype=np.uint64)
     for row in range(borders.size):
         border = borders[row]
         in_service = border - since[row]
         _count(facts, nodes, visits, row, samples, repeats)
         for w in range(n_windows):
             expected = min(windows[w], in_service) // step
-            missing = 1.0 - samples[window_edge[w]] / expected if expected > 0 else np.nan
-            out[row, offset + w] = min(max(missing, 0.0), 1.0) if expected > 0 else np.nan
-        inside = visits.stops[row, largest]
-        longest, reached = _longest_gap(facts, nodes, visits, visits.begin[row], inside, border)
+            missing_share = 1.0 - samples[window_edge[w]] / expected if expected > 0 else np.nan
+            out[row, offset + w] = min(max(missing_share, 0.0), 1.0) if expected > 0 else np.nan
+        window_end = visits.stops[row, largest]
+        longest, reached = _longest_gap(facts, nodes, visits, visits.begin[row], window_end, border)
         # the time from the start of the window to its oldest sample is a gap, too
         longest = max(longest, min(windows[n_windows - 1], max(in_service, 0)) - reached)
         column = offset + n_windows
@@ -310,12 +310,12 @@ def _gap_windows(
             column += 1
         middle = visits.stops[row, 0]
         _known_words(facts, nodes, visits, begin, middle, now)
-        _known_words(facts, nodes, visits, middle, end, before)
+        _known_words(facts, nodes, visits, middle, end, earlier)
         vanished = 0
         for word in range(now.size):
-            gone = before[word] & ~now[word]
-            while gone:
-                gone &= gone - np.uint64(1)
+            missing_bits = earlier[word] & ~now[word]
+            while missing_bits:
+                missing_bits &= missing_bits - np.uint64(1)
                 vanished += 1
         out[row, column] = vanished
 
@@ -364,14 +364,14 @@ def _longest_gap(
 
 @njit(cache=True, nogil=True)
 def _known_words(
-    facts: SampleFacts, nodes: GapNodes, visits: Visits, begin: int, end: int, into: npt.NDArray[np.uint64]
+    facts: SampleFacts, nodes: GapNodes, visits: Visits, begin: int, end: int, out: npt.NDArray[np.uint64]
 ) -> None:
     """Write which channels the samples of some visits report."""
-    into[:] = 0
+    out[:] = 0
     for i in range(begin, end):
-        for word in range(into.size):
+        for word in range(out.size):
             if visits.node[i] >= 0:
-                into[word] |= nodes.words[word, visits.node[i]]
+                out[word] |= nodes.words[word, visits.node[i]]
             else:
                 for sample in range(visits.first[i], visits.last[i]):
-                    into[word] |= facts.known[word, sample]
+                    out[word] |= facts.known[word, sample]

@@ -124,9 +124,9 @@ class EventHistory:
         time = np.r_[facts.time, milliseconds(onsets["timestamp"])]
         known = np.r_[facts.known, milliseconds(onsets["known_at"], "known_at")]
         kinds = np.r_[_kinds(facts, labels), np.full(len(onsets), 1 << _BIT["incident"], dtype=np.uint32)]
-        planned = record.maintenance.shown(np.r_[record.maintenance.concerned(facts), onset_unit], time, known)
-        done = np.isin(facts.type, ("repair", "replacement", "driver"))  # real work, even if planned
-        planned[: len(done)][done] = NEVER
+        planned = record.maintenance.known_inside(np.r_[record.maintenance.concerned(facts), onset_unit], time, known)
+        is_work = np.isin(facts.type, ("repair", "replacement", "driver"))  # real work, even if planned
+        planned[: len(is_work)][is_work] = NEVER
         # tickets of failures that already count, and onsets opened by such tickets only
         repeated = np.r_[record.repeats, milliseconds(onsets["until"], "until")]
         ceases = np.minimum(planned, repeated)

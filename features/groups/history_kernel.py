@@ -113,8 +113,8 @@ class EventVersions:
         member = order[np.arange(len(version)) - np.repeat(np.cumsum(last - first) - last, last - first)]
         counts = until[member] > since[version]
         owners = np.r_[entity, version[counts] + entities]
-        whole = events(owners, entities + len(owner), np.r_[: len(entity), member[counts]])
-        return cls(whole, entities, Timeline(owner, since, entities))
+        versions = events(owners, entities + len(owner), np.r_[: len(entity), member[counts]])
+        return cls(versions, entities, Timeline(owner, since, entities))
 
     def at(self, entity: IntArray, time: IntArray) -> IntArray:
         """Return the version of each entity (-1: none) at each time."""
@@ -131,16 +131,16 @@ def _has(kinds: np.uint32, bit: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _count(
-    event: int, span: int, by: int, events: EntityEvents, counted: IntArray, counts: IntArray, per_code: IntArray
+    event: int, span: int, sign: int, events: EntityEvents, counted: IntArray, counts: IntArray, per_code: IntArray
 ) -> None:
-    """Add an event to a window, or remove it (negative ``by``); the last window counts by XID."""
+    """Add an event to a window, or remove it (negative ``sign``); the last window counts by XID."""
     if span == counts.shape[1]:
         if events.code[event] >= 0:
-            per_code[events.code[event]] += by
+            per_code[events.code[event]] += sign
         return
     for b in range(len(counted)):
         if _has(events.kinds[event], counted[b]):
-            counts[b, span] += by
+            counts[b, span] += sign
 
 
 @njit(cache=True, nogil=True)
@@ -225,7 +225,7 @@ def sweep_history(
     latest = np.zeros(len(timed), dtype=np.int64)
     weight = np.zeros(len(weighed), dtype=np.float64)
     per_code = np.zeros(max(events.codes, 1), dtype=np.int64)
-    inside = np.zeros((len(events.time), spans), dtype=np.bool_)
+    in_span = np.zeros((len(events.time), spans), dtype=np.bool_)
     oldest = np.zeros(spans, dtype=np.int64)
     entity = -2
     begin = end = newest = 0
@@ -245,13 +245,13 @@ def sweep_history(
             while oldest[s] < end and events.time[events.by_time[oldest[s]]] <= t - windows[s]:
                 event = events.by_time[oldest[s]]
                 oldest[s] += 1
-                if inside[event, s]:
-                    inside[event, s] = False
+                if in_span[event, s]:
+                    in_span[event, s] = False
                     _count(event, s, -events.size[event], events, counted, counts, per_code)
         while newest < end and events.known[newest] <= t:
             for s in range(spans):
                 if events.time[newest] > t - windows[s]:
-                    inside[newest, s] = True
+                    in_span[newest, s] = True
                     _count(newest, s, events.size[newest], events, counted, counts, per_code)
             _learn(events, newest, begin, timed, latest, weighed, weight, half_life)
             newest += 1

@@ -38,7 +38,7 @@ MIN_UNITS = 20
 ALL = "errors"
 """Channel name of the columns that aggregate all counters."""
 
-_JOINED = ("surge_max", "surge_sum", "excess_max", "excess_sum")
+_COMBINED = ("surge_max", "surge_sum", "excess_max", "excess_sum")
 _TILE = 65_536
 _NOT_ERRORS = frozenset({"mJ", "J", "ns", "us", "ms", "s", "B", "bytes", "MiB", "B/s", "MiB/s"})
 
@@ -133,7 +133,7 @@ class OnsetPlan:
             FeatureColumn.of("onset", channel, "surge", window=window) for window, _ in pairs for channel in channels
         ]
         for window, _ in pairs:
-            columns += [FeatureColumn.of("onset", ALL, statistic, window=window) for statistic in _JOINED]
+            columns += [FeatureColumn.of("onset", ALL, statistic, window=window) for statistic in _COMBINED]
         hour, counted = timedelta(hours=1), np.tile([channel in shares for channel in channels], len(pairs))
 
         def by_surge(values: Sequence[float]) -> FloatArray:
@@ -143,11 +143,11 @@ class OnsetPlan:
             columns=tuple(columns),
             amounts=amounts,
             now=np.array([place[channel, window] for window, _ in pairs for channel in channels], dtype=np.int64),
-            past=np.array([place[channel, past] for _, past in pairs for channel in channels], dtype=np.int64),
+            past=np.array([place[channel, baseline] for _, baseline in pairs for channel in channels], dtype=np.int64),
             hours_now=by_surge([window / hour for window, _ in pairs]),
-            hours_past=by_surge([past / hour for _, past in pairs]),
+            hours_past=by_surge([baseline / hour for _, baseline in pairs]),
             steps_now=np.where(counted, by_surge([window / step for window, _ in pairs]), 1.0),
-            steps_past=np.where(counted, by_surge([past / step for _, past in pairs]), 1.0),
+            steps_past=np.where(counted, by_surge([baseline / step for _, baseline in pairs]), 1.0),
             window_of=np.repeat(np.arange(len(pairs)), len(channels)),
             windows=len(pairs),
         )
@@ -158,41 +158,41 @@ class OnsetPlan:
         levels: IntArray,
         time: IntArray,
         augmented: npt.NDArray[np.bool_],
-        before: IntArray,
-        seen: FloatArray,
+        grid_times: IntArray,
+        observed_hours: FloatArray,
         out: Float32Array,
         offset: int,
     ) -> None:
         """Write the group's columns into ``out[:, offset:]``, for all rows of some decision times.
 
-        ``time``, ``before``: decision time of each row, and the last grid time at or before it (ms).
-        ``seen``: hours of samples available to each row since a maintenance ended; infinite without one.
+        ``time``, ``grid_times``: decision time of each row, and the last grid time at or before it (ms).
+        ``observed_hours``: hours of samples available to each row since a maintenance ended; infinite without one.
         """
         grid = np.flatnonzero(~augmented)
-        times, percentiles = self._reference(amounts[grid], levels[:, grid], time[grid], seen[grid])
-        position = np.searchsorted(times, before, side="right") - 1
+        times, percentiles = self._reference(amounts[grid], levels[:, grid], time[grid], observed_hours[grid])
+        position = np.searchsorted(times, grid_times, side="right") - 1
         on_grid = position >= 0
-        on_grid[on_grid] = times[position[on_grid]] == before[on_grid]
+        on_grid[on_grid] = times[position[on_grid]] == grid_times[on_grid]
         surges = self.now.size
-        for begin in range(0, before.size, _TILE):
-            tile = slice(begin, min(begin + _TILE, before.size))
-            logs, known = self._logs(amounts[tile], seen[tile]), on_grid[tile]
+        for begin in range(0, grid_times.size, _TILE):
+            tile = slice(begin, min(begin + _TILE, grid_times.size))
+            logs, known = self._logs(amounts[tile], observed_hours[tile]), on_grid[tile]
             usual = np.full(logs.shape, np.nan)
             for level in levels:
                 percentile = np.full(logs.shape, np.nan)
                 percentile[known] = percentiles[position[tile][known], level[tile][known]]
                 usual = np.where(np.isnan(usual), percentile, usual)
             excess = logs - usual
-            surge = np.minimum(excess, logs - self._expected(amounts[tile], seen[tile]))
+            surge = np.minimum(excess, logs - self._expected(amounts[tile], observed_hours[tile]))
             out[tile, offset : offset + surges] = surge
             for window in range(self.windows):
                 of_window = self.window_of == window
-                joined = np.column_stack([*_join(surge[:, of_window]), *_join(excess[:, of_window])])
-                first = offset + surges + window * len(_JOINED)
-                out[tile, first : first + len(_JOINED)] = joined
+                combined = np.column_stack([*_combine(surge[:, of_window]), *_combine(excess[:, of_window])])
+                first = offset + surges + window * len(_COMBINED)
+                out[tile, first : first + len(_COMBINED)] = combined
 
     def _reference(
-        self, amounts: Float32Array, levels: IntArray, time: IntArray, seen: FloatArray
+        self, amounts: Float32Array, levels: IntArray, time: IntArray, observed_hours: FloatArray
     ) -> tuple[IntArray, FloatArray]:
         """Return percentiles of log rises at each distinct time, by comparison group; NaN with too few units."""
         times, code = np.unique(time, return_inverse=True)
@@ -202,39 +202,39 @@ class OnsetPlan:
         bounds = np.searchsorted(code[order], np.arange(times.size + 1))
         for i in range(times.size):
             chosen = order[bounds[i] : bounds[i + 1]]
-            logs = self._logs(amounts[chosen], seen[chosen])
+            logs = self._logs(amounts[chosen], observed_hours[chosen])
             for level in levels:
                 _percentiles(logs, level[chosen], QUANTILE, MIN_UNITS, values[i])
         return times, values
 
-    def _logs(self, amounts: Float32Array, seen: FloatArray) -> FloatArray:
+    def _logs(self, amounts: Float32Array, observed_hours: FloatArray) -> FloatArray:
         logs = np.log1p(amounts[:, self.now].astype(np.float64) * self.steps_now)
-        cut = np.flatnonzero(seen < self.hours_now.max(initial=0.0))
-        logs[cut] = np.where(seen[cut, None] < self.hours_now, np.nan, logs[cut])
+        cut = np.flatnonzero(observed_hours < self.hours_now.max(initial=0.0))
+        logs[cut] = np.where(observed_hours[cut, None] < self.hours_now, np.nan, logs[cut])
         return logs
 
-    def _expected(self, amounts: Float32Array, seen: FloatArray) -> FloatArray:
+    def _expected(self, amounts: Float32Array, observed_hours: FloatArray) -> FloatArray:
         """Return the log of one plus the rise expected at the rate of the preceding past."""
         now = amounts[:, self.now].astype(np.float64) * self.steps_now
         earlier = np.maximum(amounts[:, self.past].astype(np.float64) * self.steps_past - now, 0.0)
         expected = np.log1p(earlier / (self.hours_past - self.hours_now) * self.hours_now)
-        cut = np.flatnonzero(seen < self.hours_past.max(initial=0.0))
-        hours = np.minimum(seen[cut, None], self.hours_past) - self.hours_now
+        cut = np.flatnonzero(observed_hours < self.hours_past.max(initial=0.0))
+        hours = np.minimum(observed_hours[cut, None], self.hours_past) - self.hours_now
         known = np.where(hours > 0, earlier[cut] / np.where(hours > 0, hours, 1.0), np.nan)
         expected[cut] = np.log1p(known * self.hours_now)
         return expected
 
 
-def _join(values: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _combine(values: FloatArray) -> tuple[FloatArray, FloatArray]:
     known = ~np.isnan(values).all(axis=1)
     filled = np.where(np.isnan(values), -np.inf, values)
-    most = np.where(known, filled.max(axis=1), np.nan)
+    largest = np.where(known, filled.max(axis=1), np.nan)
     total = np.where(known, np.maximum(filled, 0.0).sum(axis=1), np.nan)
-    return most, total
+    return largest, total
 
 
 @njit(cache=True, nogil=True)
-def _percentiles(logs: FloatArray, kind: IntArray, quantile: float, least: int, out: FloatArray) -> None:
+def _percentiles(logs: FloatArray, kind: IntArray, quantile: float, min_units: int, out: FloatArray) -> None:
     """Write the percentile (linear interpolation) of each group and column into ``out``, shape (kinds, columns)."""
     rows, columns = logs.shape
     order = np.argsort(kind)
@@ -242,8 +242,8 @@ def _percentiles(logs: FloatArray, kind: IntArray, quantile: float, least: int, 
     begin = 0
     while begin < rows:
         end = begin
-        which = kind[order[begin]]
-        while end < rows and kind[order[end]] == which:
+        group = kind[order[begin]]
+        while end < rows and kind[order[end]] == group:
             end += 1
         for column in range(columns):
             n = 0
@@ -252,10 +252,10 @@ def _percentiles(logs: FloatArray, kind: IntArray, quantile: float, least: int, 
                 if not np.isnan(value):
                     buffer[n] = value
                     n += 1
-            if n >= least:
+            if n >= min_units:
                 ordered = np.sort(buffer[:n])
                 place = quantile * (n - 1)
                 low = int(place)
                 high = min(low + 1, n - 1)
-                out[which, column] = ordered[low] + (place - low) * (ordered[high] - ordered[low])
+                out[group, column] = ordered[low] + (place - low) * (ordered[high] - ordered[low])
         begin = end

@@ -57,15 +57,15 @@ class PeerPlan:
         columns: list[FeatureColumn] = []
         tables: dict[str, list[int]] = {"node_deviation": [], "node_rank": [], "fleet_deviation": []}
         for value in first.columns:
-            wanted = {
+            applies = {
                 "node_deviation": unit == "gpu",
                 "node_rank": unit == "gpu" and value.statistic == "mean",
                 "fleet_deviation": True,
             }
             assert value.channel is not None
             for statistic, table in tables.items():
-                table.append(len(columns) if wanted[statistic] else -1)
-                if wanted[statistic]:
+                table.append(len(columns) if applies[statistic] else -1)
+                if applies[statistic]:
                     in_unit = "" if statistic == "node_rank" else value.unit
                     columns.append(FeatureColumn.of("peers", value.channel, statistic, window=window, unit=in_unit))
         return cls(
@@ -91,35 +91,35 @@ class PeerPlan:
         ``service``: pairs out of service at a time have no value; shape (times, pairs).
         """
         time, pair = np.nonzero(service)
-        taken = np.full((time.size, len(self.first.columns)), np.nan, dtype=np.float32)
+        computed = np.full((time.size, len(self.first.columns)), np.nan, dtype=np.float32)
         by_pair = np.lexsort((time, pair))  # unit by unit, to keep samples in the cache
         time, pair = time[by_pair], pair[by_pair]
-        self.first.fill(panes, RowSpans(begins[pair], ends[pair], borders[time]), taken)
+        self.first.fill(panes, RowSpans(begins[pair], ends[pair], borders[time]), computed)
         values = np.full((borders.size, begins.size, len(self.first.columns)), np.nan, dtype=np.float32)
-        values[time, pair] = taken
+        values[time, pair] = computed
         return values
 
     def fill_own(
-        self, values: Float32Array, at: IntArray, row_pair: IntArray, out: Float32Array, offset: int = 0
+        self, values: Float32Array, row_time: IntArray, row_pair: IntArray, out: Float32Array, offset: int = 0
     ) -> None:
         """Write each row's own value at its last grid time, for :meth:`fill_fleet` to compare.
 
-        ``at``, ``row_pair``: positions of each row in ``values``, which holds grid times only.
+        ``row_time``, ``row_pair``: positions of each row in ``values``, which holds grid times only.
         """
         for value, column in enumerate(self.fleet.tolist()):
-            out[:, offset + column] = values[at, row_pair, value]
+            out[:, offset + column] = values[row_time, row_pair, value]
 
     def fill_fleet(
-        self, medians: FloatArray, at: IntArray, row_model: IntArray, out: Float32Array, offset: int = 0
+        self, medians: FloatArray, row_time: IntArray, row_model: IntArray, out: Float32Array, offset: int = 0
     ) -> None:
         """Subtract the fleet medians in ``out[:, offset:]`` from the values that :meth:`fill_own` wrote.
 
-        ``at``, ``row_model``: positions in ``medians`` (from :func:`fleet_medians`) of each row's last grid time and
-        model; -1: no reference.
+        ``row_time``, ``row_model``: positions in ``medians`` (from :func:`fleet_medians`) of each row's last grid time
+        and model; -1: no reference.
         """
         known = row_model >= 0
         for value, column in enumerate(self.fleet.tolist()):
-            reference = np.where(known, medians[value][at, row_model], np.nan)
+            reference = np.where(known, medians[value][row_time, row_model], np.nan)
             out[:, offset + column] = out[:, offset + column].astype(np.float64) - reference
 
 
@@ -130,7 +130,7 @@ def model_codes(fleet: Fleet, inventory: pd.DataFrame) -> tuple[IntArray, int]:
     """
     models = inventory["model"] if "model" in inventory.columns else pd.Series([None] * len(inventory))
     named = np.array(["" if pd.isna(model) else str(model) for model in models], dtype=object)
-    first = np.searchsorted(fleet.stay_pair, np.arange(len(fleet.pairs)))
+    first = np.searchsorted(fleet.installation_pair, np.arange(len(fleet.pairs)))
     codes, distinct = pd.factorize(named[fleet.installation_row[first]], sort=True)
     return codes.astype(np.int64), len(distinct)
 
@@ -200,23 +200,23 @@ def compare_with_node(
         for j in range(deviation.size):
             if deviation[j] < 0:
                 continue
-            own = values[time, row_pair[row], j]
+            own_value = values[time, row_pair[row], j]
             n = 0
-            below = 0.0
+            n_below = 0.0
             for pair in range(row_first[row], row_last[row]):
                 value = values[time, pair, j]
                 if pair != row_pair[row] and not np.isnan(value):
-                    at = n  # insertion sort: a node has few units
-                    while at > 0 and others[at - 1] > value:
-                        others[at] = others[at - 1]
-                        at -= 1
-                    others[at] = value
+                    slot = n  # insertion sort: a node has few units
+                    while slot > 0 and others[slot - 1] > value:
+                        others[slot] = others[slot - 1]
+                        slot -= 1
+                    others[slot] = value
                     n += 1
-                    if value < own:
-                        below += 1.0
-                    elif value == own:
-                        below += 0.5
-            known = n > 0 and not np.isnan(own)
-            out[row, offset + deviation[j]] = np.float64(own) - _median(others[:n]) if known else np.nan
+                    if value < own_value:
+                        n_below += 1.0
+                    elif value == own_value:
+                        n_below += 0.5
+            known = n > 0 and not np.isnan(own_value)
+            out[row, offset + deviation[j]] = np.float64(own_value) - _median(others[:n]) if known else np.nan
             if rank[j] >= 0:
-                out[row, offset + rank[j]] = below / n if known else np.nan
+                out[row, offset + rank[j]] = n_below / n if known else np.nan

@@ -24,10 +24,10 @@ from telemetry.dataset.installations import Timeline
 
 _DAY_MS = 86_400_000.0
 _AUTO = ("model", "driver", "age", "slot", "rack")
-_STAY = ("age", "in_place", "moves")
+_DERIVED = ("age", "in_place", "moves")
 """Features derived from a unit's installations; all others are inventory columns."""
 
-_IDENTITIES = frozenset({"gpu", "serial", "node", "installed_at", "removed_at", *_STAY})
+_IDENTITIES = frozenset({"gpu", "serial", "node", "installed_at", "removed_at", *_DERIVED})
 _ORDINAL = re.compile(r"(\d+)\s*\Z")
 
 
@@ -50,20 +50,20 @@ class StaticPlan:
 
     @classmethod
     def of(
-        cls, inventory: pd.DataFrame, events: pd.DataFrame, wanted: Sequence[str] | Literal["auto", "all"]
+        cls, inventory: pd.DataFrame, events: pd.DataFrame, selection: Sequence[str] | Literal["auto", "all"]
     ) -> "StaticPlan":
         """Plan the group.
 
-        ``wanted``: inventory columns, ``age``, ``in_place`` or ``moves``; ``auto``: model, driver, age, slot and rack
-        if filled; ``all``: these three and every filled column that does not identify the unit.
+        ``selection``: inventory columns, ``age``, ``in_place`` or ``moves``; ``auto``: model, driver, age, slot and
+        rack if filled; ``all``: these three and every filled column that does not identify the unit.
         Raises ``InputError`` if a named column does not exist or cannot be a feature.
         """
-        if wanted == "auto":
+        if selection == "auto":
             names = [name for name in _AUTO if name == "age" or _filled(inventory, name)]
-        elif wanted == "all":
-            names = [*_STAY, *(name for name in sorted(inventory.columns) if _describes(inventory, name))]
+        elif selection == "all":
+            names = [*_DERIVED, *(name for name in sorted(inventory.columns) if _describes(inventory, name))]
         else:
-            names = list(wanted)
+            names = list(selection)
             for name in names:
                 _check(inventory, name)
         return cls(tuple(_column(inventory, events, name) for name in names))
@@ -74,7 +74,7 @@ class StaticPlan:
         for column in self.columns:
             name = str(column.channel)
             changes = None
-            if name in _STAY:
+            if name in _DERIVED:
                 facts.append((_of_installations(fleet, name), None))
                 continue
             if column.statistic == "days":
@@ -107,7 +107,7 @@ class StaticFacts:
     def values(self, pair: IntArray, time: IntArray) -> npt.NDArray[np.float32]:
         """Return the values of rows by pair (-1: unknown) and decision time (ms); shape (rows, columns)."""
         out = np.full((pair.size, len(self.facts)), np.nan, dtype=np.float32)
-        installation = self.fleet.stay_at(pair, time)
+        installation = self.fleet.installation_at(pair, time)
         known = installation >= 0
         for position, (of_installation, changes) in enumerate(self.facts):
             values = of_installation[installation[known]]
@@ -116,7 +116,7 @@ class StaticFacts:
                 values = np.where(usable, (time[known] - values) / _DAY_MS, np.nan)
             out[known, position] = values
             if changes is not None:
-                changes.lay(out[:, position], self.fleet, pair, time, installation)
+                changes.overwrite(out[:, position], self.fleet, pair, time, installation)
         return out
 
 
@@ -143,11 +143,11 @@ def _check(inventory: pd.DataFrame, name: str) -> None:
             if name == "removed_at"
             else "Name 'in_place' instead: days since the installation.",
         )
-    if name not in _STAY and name not in inventory.columns:
+    if name not in _DERIVED and name not in inventory.columns:
         raise InputError(
             f"the inventory has no column {name!r}",
             location,
-            f"Choose among: {', '.join(sorted({*_STAY, *inventory.columns} - {'installed_at', 'removed_at'}))}.",
+            f"Choose among: {', '.join(sorted({*_DERIVED, *inventory.columns} - {'installed_at', 'removed_at'}))}.",
         )
 
 
@@ -190,7 +190,7 @@ def _of_installations(fleet: Fleet, name: str) -> npt.NDArray[np.float64] | IntA
     """Return a value per installation that no later installation changes."""
     if name == "in_place":
         return fleet.installed
-    unit = pd.Series([fleet.pairs[pair][1] for pair in fleet.stay_pair.tolist()], dtype=object)
+    unit = pd.Series([fleet.pairs[pair][1] for pair in fleet.installation_pair.tolist()], dtype=object)
     installed = pd.Series(fleet.installed).groupby(unit)
     if name == "age":
         return installed.transform("min").to_numpy(np.int64)
@@ -209,18 +209,18 @@ def _driver_events(events: pd.DataFrame) -> list[tuple[str, str | None, str, int
         milliseconds(chosen["known_at"], "known_at").tolist(),
         strict=True,
     )
-    return [(node, gpu, str(value), when, known) for node, gpu, value, when, known in rows if value]
+    return [(node, gpu, str(value), time, known) for node, gpu, value, time, known in rows if value]
 
 
 @dataclass(frozen=True, slots=True)
 class DriverChanges:
     """Driver changes by pair and known-at time.
 
-    ``when``, ``code``: timestamp (ms) and code of the latest change known by then.
+    ``time``, ``code``: timestamp (ms) and code of the latest change known by then.
     """
 
     known: Timeline
-    when: IntArray
+    time: IntArray
     code: npt.NDArray[np.float64]
 
     @classmethod
@@ -235,16 +235,16 @@ class DriverChanges:
         if not pair.size:
             return None
         event = np.repeat(np.arange(len(changes)), [len(numbers) for numbers in touched])
-        when, known = (np.array([change[which] for change in changes], dtype=np.int64)[event] for which in (3, 4))
+        time, known = (np.array([change[field] for change in changes], dtype=np.int64)[event] for field in (3, 4))
         code = np.array([codes.get(version, np.nan) for _, _, version, _, _ in changes], dtype=np.float64)[event]
-        order = np.lexsort((when, known, pair))
-        pair, when, code = pair[order], when[order], code[order]
+        order = np.lexsort((time, known, pair))
+        pair, time, code = pair[order], time[order], code[order]
         # position of the latest change known with each one: by timestamp, then by known-at time
-        newest = pd.Series(when).groupby(pair, sort=False).cummax().to_numpy()
-        latest = np.maximum.accumulate(np.where(when == newest, np.arange(pair.size), 0))
-        return cls(Timeline(pair, known[order], len(fleet.pairs)), when[latest], code[latest])
+        newest = pd.Series(time).groupby(pair, sort=False).cummax().to_numpy()
+        latest = np.maximum.accumulate(np.where(time == newest, np.arange(pair.size), 0))
+        return cls(Timeline(pair, known[order], len(fleet.pairs)), time[latest], code[latest])
 
-    def lay(
+    def overwrite(
         self, out: npt.NDArray[np.float32], fleet: Fleet, pair: IntArray, time: IntArray, installation: IntArray
     ) -> None:
         """Overwrite the driver at installation with the newest change known at each row's time."""
@@ -252,7 +252,7 @@ class DriverChanges:
         rows = np.flatnonzero((last >= 0) & (installation >= 0))
         change = last[rows]
         # the inventory's driver includes changes before the installation
-        newer = self.when[change] >= fleet.installed[installation[rows]]
+        newer = self.time[change] >= fleet.installed[installation[rows]]
         out[rows[newer]] = self.code[change[newer]]
 
 

@@ -125,35 +125,33 @@ class WorkloadPlan:
 
 # Fields of a power node: lowest and highest value, steps between known values, their absolute sum, newest and oldest
 # known value (NaN: none).
-_LOW, _HIGH, _STEPS, _MOVED, _NEWEST, _OLDEST, _POWER_FIELDS = range(7)
+_LOW, _HIGH, _STEPS, _CHANGED, _NEWEST, _OLDEST, _POWER_FIELDS = range(7)
 
 
 @njit(cache=True, nogil=True)
-def _sum_power(
-    series: FloatArray, lows: FloatArray, highs: FloatArray, first: int, last: int, into: FloatArray
-) -> None:
-    into[_LOW] = np.inf
-    into[_HIGH] = -np.inf
-    into[_STEPS] = 0.0
-    into[_MOVED] = 0.0
-    into[_NEWEST] = np.nan
-    into[_OLDEST] = np.nan
+def _sum_power(series: FloatArray, lows: FloatArray, highs: FloatArray, first: int, last: int, out: FloatArray) -> None:
+    out[_LOW] = np.inf
+    out[_HIGH] = -np.inf
+    out[_STEPS] = 0.0
+    out[_CHANGED] = 0.0
+    out[_NEWEST] = np.nan
+    out[_OLDEST] = np.nan
     for i in range(last - 1, first - 1, -1):
         value = series[i]
         # comparisons with NaN are false: a roll-up's extreme, the value itself, or neither
-        into[_LOW] = min(into[_LOW], value)
-        into[_HIGH] = max(into[_HIGH], value)
-        if lows.size > 0 and lows[i] < into[_LOW]:
-            into[_LOW] = lows[i]
-        if highs.size > 0 and highs[i] > into[_HIGH]:
-            into[_HIGH] = highs[i]
+        out[_LOW] = min(out[_LOW], value)
+        out[_HIGH] = max(out[_HIGH], value)
+        if lows.size > 0 and lows[i] < out[_LOW]:
+            out[_LOW] = lows[i]
+        if highs.size > 0 and highs[i] > out[_HIGH]:
+            out[_HIGH] = highs[i]
         if not np.isnan(value):
-            if np.isnan(into[_NEWEST]):
-                into[_NEWEST] = value
+            if np.isnan(out[_NEWEST]):
+                out[_NEWEST] = value
             else:
-                into[_STEPS] += 1.0
-                into[_MOVED] += abs(into[_OLDEST] - value)
-            into[_OLDEST] = value
+                out[_STEPS] += 1.0
+                out[_CHANGED] += abs(out[_OLDEST] - value)
+            out[_OLDEST] = value
 
 
 @njit(cache=True, nogil=True)
@@ -173,21 +171,21 @@ def _power_nodes(series: FloatArray, lows: FloatArray, highs: FloatArray, index:
             parents = base + level_offset(panes, level)
             children = base + level_offset(panes, level - 1)
             for pane in range(panes >> level):
-                into = nodes[parents + pane]
+                node = nodes[parents + pane]
                 older = nodes[children + 2 * pane]
                 for field in range(_POWER_FIELDS):
-                    into[field] = nodes[children + 2 * pane + 1, field]
-                into[_LOW] = min(into[_LOW], older[_LOW])
-                into[_HIGH] = max(into[_HIGH], older[_HIGH])
+                    node[field] = nodes[children + 2 * pane + 1, field]
+                node[_LOW] = min(node[_LOW], older[_LOW])
+                node[_HIGH] = max(node[_HIGH], older[_HIGH])
                 if not np.isnan(older[_NEWEST]):
-                    if not np.isnan(into[_OLDEST]):
-                        into[_STEPS] += 1.0
-                        into[_MOVED] += abs(into[_OLDEST] - older[_NEWEST])
+                    if not np.isnan(node[_OLDEST]):
+                        node[_STEPS] += 1.0
+                        node[_CHANGED] += abs(node[_OLDEST] - older[_NEWEST])
                     else:
-                        into[_NEWEST] = older[_NEWEST]
-                    into[_STEPS] += older[_STEPS]
-                    into[_MOVED] += older[_MOVED]
-                    into[_OLDEST] = older[_OLDEST]
+                        node[_NEWEST] = older[_NEWEST]
+                    node[_STEPS] += older[_STEPS]
+                    node[_CHANGED] += older[_CHANGED]
+                    node[_OLDEST] = older[_OLDEST]
     return nodes
 
 
@@ -208,39 +206,39 @@ def _power(
     low = np.zeros(edges)
     high = np.zeros(edges)
     steps = np.zeros(edges)
-    moved = np.zeros(edges)
+    changed = np.zeros(edges)
     piece = np.empty(_POWER_FIELDS)
     for row in range(rows):
         steps[:] = 0.0
-        moved[:] = 0.0
+        changed[:] = 0.0
         lowest = np.inf
         highest = -np.inf
         oldest = np.nan
         oldest_edge = 0
-        at = visits.begin[row]
+        visit = visits.begin[row]
         for edge in range(edges):
-            while at < visits.stops[row, edge]:
-                if visits.node[at] >= 0:
+            while visit < visits.stops[row, edge]:
+                if visits.node[visit] >= 0:
                     for field in range(_POWER_FIELDS):
-                        piece[field] = nodes[visits.node[at], field]
+                        piece[field] = nodes[visits.node[visit], field]
                 else:
-                    _sum_power(series, lows, highs, visits.first[at], visits.last[at], piece)
-                at += 1
+                    _sum_power(series, lows, highs, visits.first[visit], visits.last[visit], piece)
+                visit += 1
                 lowest = min(lowest, piece[_LOW])
                 highest = max(highest, piece[_HIGH])
                 if not np.isnan(piece[_NEWEST]):
                     if not np.isnan(oldest):
                         steps[oldest_edge] += 1.0
-                        moved[oldest_edge] += abs(oldest - piece[_NEWEST])
+                        changed[oldest_edge] += abs(oldest - piece[_NEWEST])
                     steps[edge] += piece[_STEPS]
-                    moved[edge] += piece[_MOVED]
+                    changed[edge] += piece[_CHANGED]
                     oldest = piece[_OLDEST]
                     oldest_edge = edge
             low[edge] = lowest
             high[edge] = highest
         for edge in range(1, edges):
             steps[edge] += steps[edge - 1]
-            moved[edge] += moved[edge - 1]
+            changed[edge] += changed[edge - 1]
         smallest = window_edge[0]
         swing = high[smallest] - low[smallest] if high[smallest] >= low[smallest] else np.nan
         widest = high[window_edge[n_windows - 1]] - low[window_edge[n_windows - 1]]
@@ -248,4 +246,4 @@ def _power(
         out[row, offset + 1] = swing / widest if widest > 0.0 else np.nan
         for w in range(larger, n_windows):
             n = steps[window_edge[w]]
-            out[row, offset + 2 + w - larger] = moved[window_edge[w]] / n if n > 0 else np.nan
+            out[row, offset + 2 + w - larger] = changed[window_edge[w]] / n if n > 0 else np.nan

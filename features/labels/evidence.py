@@ -68,7 +68,7 @@ def find_evidence(
     names = labels.all_classes
     classes = {normalized(code): names.index(name) for code, name in {**DRIVER_CLASSES, **labels.classes}.items()}
     other, interconnect = FAILURE_CLASSES.index("other"), FAILURE_CLASSES.index("interconnect")
-    wanted = {names.index(name) for name in labels.only or names}
+    listed = {names.index(name) for name in labels.only or names}
     is_listed = np.isin(facts.xid, list(class_of_xid))
     is_conditional = is_listed & np.isin(facts.xid, list(CONDITIONAL_XIDS))
     for i in np.flatnonzero(is_conditional & np.isin(facts.xid, list(SUBCODE_XIDS))).tolist():
@@ -110,7 +110,7 @@ def find_evidence(
     )
     for unit, moments in late_drains.items():
         late.setdefault(unit, []).extend((time, known + duration_ms(TICKET_DELAY)) for time, known in moments)
-    _add_ends(facts, installations, evidence_of, confirmers, duration_ms(labels.cooldown), wanted, unattributed)
+    _add_ends(facts, installations, evidence_of, confirmers, duration_ms(labels.cooldown), listed, unattributed)
     for unit, positions in candidates.items():
         conditionals = [(int(facts.time[i]), int(facts.known[i])) for i in positions]
         certain = [(sign.time, sign.established) for sign in evidence_of[unit].signs]
@@ -124,7 +124,7 @@ def find_evidence(
     for evidence in evidence_of.values():
         # Filter by class last: repairs of other failures must not end or confirm the wanted ones.
         evidence.signs, evidence.tickets = (
-            sorted(sign for sign in signs if sign.class_index in wanted) for signs in (evidence.signs, evidence.tickets)
+            sorted(sign for sign in signs if sign.class_index in listed) for signs in (evidence.signs, evidence.tickets)
         )
         evidence.ends.sort()
     return {unit: evidence_of[unit] for unit in sorted(evidence_of) if evidence_of[unit].signs}, repeats
@@ -160,7 +160,7 @@ class IncidentEvidence:
     def is_unplanned(self, unit: Int64Array, signs: Sequence[Sign]) -> BoolArray:
         """Return which signs were not yet known to be in planned maintenance when they were established."""
         time, established = (np.array([getattr(s, name) for s in signs], np.int64) for name in ("time", "established"))
-        return self.maintenance.shown(unit, time, established) > established
+        return self.maintenance.known_inside(unit, time, established) > established
 
 
 def _add_ends(
@@ -169,12 +169,12 @@ def _add_ends(
     evidence_of: Mapping[int, UnitEvidence],
     confirmers: dict[int, list[tuple[int, int]]],
     cooldown: int,
-    wanted: Container[int],
+    classes: Container[int],
     unattributed: Container[tuple[int, int]],
 ) -> None:
     """Add ends and confirmers; a repair whose code names one failure ends nothing while another is known open.
 
-    ``wanted``: classes of the failures that can stay open. ``unattributed``: ends that confirm nothing.
+    ``classes``: those of the failures that can stay open. ``unattributed``: ends that confirm nothing.
     """
     ends: dict[int, list[tuple[int, int, str, bool]]] = {}
     for i, unit_code in zip(*facts.at_units(facts.ends(), installations), strict=True):
@@ -196,7 +196,7 @@ def _add_ends(
         for time, known, repaired, is_own in unit_ends:
             earlier_ends = [end for end in unit_ends if repaired and end[0] <= time and end[1] <= known]
             another_is_open = any(
-                sign.ticket and sign.class_index in wanted
+                sign.ticket and sign.class_index in classes
                 and sign.time <= time < sign.time + cooldown and sign.established <= known
                 and not any(sign.time <= end[0] and end[2] in ("", sign.ticket) for end in earlier_ends)
                 for sign in (evidence_of[unit].signs if repaired else ())
@@ -228,10 +228,12 @@ def unattributed_repairs(
     units_of: dict[int, set[int]] = {}
     for i in np.flatnonzero(work).tolist():
         time, known = int(facts.time[i]), int(facts.known[i])
-        near = [error for error in by_node.get(facts.node[i], ()) if time - confirm_within <= error[0] <= time]
-        near = sorted((error for error in near if error[2] <= known), reverse=True)
-        cut = next((n for n, (one, other) in enumerate(pairwise(near), 1) if one[0] - other[0] > window), len(near))
-        newest, others = ({unit for _, unit, _ in errors} for errors in (near[:cut], near[cut:]))
+        recent = [error for error in by_node.get(facts.node[i], ()) if time - confirm_within <= error[0] <= time]
+        recent = sorted((error for error in recent if error[2] <= known), reverse=True)
+        cut = next(
+            (n for n, (newer, older) in enumerate(pairwise(recent), 1) if newer[0] - older[0] > window), len(recent)
+        )
+        newest, others = ({unit for _, unit, _ in errors} for errors in (recent[:cut], recent[cut:]))
         units_of[i] = newest if others <= newest else set()
     return {
         (int(i), int(unit))
@@ -282,9 +284,9 @@ def established_at(
     established: list[int] = []
     for time, known in candidates:
         proofs = [max(known, since) for _, since in _between(confirmers, time, time + immediate_ms)]
-        for later, since in _between(late, time, time + late_ms):
+        for moment, since in _between(late, time, time + late_ms):
             shown_at = max(known, since)
-            newer_errors = _between(certain, time, later) + _between(ordered, time + apart_ms, later)
+            newer_errors = _between(certain, time, moment) + _between(ordered, time + apart_ms, moment)
             if all(newer_known > shown_at for _, newer_known in newer_errors):
                 proofs.append(shown_at)
         established.append(min(proofs, default=NEVER))

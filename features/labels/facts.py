@@ -40,8 +40,8 @@ def reported(events: pd.DataFrame, delay: timedelta) -> pd.DataFrame:
     """
     last = events["timestamp"] if "last_at" not in events else events["last_at"].fillna(events["timestamp"])
     earliest = last + delay
-    later = events["known_at"].where(events["known_at"] >= earliest, earliest)
-    return events.assign(known_at=later.astype(events["known_at"].dtype))
+    known_at = events["known_at"].where(events["known_at"] >= earliest, earliest)
+    return events.assign(known_at=known_at.astype(events["known_at"].dtype))
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,8 +77,8 @@ def find_incidents(
         for first, last in _bursts(signs, evidence.ends, labels):
             end = _end(signs, first, last, evidence, labels, seen_until)
             members = signs[first : last + 1]
-            shown = next((sign for sign in members if sign.class_index != _OTHER), members[0])
-            incidents.append((members[0].time, unit, end, min(sign.established for sign in members), shown))
+            main = next((sign for sign in members if sign.class_index != _OTHER), members[0])
+            incidents.append((members[0].time, unit, end, min(sign.established for sign in members), main))
     incidents.sort(key=lambda row: row[:2])
     frame = _sign_columns(installations, [row[1] for row in incidents], [row[4] for row in incidents], labels)
     frame["incident"] = np.arange(len(incidents), dtype=np.int64)
@@ -109,9 +109,9 @@ def known_onsets(record: IncidentEvidence) -> pd.DataFrame:
     Returns: columns ``unit``, ``gpu``, ``node``, ``timestamp`` (of the event that opened it), ``known_at``,
     ``failure_class``, ``code``, ``until`` (when it stops counting; NaT: never); sorted by (known_at, timestamp, unit).
     """
-    opened = [(unit, sign) for unit, evidence in record.evidence.items() for sign in _openings(evidence, record.labels)]
-    counts = record.is_unplanned(np.array([unit for unit, _ in opened], dtype=np.int64), [sign for _, sign in opened])
-    onsets = [(s.established, s.time, unit, s) for (unit, s), count in zip(opened, counts, strict=True) if count]
+    pairs = [(unit, sign) for unit, evidence in record.evidence.items() for sign in _openings(evidence, record.labels)]
+    counts = record.is_unplanned(np.array([unit for unit, _ in pairs], dtype=np.int64), [sign for _, sign in pairs])
+    onsets = [(s.established, s.time, unit, s) for (unit, s), count in zip(pairs, counts, strict=True) if count]
     onsets.sort(key=lambda row: row[:3])
     signs = [row[3] for row in onsets]
     frame = _sign_columns(record.installations, [row[2] for row in onsets], signs, record.labels)
@@ -168,10 +168,10 @@ def _openings(evidence: UnitEvidence, labels: LabelSection) -> list[Sign]:
     ends_by_known = sorted((known, time) for time, known in evidence.ends)
     ends: list[tuple[int, int]] = []
     times: list[int] = []
-    taken = 0
+    n_ends = 0
     openings: list[Sign] = []
 
-    def together(earlier: int, later: int) -> bool:
+    def is_same(earlier: int, later: int) -> bool:
         since = later - earlier
         return since <= merge_window or (since < cooldown and not _ended(ends, earlier, later))
 
@@ -181,14 +181,14 @@ def _openings(evidence: UnitEvidence, labels: LabelSection) -> list[Sign]:
         if not counts:
             times.remove(sign.time)
             continue
-        while taken < len(ends_by_known) and ends_by_known[taken][0] <= moment:
-            known, time = ends_by_known[taken]
+        while n_ends < len(ends_by_known) and ends_by_known[n_ends][0] <= moment:
+            known, time = ends_by_known[n_ends]
             insort(ends, (time, known))
-            taken += 1
+            n_ends += 1
         position = bisect_right(times, sign.time)
-        before = position > 0 and together(times[position - 1], sign.time)
-        after = position < len(times) and together(sign.time, times[position])
-        if not (before or after):
+        joins_left = position > 0 and is_same(times[position - 1], sign.time)
+        joins_right = position < len(times) and is_same(sign.time, times[position])
+        if not (joins_left or joins_right):
             openings.append(sign)
         times.insert(position, sign.time)
     return openings
@@ -247,11 +247,11 @@ def down_intervals(record: IncidentEvidence) -> pd.DataFrame:
 
 
 def _down(record: IncidentEvidence) -> Int64Array:
-    every = [(unit, s) for unit, evidence in record.evidence.items() for s in (*evidence.signs, *evidence.tickets)]
-    counts = record.is_unplanned(np.array([unit for unit, _ in every], dtype=np.int64), [sign for _, sign in every])
+    pairs = [(unit, s) for unit, evidence in record.evidence.items() for s in (*evidence.signs, *evidence.tickets)]
+    counts = record.is_unplanned(np.array([unit for unit, _ in pairs], dtype=np.int64), [sign for _, sign in pairs])
     cooldown = duration_ms(record.labels.cooldown)
     signs: dict[int, list[Sign]] = {}
-    for (unit, sign), count in zip(every, counts, strict=True):
+    for (unit, sign), count in zip(pairs, counts, strict=True):
         if count:
             signs.setdefault(unit, []).append(sign)
     revised = {unit for unit, of_unit in signs.items() if any(sign.until < NEVER for sign in of_unit)}

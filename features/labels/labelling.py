@@ -62,7 +62,7 @@ def label_rows(
     starts = np.append(counted.start, NEVER)
     positive = starts[next_incident] <= horizon_end
 
-    inside = all_incidents.last_end(unit, decided) > decided
+    is_down = all_incidents.last_end(unit, decided) > decided
     next_start = starts[counted.timeline.next(unit, decided)]
     incomplete = horizon_end > min(instant_ms(data_end), as_of_ms)
     unknown = np.zeros(len(decided), dtype=bool)
@@ -75,9 +75,9 @@ def label_rows(
     if events is not None:
         facts = EventArrays.of(events, installations, as_of_ms=as_of_ms)
         unknown |= _drained_by_predrain(facts, installations, counted, unit, decided, horizon_end)
-        inside |= Maintenance.of(facts, installations).within(unit, decided)
+        is_down |= Maintenance.of(facts, installations).within(unit, decided)
 
-    null = inside | incomplete | (unknown & ~positive)
+    null = is_down | incomplete | (unknown & ~positive)
     incident = np.where(positive & ~null, next_incident, -1)
     classes = pd.array(counted.failure_class, dtype="str")
     return pd.DataFrame(

@@ -52,11 +52,11 @@ class Maintenance:
         on_nodes = [window for window in windows if isinstance(window[0], str)]
         code, nodes = pd.factorize(np.array([window[0] for window in on_nodes], dtype=object))
         units = len(installations.units)
-        given = [window for window in windows if not isinstance(window[0], str)]
-        given += [(units + int(node), *window[1:]) for node, window in zip(code, on_nodes, strict=True)]
-        table = np.array(given, dtype=np.int64).reshape(-1, 5)
+        per_unit = [window for window in windows if not isinstance(window[0], str)]
+        per_unit += [(units + int(node), *window[1:]) for node, window in zip(code, on_nodes, strict=True)]
+        table = np.array(per_unit, dtype=np.int64).reshape(-1, 5)
         if on_nodes:  # one entry per unit, clipped to its installation
-            stays = pd.DataFrame(
+            installed = pd.DataFrame(
                 {
                     "node": installations.node,
                     "unit": installations.unit,
@@ -64,7 +64,9 @@ class Maintenance:
                     "out": installations.removed,
                 }
             )
-            spans = pd.DataFrame(on_nodes, columns=["node", "start", "end", "known", "until"]).merge(stays, on="node")
+            spans = pd.DataFrame(on_nodes, columns=["node", "start", "end", "known", "until"]).merge(
+                installed, on="node"
+            )
             start, end = np.maximum(spans["start"], spans["in"]), np.minimum(spans["end"], spans["out"] + 1)
             table = np.r_[table, np.stack([spans["unit"], start, end, spans["known"], spans["until"]], axis=1)]
         table = table[(table[:, 1] < table[:, 2]) & (table[:, 3] < table[:, 4])]
@@ -78,7 +80,7 @@ class Maintenance:
         wide = np.where(facts.node_wide & (node >= 0), node + self.units, -1)
         return np.where(facts.unit >= 0, facts.unit, wide).astype(np.int64)
 
-    def shown(self, entity: Int64Array, time: Int64Array, known: Int64Array) -> Int64Array:
+    def known_inside(self, entity: Int64Array, time: Int64Array, known: Int64Array) -> Int64Array:
         """Return from when each occurrence is known to have happened during maintenance.
 
         ``entity``: -1: none. ``time``, ``known``: when it happened and when it became known (ms).
@@ -90,27 +92,27 @@ class Maintenance:
         row = Timeline(self.entity, self.start, int(self.entity[-1]) + 1).last(
             np.where(entity > self.entity[-1], -1, entity), time
         )
-        left = np.flatnonzero(row >= 0)
-        row = row[left]
-        while left.size:
-            holds = (time[left] < self.end[row]) & (known[left] < self.until[row])
-            since = np.where(holds, np.maximum(self.known[row], known[left]), NEVER)
-            out[left] = np.minimum(out[left], since)
-            goes_on = (row > 0) & (self.entity[row - 1] == self.entity[row]) & (self.reach[row - 1] > time[left])
-            left, row = left[goes_on], row[goes_on] - 1
+        todo = np.flatnonzero(row >= 0)
+        row = row[todo]
+        while todo.size:
+            holds = (time[todo] < self.end[row]) & (known[todo] < self.until[row])
+            since = np.where(holds, np.maximum(self.known[row], known[todo]), NEVER)
+            out[todo] = np.minimum(out[todo], since)
+            goes_on = (row > 0) & (self.entity[row - 1] == self.entity[row]) & (self.reach[row - 1] > time[todo])
+            todo, row = todo[goes_on], row[goes_on] - 1
         return out
 
     def within(self, entity: Int64Array, time: Int64Array) -> BoolArray:
         """Return whether entities were in maintenance at the given times, in hindsight."""
-        return self.shown(entity, time, np.full(len(time), NEVER - 1, dtype=np.int64)) < NEVER
+        return self.known_inside(entity, time, np.full(len(time), NEVER - 1, dtype=np.int64)) < NEVER
 
     def begin(self, entity: Int64Array, time: Int64Array) -> Int64Array:
         """Return the earliest start of the maintenance that each entity is in at each time; there must be one."""
-        inside = [
+        covering = [
             (self.entity == e) & (self.start <= t) & (t < self.end) & (self.until == NEVER)
             for e, t in zip(entity, time, strict=True)
         ]
-        return np.array([self.start[chosen].min() for chosen in inside], dtype=np.int64)
+        return np.array([self.start[chosen].min() for chosen in covering], dtype=np.int64)
 
     def out(self) -> Int64Array:
         """Return when units were known to be in maintenance: unit, from, until; shape (3, n)."""
@@ -118,16 +120,16 @@ class Maintenance:
         chosen = (self.entity < self.units) & (since < until)
         return np.stack([self.entity[chosen], since[chosen], until[chosen]])
 
-    def lately(self, unit: Int64Array, time: Int64Array, span: int) -> BoolArray:
+    def recently(self, unit: Int64Array, time: Int64Array, span: int) -> BoolArray:
         """Return whether units were known to be in maintenance, or out of it for less than ``span`` (ms)."""
         out = np.zeros(len(time), dtype=bool)
         row = Timeline(self.entity, self.start, self.units + len(self.nodes)).last(unit, time)
-        left = np.flatnonzero(row >= 0)
-        row = row[left]
-        while left.size:
-            out[left] |= (self.known[row] <= time[left]) & (time[left] - span < self.end[row])
-            goes_on = (row > 0) & (self.entity[row - 1] == self.entity[row]) & (self.reach[row - 1] > time[left] - span)
-            left, row = left[goes_on], row[goes_on] - 1
+        todo = np.flatnonzero(row >= 0)
+        row = row[todo]
+        while todo.size:
+            out[todo] |= (self.known[row] <= time[todo]) & (time[todo] - span < self.end[row])
+            goes_on = (row > 0) & (self.entity[row - 1] == self.entity[row]) & (self.reach[row - 1] > time[todo] - span)
+            todo, row = todo[goes_on], row[goes_on] - 1
         return out
 
     def last_end(self, unit: Int64Array, time: Int64Array) -> Int64Array:
@@ -136,10 +138,10 @@ class Maintenance:
         ``unit``: -1: none. Returns: ms; ``-NEVER``: none.
         """
         moment = np.maximum(self.end, self.known)
-        over = np.flatnonzero((self.entity < self.units) & (moment < self.until))
-        over = over[np.lexsort((moment[over], self.entity[over]))]
-        latest = pd.Series(self.end[over]).groupby(self.entity[over]).cummax().to_numpy(np.int64)
-        row = Timeline(self.entity[over], moment[over], self.units).last(unit, time)
+        ended = np.flatnonzero((self.entity < self.units) & (moment < self.until))
+        ended = ended[np.lexsort((moment[ended], self.entity[ended]))]
+        latest = pd.Series(self.end[ended]).groupby(self.entity[ended]).cummax().to_numpy(np.int64)
+        row = Timeline(self.entity[ended], moment[ended], self.units).last(unit, time)
         return np.append(latest, -NEVER)[row]
 
 
@@ -159,8 +161,8 @@ def _windows(facts: EventArrays) -> Iterator[_Window]:
             begins.append((subject, time, known))
         elif (end := _instant(code)) is not None:
             yield subject, time, end, known, NEVER
-    for later in ends.values():
-        later.sort()
+    for window in ends.values():
+        window.sort()
     for subject, start, known in begins:
         end, since = start + duration_ms(LONGEST), known
         for reported, time in _first_ends(ends.get(subject, []), start):

@@ -52,18 +52,18 @@ def number_node_incidents(
     """
     place = installations.node[installations.timeline().last(unit, start)] if len(unit) else np.zeros(0, dtype=object)
     node = pd.factorize(place)[0].astype(np.int64)
-    alone = absent(place) | (place == "") | by_unit
-    node[alone] = len(place) + unit[alone]
+    is_own_node = absent(place) | (place == "") | by_unit
+    node[is_own_node] = len(place) + unit[is_own_node]
     planned = maintenance.within(unit, start)
     node_incident = _numbered(_chained(2 * node + planned, start, duration_ms(window)))
     first = np.unique(node_incident, return_index=True)[1]
     begin = start[first]
     instant = _chained(np.where(is_dated_by_day(begin), 1 + np.arange(len(first)), 0), begin, duration_ms(SAME_INSTANT))
     work = np.full(len(first), -1, dtype=np.int64)
-    inside = planned[first]
-    since = maintenance.begin(unit[first][inside], begin[inside])
-    work[inside] = _chained(np.zeros(len(since), dtype=np.int64), since, duration_ms(SAME_INSTANT))
-    return node_incident, _numbered(_joined(instant, work))[node_incident]
+    in_maintenance = planned[first]
+    since = maintenance.begin(unit[first][in_maintenance], begin[in_maintenance])
+    work[in_maintenance] = _chained(np.zeros(len(since), dtype=np.int64), since, duration_ms(SAME_INSTANT))
+    return node_incident, _numbered(_merged(instant, work))[node_incident]
 
 
 def _chained(group: Int64Array, time: Int64Array, longest: int) -> Int64Array:
@@ -75,14 +75,14 @@ def _chained(group: Int64Array, time: Int64Array, longest: int) -> Int64Array:
     return out
 
 
-def _joined(one: Int64Array, other: Int64Array) -> Int64Array:
-    """Merge entries that share a number in ``one`` or in ``other`` (-1: none); the lowest number wins."""
+def _merged(numbers: Int64Array, links: Int64Array) -> Int64Array:
+    """Merge entries that share a number in ``numbers`` or in ``links`` (-1: none); the lowest number wins."""
     while True:
-        lowest = pd.Series(one).groupby(np.where(other < 0, -1 - np.arange(len(one)), other)).transform("min")
-        joined = lowest.groupby(one).transform("min").to_numpy(np.int64)
-        if np.array_equal(joined, one):
-            return one
-        one = joined
+        lowest = pd.Series(numbers).groupby(np.where(links < 0, -1 - np.arange(len(numbers)), links)).transform("min")
+        merged = lowest.groupby(numbers).transform("min").to_numpy(np.int64)
+        if np.array_equal(merged, numbers):
+            return numbers
+        numbers = merged
 
 
 def _numbered(values: NDArray[np.int64]) -> Int64Array:

@@ -124,11 +124,13 @@ def rows_of(order: BuildOrder, dataset: Dataset, inventory: pd.DataFrame, record
         if len(onsets):
             extra = augmented_rows(onsets, inventory, down, config)
     if since is not None:
-        at = milliseconds(times, "decision time")
-        wanted = at >= since
+        times_ms = milliseconds(times, "decision time")
+        is_new = times_ms >= since
         if extra is not None:
-            wanted |= np.isin(at, grid_time(config.decision, milliseconds(extra["decision_time"], "decision_time")))
-        times = instants(at[wanted])
+            is_new |= np.isin(
+                times_ms, grid_time(config.decision, milliseconds(extra["decision_time"], "decision_time"))
+            )
+        times = instants(times_ms[is_new])
     grid = decision_rows(times, inventory, down)
     if not len(grid) and since is None:
         raise InputError(
@@ -138,8 +140,8 @@ def rows_of(order: BuildOrder, dataset: Dataset, inventory: pd.DataFrame, record
         )
     if extra is None or not len(extra):
         return grid  # already sorted
-    both = pd.concat([grid, extra], ignore_index=True)
-    return both.sort_values(["decision_time", "augmented", "unit"], kind="stable", ignore_index=True)
+    rows = pd.concat([grid, extra], ignore_index=True)
+    return rows.sort_values(["decision_time", "augmented", "unit"], kind="stable", ignore_index=True)
 
 
 class Build:
@@ -182,25 +184,25 @@ class Build:
 
         Raises ``InputError`` if this machine does not see the dataset or the matrix folder, or runs other code.
         """
-        here = f"machine {socket.gethostname()}, process {os.getpid()}"
+        host_process = f"machine {socket.gethostname()}, process {os.getpid()}"
         if digest_of(order.config) != order.digest:
-            raise InputError("a worker runs another version of predrain", here, _SHARED)
+            raise InputError("a worker runs another version of predrain", host_process, _SHARED)
         try:
             dataset = Dataset.open(order.dataset)
         except InputError as error:
             raise InputError(
-                f"a worker cannot read the dataset: {error.problem}", f"{here}: {error.location}", _SHARED
+                f"a worker cannot read the dataset: {error.problem}", f"{host_process}: {error.location}", _SHARED
             ) from None
         if dataset.digest != order.config.dataset_digest:
             raise InputError(
                 "a worker sees a different dataset",
-                f"{here}: {order.dataset}",
+                f"{host_process}: {order.dataset}",
                 "Do not replace a dataset while it is read. " + _SHARED,
             )
         if not order.folder.is_dir():
             raise InputError(
                 "a worker cannot see the output directory of the matrix",
-                f"{here}: {order.target.parent}",
+                f"{host_process}: {order.target.parent}",
                 _SHARED,
             )
         return cls(order, dataset, BuildInputs.of(order, dataset))

@@ -109,14 +109,14 @@ class BuiltFrom:
         ]
         return min((self._first_other_day(path, files.get(path), dataset) for path in other), default=NEVER)
 
-    def _first_other_day(self, path: str, here: SampleFile | None, dataset: Dataset) -> int:
+    def _first_other_day(self, path: str, current: SampleFile | None, dataset: Dataset) -> int:
         """Return the start of the first changed day of a file, or of its run if its days are unknown."""
-        before: Mapping[int, str] | None = self.days.get(path) if path in self.files else {}
-        after = {} if here is None else dataset.day_digests(here)
-        if before is None or after is None:
+        old_days: Mapping[int, str] | None = self.days.get(path) if path in self.files else {}
+        new_days = {} if current is None else dataset.day_digests(current)
+        if old_days is None or new_days is None:
             runs = dataset.meta.runs
             return -NEVER if runs.days is None else runs.begin_ms(runs.of_file(path.rpartition("/")[2]))
-        other = [day for day in {*before, *after} if before.get(day) != after.get(day)]
+        other = [day for day in {*old_days, *new_days} if old_days.get(day) != new_days.get(day)]
         return min(other) * DAY_MS if other else NEVER
 
 
@@ -124,7 +124,7 @@ _BUILT_FROM = TypeAdapter(BuiltFrom)
 
 
 def first_other_row(
-    before: BuiltFrom,
+    built_from: BuiltFrom,
     dataset: Dataset,
     *,
     delay: timedelta,
@@ -137,13 +137,13 @@ def first_other_row(
     Returns: milliseconds since 1970; rows decided, and augmented rows established, before it are reusable. ``-NEVER``:
     none; :data:`~foundation.times.NEVER`: all.
     """
-    if before.span[0] != dataset.meta.span[0]:  # start of the grid
+    if built_from.span[0] != dataset.meta.span[0]:  # start of the grid
         return -NEVER
     instants = [_first_other_event(*events), _first_other_installation(*inventory)]
-    sample = before.first_other_sample(dataset)
+    sample = built_from.first_other_sample(dataset)
     instants.append(sample + duration_ms(delay) if abs(sample) < NEVER else sample)
-    if before.span[1] != dataset.meta.span[1]:
-        instants.append(instant_ms(min(before.span[1], dataset.meta.span[1])) + 1)  # end of the grid
+    if built_from.span[1] != dataset.meta.span[1]:
+        instants.append(instant_ms(min(built_from.span[1], dataset.meta.span[1])) + 1)  # end of the grid
     return min(instants)
 
 
@@ -157,13 +157,13 @@ def _first_other_event(before: pa.Table, after: pa.Table) -> int:
     if before.column_names != after.column_names:
         return -NEVER
     common_rows = min(before.num_rows, after.num_rows)
-    one, two = before.slice(0, common_rows), after.slice(0, common_rows)
-    if not one.equals(two):
-        old, new = (table.to_pandas().astype(object) for table in (one, two))
+    old_prefix, new_prefix = before.slice(0, common_rows), after.slice(0, common_rows)
+    if not old_prefix.equals(new_prefix):
+        old, new = (table.to_pandas().astype(object) for table in (old_prefix, new_prefix))
         same = ((old == new) | (old.isna() & new.isna())).all(axis=1).to_numpy()
         common_rows = common_rows if same.all() else int(same.argmin())
-    rest = [table.column("known_at").slice(common_rows).cast(pa.int64()).to_numpy() for table in (before, after)]
-    return min((int(known.min()) for known in rest if known.size), default=NEVER)
+    remaining = [table.column("known_at").slice(common_rows).cast(pa.int64()).to_numpy() for table in (before, after)]
+    return min((int(known.min()) for known in remaining if known.size), default=NEVER)
 
 
 def _first_other_installation(before: pa.Table, after: pa.Table) -> int:
@@ -172,15 +172,15 @@ def _first_other_installation(before: pa.Table, after: pa.Table) -> int:
         return -NEVER
     sides = [table.to_pandas().astype(object).drop_duplicates() for table in (before, after)]
     names = [name for name in before.column_names if name != "removed_at"]
-    both = pd.concat([frame.assign(side=side) for side, frame in enumerate(sides)], ignore_index=True)
-    other = both.drop_duplicates([*names, "removed_at"], keep=False)
+    installations = pd.concat([frame.assign(side=side) for side, frame in enumerate(sides)], ignore_index=True)
+    other = installations.drop_duplicates([*names, "removed_at"], keep=False)
     if other.empty:
         return NEVER
     times = {name: milliseconds(pd.to_datetime(other[name], utc=True)) for name in ("installed_at", "removed_at")}
-    began = np.where(times["installed_at"] == NEVER, -NEVER, times["installed_at"])
+    starts = np.where(times["installed_at"] == NEVER, -NEVER, times["installed_at"])
     of_installation = other.groupby(names, dropna=False)["side"]
     only_ends = (of_installation.transform("size") == 2) & (of_installation.transform("nunique") == 2)
-    return int(np.where(only_ends, times["removed_at"], began).min())
+    return int(np.where(only_ends, times["removed_at"], starts).min())
 
 
 class Augmentation(Protocol):
@@ -273,14 +273,17 @@ def _existing(out: Path) -> FeatureMatrix | None:
 
 def _extending(order: BuildOrder, dataset: Dataset, existing: FeatureMatrix, known: BuildInputs) -> BuildOrder:
     """Return an order that reuses as much as possible of the matrix at its target."""
-    before, old, new = BuiltFrom.read(existing.path), existing.config, order.config
-    if before is None or (before.settings, before.part_length) != (settings_digest(new), known.times.length):
+    built_from, old, new = BuiltFrom.read(existing.path), existing.config, order.config
+    if built_from is None or (built_from.settings, built_from.part_length) != (
+        settings_digest(new),
+        known.times.length,
+    ):
         return order
     if not _mean_the_same(old.columns, known.plan.columns) or (old.channels, old.step) != (new.channels, new.step):
         return order
     events, inventory = known.tables
     since = first_other_row(
-        before,
+        built_from,
         dataset,
         delay=new.features.delay,
         events=(read_file(existing.path / EVENTS_NAME), events),
@@ -322,14 +325,14 @@ def _check(dataset: Dataset, config: MatrixConfig) -> None:
 def _write(build: Build, engine: Engine, progress: Progress | None) -> None:
     order, config, folder = build.order, build.order.config, build.order.folder
     samples, rows = [work.samples for work in build.work], [part.rows for part in build.parts]
-    done, total = 0, sum(samples) + len(build.keys)
+    n_done, total = 0, sum(samples) + len(build.keys)
     written: list[MatrixPart] = []
 
     def advance(count: int) -> None:
-        nonlocal done
-        done += count
+        nonlocal n_done
+        n_done += count
         if progress is not None:
-            progress(done, total)
+            progress(n_done, total)
 
     def wrote(number: int, part: MatrixPart | None) -> None:
         written.extend([] if part is None else [part])

@@ -199,9 +199,9 @@ def _onset_amounts(
     plan: FeaturePlan, amounts: WindowPlan, panes: Panes, fleet: Fleet, rows: RowPositions
 ) -> Float32Array:
     """Return the amounts of the group ``onset``, shape (rows, amounts)."""
-    wanted = np.unique(rows.pair)
-    begins, ends = panes.block.ranges([fleet.pairs[pair] for pair in wanted.tolist()])
-    pair_position = np.searchsorted(wanted, rows.pair)
+    pairs = np.unique(rows.pair)
+    begins, ends = panes.block.ranges([fleet.pairs[pair] for pair in pairs.tolist()])
+    pair_position = np.searchsorted(pairs, rows.pair)
     spans = RowSpans(begins[pair_position], ends[pair_position], rows.milliseconds - duration_ms(plan.features.delay))
     values = np.full((rows.pair.size, len(amounts.columns)), np.nan, dtype=np.float32)
     amounts.fill(panes, spans, values)
@@ -235,13 +235,13 @@ def _fill_block(
     first = np.searchsorted(pairs, fleet.first_of_node[rows.pair])
     last = np.searchsorted(pairs, fleet.last_of_node[rows.pair])
     if plan.telemetry is not None:
-        plan.telemetry.fill(panes, spans, out, plan.at["telemetry"])
+        plan.telemetry.fill(panes, spans, out, plan.offsets["telemetry"])
     if plan.workload is not None:
-        plan.workload.fill(panes, spans, out, plan.at["workload"])
+        plan.workload.fill(panes, spans, out, plan.offsets["workload"])
     present = np.ascontiguousarray(service[:, pairs])
     if plan.gaps is not None:
-        since = np.append(fleet.installed, 0)[fleet.stay_at(rows.pair, rows.milliseconds)]
-        columns = slice(plan.at["gaps"], plan.at["gaps"] + len(plan.gaps.columns))
+        since = np.append(fleet.installed, 0)[fleet.installation_at(rows.pair, rows.milliseconds)]
+        columns = slice(plan.offsets["gaps"], plan.offsets["gaps"] + len(plan.gaps.columns))
         plan.gaps.fill(panes, spans, since, out, columns.start)
         chosen, end = rows.since_maintenance(plan.gaps.look_back + delay)
         if chosen.size:  # silence during maintenance is planned: treat its end as start of service
@@ -259,9 +259,9 @@ def _fill_block(
     compared = present & _compared(rows, first, last, present.shape)
     values = plan.peers.first_pass(panes, begins, ends, rows.times - delay, compared)
     tables = (plan.peers.deviation, plan.peers.rank)
-    compare_with_node(values, rows.time, pair_position, first, last, *tables, plan.at["peers"], out)
+    compare_with_node(values, rows.time, pair_position, first, last, *tables, plan.offsets["peers"], out)
     on_grid = values[rows.grid]
-    plan.peers.fill_own(on_grid, rows.last_grid_position, pair_position, out, plan.at["peers"])
+    plan.peers.fill_own(on_grid, rows.last_grid_position, pair_position, out, plan.offsets["peers"])
     return np.moveaxis(on_grid, 2, 1)
 
 
@@ -277,17 +277,17 @@ def _recently_maintained(rows: RowPositions, pairs: IntArray, span: int) -> Bool
     """Return which pairs were known to be in maintenance, or out of it for less than ``span`` (ms), at each time."""
     assert rows.planned is not None
     maintenance, unit = rows.planned
-    here = np.tile(unit[pairs], rows.times.size)
-    return maintenance.lately(here, np.repeat(rows.times, pairs.size), span).reshape(rows.times.size, pairs.size)
+    units = np.tile(unit[pairs], rows.times.size)
+    return maintenance.recently(units, np.repeat(rows.times, pairs.size), span).reshape(rows.times.size, pairs.size)
 
 
 def _compared(rows: RowPositions, first: IntArray, last: IntArray, shape: tuple[int, ...]) -> BoolArray:
     """Return which pairs are compared at which times: all on the grid; off it, those of nodes with rows then."""
-    wanted = np.zeros((shape[0], shape[1] + 1), dtype=np.int32)
-    off = ~rows.grid[rows.time]
-    np.add.at(wanted, (rows.time[off], first[off]), 1)
-    np.add.at(wanted, (rows.time[off], last[off]), -1)
-    compared: BoolArray = np.cumsum(wanted[:, :-1], axis=1) > 0
+    steps = np.zeros((shape[0], shape[1] + 1), dtype=np.int32)
+    off_grid = ~rows.grid[rows.time]
+    np.add.at(steps, (rows.time[off_grid], first[off_grid]), 1)
+    np.add.at(steps, (rows.time[off_grid], last[off_grid]), -1)
+    compared: BoolArray = np.cumsum(steps[:, :-1], axis=1) > 0
     compared[rows.grid] = True
     return compared
 

@@ -22,10 +22,10 @@ _PAIRS = 65_536
 
 def decision_times(decision: DecisionSection, span: tuple[datetime, datetime]) -> pd.DatetimeIndex:
     """Return the grid's decision times between two instants, both included, as ``datetime64[ms, UTC]``."""
-    every, origin = duration_ms(decision.every), instant_ms(decision.origin)
+    interval, origin = duration_ms(decision.every), instant_ms(decision.origin)
     first, last = instant_ms(span[0]), instant_ms(span[1])
-    start = origin - (origin - first) // every * every
-    return instants(np.arange(start, last + 1, every, dtype=np.int64))
+    start = origin - (origin - first) // interval * interval
+    return instants(np.arange(start, last + 1, interval, dtype=np.int64))
 
 
 def grid_time(decision: DecisionSection, times: Int64Array) -> Int64Array:
@@ -43,10 +43,10 @@ def decision_rows(times: pd.DatetimeIndex, inventory: pd.DataFrame, down: pd.Dat
     (equal to the decision time); sorted by (decision_time, unit).
     """
     population = _Population(inventory, down)
-    at = milliseconds(times, "decision time")
+    times_ms = milliseconds(times, "decision time")
     units = len(population.installations.units)
-    together = max(1, _PAIRS // max(units, 1))
-    pieces = [_in_service(population, at[first : first + together]) for first in range(0, len(at), together)]
+    batch = max(1, _PAIRS // max(units, 1))
+    pieces = [_in_service(population, times_ms[first : first + batch]) for first in range(0, len(times_ms), batch)]
     empty = np.zeros(0, dtype=np.int64)
     installation, decided = (np.concatenate([empty, *(piece[k] for piece in pieces)]) for k in range(2))
     return population.frame(decided, installation, augmented=False, established=decided)
@@ -79,15 +79,15 @@ def augmented_rows(
     companions = max(MIN_COMPANIONS, config.negative_ratio)
     keys = _unit_hashes(population.installations.units, config.seed)
     parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
-    drawn_at: dict[int, Int64Array] = {}
+    shuffled_at: dict[int, Int64Array] = {}
     for time, failing, established in zip(decided.tolist(), unit.tolist(), known.tolist(), strict=True):
-        if time not in drawn_at:
+        if time not in shuffled_at:
             installation, _ = _in_service(population, np.asarray([time], dtype=np.int64))
             rank = mix64(keys[population.installations.unit[installation]] ^ mix64(np.asarray([time], dtype=np.uint64)))
-            drawn_at[time] = installation[np.argsort(rank, kind="stable")]
-        drawn = drawn_at[time]
-        is_failing = population.installations.unit[drawn] == failing
-        installation = np.r_[drawn[is_failing], drawn[~is_failing][:companions]]
+            shuffled_at[time] = installation[np.argsort(rank, kind="stable")]
+        shuffled = shuffled_at[time]
+        is_failing = population.installations.unit[shuffled] == failing
+        installation = np.r_[shuffled[is_failing], shuffled[~is_failing][:companions]]
         parts.append(
             (
                 np.full(len(installation), time, dtype=np.int64),
@@ -122,17 +122,17 @@ class _Population:
     def installation(self, unit: Int64Array, time: Int64Array) -> Int64Array:
         """Return the installation in which each unit is in service and not known down; -1: none."""
         installation = self._timeline.last(unit, time)
-        here = (installation >= 0) & (np.append(self.installations.removed, -NEVER)[installation] > time)
-        up = self._down_until[self._down.last(unit, time)] <= time
-        return np.where(here & up, installation, -1)
+        is_installed = (installation >= 0) & (np.append(self.installations.removed, -NEVER)[installation] > time)
+        is_up = self._down_until[self._down.last(unit, time)] <= time
+        return np.where(is_installed & is_up, installation, -1)
 
     def frame(
         self, decided: Int64Array, installation: Int64Array, *, augmented: bool, established: Int64Array
     ) -> pd.DataFrame:
         installations = self.installations
 
-        def names(values: NDArray[np.object_], at: Int64Array) -> pd.api.extensions.ExtensionArray:
-            return pd.array(values, dtype="str").take(at)
+        def names(values: NDArray[np.object_], index: Int64Array) -> pd.api.extensions.ExtensionArray:
+            return pd.array(values, dtype="str").take(index)
 
         return pd.DataFrame(
             {
@@ -151,8 +151,8 @@ def _in_service(population: _Population, times: Int64Array) -> tuple[Int64Array,
     units = len(population.installations.units)
     decided = np.repeat(times, units)
     installation = population.installation(np.tile(np.arange(units, dtype=np.int64), len(times)), decided)
-    here = installation >= 0
-    return installation[here], decided[here]
+    is_in_service = installation >= 0
+    return installation[is_in_service], decided[is_in_service]
 
 
 def _extra_times(
@@ -178,9 +178,9 @@ def _extra_times(
     return table[:, 0], table[:, 1], table[:, 2]
 
 
-def _spread(available: int, wanted: int) -> Int64Array:
-    """Return up to ``wanted`` positions out of ``available``, in the middles of equal parts."""
-    count = min(available, wanted)
+def _spread(available: int, limit: int) -> Int64Array:
+    """Return up to ``limit`` positions out of ``available``, in the middles of equal parts."""
+    count = min(available, limit)
     return ((2 * np.arange(count) + 1) * available) // (2 * max(count, 1))
 
 

@@ -87,9 +87,9 @@ def prefetch(items: Iterable[T]) -> Iterator[T]:
 
     The producer should mostly release the GIL, as Arrow and compiled kernels do.
     """
-    made = iter(items)
+    iterator = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
-        coming = pool.submit(next, made, _END)
+        coming = pool.submit(next, iterator, _END)
         while (item := coming.result()) is not _END:
-            coming = pool.submit(next, made, _END)
+            coming = pool.submit(next, iterator, _END)
             yield item

@@ -129,12 +129,12 @@ class FeatureMatrix:
             if name not in set(known):
                 raise KeyError(f"the matrix has no column {name!r}")
         total = self.meta.counts["rows"]
-        wanted = None if row_indices is None else np.asarray(row_indices, dtype=np.int64)
-        if wanted is not None and wanted.size and not (wanted.min() >= 0 and wanted.max() < total):
+        indices = None if row_indices is None else np.asarray(row_indices, dtype=np.int64)
+        if indices is not None and indices.size and not (indices.min() >= 0 and indices.max() < total):
             raise IndexError(f"row indices must lie in 0 .. {total - 1}")
-        order = None if wanted is None else np.argsort(wanted, kind="stable")
-        sorted_wanted = None if wanted is None or order is None else wanted[order]
-        out = np.empty((total if wanted is None else wanted.size, len(names)), dtype=np.float32)
+        order = None if indices is None else np.argsort(indices, kind="stable")
+        sorted_wanted = None if indices is None or order is None else indices[order]
+        out = np.empty((total if indices is None else indices.size, len(names)), dtype=np.float32)
         begin = 0
         for part in self.meta.parts:
             end = begin + part.rows

@@ -100,20 +100,20 @@ def read_meta(path: Path) -> MatrixMeta:
     Raises ``InputError`` if there is no matrix, or its matrix.json is damaged or of another version.
     """
     file = path / META_NAME
-    again = "Check the path, or compute the matrix again: `predrain features` or `dvc repro features`."
+    advice = "Check the path, or compute the matrix again: `predrain features` or `dvc repro features`."
     try:
         content = file.read_bytes()
         version = json.loads(content).get("schema_version")
         if version == MATRIX_SCHEMA_VERSION:
             return _META.validate_json(content)
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError("not a feature matrix: it has no matrix.json", str(path), again) from None
+        raise InputError("not a feature matrix: it has no matrix.json", str(path), advice) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         location = ".".join(map(str, first["loc"]))
-        raise InputError(f"matrix.json is damaged: {location}: {first['msg']}", str(file), again) from error
+        raise InputError(f"matrix.json is damaged: {location}: {first['msg']}", str(file), advice) from error
     except (ValueError, AttributeError) as error:
-        raise InputError(f"matrix.json is damaged: {error}", str(file), again) from error
+        raise InputError(f"matrix.json is damaged: {error}", str(file), advice) from error
     raise InputError(
-        f"the matrix has schema version {version}, but this predrain reads {MATRIX_SCHEMA_VERSION}", str(file), again
+        f"the matrix has schema version {version}, but this predrain reads {MATRIX_SCHEMA_VERSION}", str(file), advice
     )

@@ -101,7 +101,7 @@ class PartJoiner:
         self._work, self._store, self._history = work, store, None
         if "history" in plan.features.groups:
             self._history = EventHistory.of(record, plan.features, inventory, unit=plan.unit)
-        self._kept = threading.local()  # allocating arrays this large costs more than filling them
+        self._buffers = threading.local()  # allocating arrays this large costs more than filling them
         self._columns = bucket_columns(plan)
         self._model, self._models = model_codes(fleet, inventory)
         self._static = plan.static.of_fleet(fleet, inventory, events) if plan.static else None
@@ -113,47 +113,49 @@ class PartJoiner:
         if not part.rows:
             return np.empty((len(plan.columns), 0), dtype=np.float32)
         size = len(plan.columns) * part.rows
-        room: Float32Array = getattr(self._kept, "room", np.empty(0, dtype=np.float32))
+        room: Float32Array = getattr(self._buffers, "room", np.empty(0, dtype=np.float32))
         if size > room.size:
-            room = self._kept.room = np.empty(size, dtype=np.float32)
+            room = self._buffers.room = np.empty(size, dtype=np.float32)
         columns: Float32Array = room[:size].reshape(len(plan.columns), part.rows)
         out = columns.T
         if self._work:
             self._fill_sampled(part, rows, out)
         if self._history is not None:
             history = self._history.values(self._keys.iloc[part.begin : part.end])
-            out[:, plan.at["history"] : plan.at["history"] + history.shape[1]] = history
+            out[:, plan.offsets["history"] : plan.offsets["history"] + history.shape[1]] = history
         if self._static is not None:
-            out[:, plan.at["static"] :] = self._static.values(rows.pair, rows.milliseconds)
+            out[:, plan.offsets["static"] :] = self._static.values(rows.pair, rows.milliseconds)
         return columns
 
     def _fill_sampled(self, part: PartRows, rows: RowPositions, out: Float32Array) -> None:
         plan, read = self._plan, self._store.read
-        at = rows.last_grid_position
-        first, last = int(at[0]), int(at[-1]) + 1
+        grid_position = rows.last_grid_position
+        first, last = int(grid_position[0]), int(grid_position[-1]) + 1
         compared = len(plan.peers.names) if plan.peers is not None else 0
         peers = np.empty((compared, last - first, len(self._fleet.pairs)), dtype=np.float32)
         amounts = np.empty((part.rows, len(plan.onset.amounts.columns) if plan.onset else 0), dtype=np.float32)
         for work in self._work:
             begin, end = np.searchsorted(work.rows, (part.begin, part.end)).tolist()
-            here = work.rows[begin:end] - part.begin
-            _put_columns(read(work.bucket, "values", begin, end, self._columns.shape), here, self._columns, out)
-            amounts[here] = read(work.bucket, "amounts", begin, end, amounts.shape[1:])
+            part_rows = work.rows[begin:end] - part.begin
+            _put_columns(read(work.bucket, "values", begin, end, self._columns.shape), part_rows, self._columns, out)
+            amounts[part_rows] = read(work.bucket, "amounts", begin, end, amounts.shape[1:])
             bucket_peers = read(work.bucket, "peers", first, last, (compared, work.pairs.size))
             peers[:, :, work.pairs] = np.moveaxis(bucket_peers, 0, 1)
         if plan.peers is not None:
             medians = fleet_medians(peers, self._model, self._models)
-            plan.peers.fill_fleet(medians, at - first, self._model[rows.pair], out, plan.at["peers"])
+            plan.peers.fill_fleet(medians, grid_position - first, self._model[rows.pair], out, plan.offsets["peers"])
         if plan.onset is not None:
             assert self._kinds is not None
             levels = self._kinds.levels(rows.pair, rows.milliseconds)
             augmented = self._keys["augmented"].to_numpy(dtype=bool)[part.begin : part.end]
-            before = rows.times[rows.grid][at]
+            grid_times = rows.times[rows.grid][grid_position]
             hours = np.full(part.rows, np.inf)
             delay = duration_ms(plan.features.delay)
-            chosen, over = rows.since_maintenance(int(plan.onset.amounts.edges[-1]) + delay)
-            hours[chosen] = (rows.milliseconds[chosen] - delay - over) / duration_ms(timedelta(hours=1))
-            plan.onset.fill(amounts, levels, rows.milliseconds, augmented, before, hours, out, plan.at["onset"])
+            chosen, ended_at = rows.since_maintenance(int(plan.onset.amounts.edges[-1]) + delay)
+            hours[chosen] = (rows.milliseconds[chosen] - delay - ended_at) / duration_ms(timedelta(hours=1))
+            plan.onset.fill(
+                amounts, levels, rows.milliseconds, augmented, grid_times, hours, out, plan.offsets["onset"]
+            )
 
 
 @njit(cache=True, nogil=True)
@@ -230,11 +232,11 @@ class ExistingParts:
         begin = computed.column("decision_time").cast(pa.int64()).to_numpy()[:1]
         if not begin.size or not reusable.any() or times[0][reusable].max() < begin[0]:
             return pa.concat_tables([existing, computed]).unify_dictionaries()  # computed rows come last
-        twice = _row_index(computed).isin(_row_index(existing))
-        both = pa.concat_tables([existing, computed.filter(pa.array(~twice))]).unify_dictionaries()
-        keys = both.select(["decision_time", "augmented"]).append_column("unit", both.column("unit").cast(pa.string()))
+        is_stored = _row_index(computed).isin(_row_index(existing))
+        rows = pa.concat_tables([existing, computed.filter(pa.array(~is_stored))]).unify_dictionaries()
+        keys = rows.select(["decision_time", "augmented"]).append_column("unit", rows.column("unit").cast(pa.string()))
         order = pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names])
-        return both.take(order)
+        return rows.take(order)
 
     def take_over(self, file: str, folder: Path) -> None:
         """Hard-link an existing part into a folder; copy it if the file system has no hard links."""

@@ -27,11 +27,11 @@ class FeaturePlan:
     """All columns of a matrix and the plans of its groups; None for a group that is off or has no columns.
 
     ``columns``: all columns, group by group in the order of :data:`features.config.GROUPS`.
-    ``at``: first column of each group.
+    ``offsets``: first column of each group.
     """
 
     columns: tuple[FeatureColumn, ...]
-    at: Mapping[Group, int]
+    offsets: Mapping[Group, int]
     features: FeatureSection
     unit: Unit
     layout: ChannelLayout
@@ -52,8 +52,8 @@ class FeaturePlan:
         features, unit, step, decision = config.features, config.unit, config.step, config.decision
         channels = chosen_channels(features.channels, config.channels)
         layout = ChannelLayout.of(channels)
-        on = set(features.groups)
-        sampled = on if channels else set()
+        enabled = set(features.groups)
+        sampled = enabled if channels else set()
         gaps, windows = None, features.windows
         telemetry = WindowPlan.telemetry(layout, windows) if "telemetry" in sampled else None
         peers = PeerPlan.of(layout, features.peer_window, unit=unit) if "peers" in sampled else None
@@ -61,22 +61,22 @@ class FeaturePlan:
         workload = WorkloadPlan.of(layout, windows) if "workload" in sampled else None
         if "gaps" in sampled:
             gaps = GapPlan.of(layout, windows, step=step, delay=features.delay, unit=unit)
-        static = static if static and static.columns and "static" in on else None
+        static = static if static and static.columns and "static" in enabled else None
         columns: dict[Group, Sequence[FeatureColumn]] = {
             group: plan.columns if plan else ()
             for group, plan in zip(GROUPS, (telemetry, None, peers, onset, gaps, workload, static), strict=True)
         }
-        if "history" in on:
+        if "history" in enabled:
             columns["history"] = history_columns(features, unit=unit)
         sizes = [len(columns[group]) for group in GROUPS]
         return cls(
             columns=tuple(column for group in GROUPS for column in columns[group]),
-            at={group: sum(sizes[:place]) for place, group in enumerate(GROUPS)},
+            offsets={group: sum(sizes[:place]) for place, group in enumerate(GROUPS)},
             features=features,
             unit=unit,
             layout=layout,
             panes=PaneSpec.of(
-                every=duration_ms(decision.every),
+                interval=duration_ms(decision.every),
                 origin=instant_ms(decision.origin),
                 delay=duration_ms(features.delay),
                 step=duration_ms(step),
@@ -105,7 +105,7 @@ class FeaturePlan:
 def _look_back(features: FeatureSection, *, with_onset: bool) -> timedelta:
     """Return the longest look-back of any group."""
     doubles = 2 * max(features.windows[-1], features.peer_window)
-    return max(doubles, *(past for _, past in features.onset)) if with_onset else doubles
+    return max(doubles, *(baseline for _, baseline in features.onset)) if with_onset else doubles
 
 
 def chosen_channels(names: Sequence[str] | Literal["auto"], channels: Mapping[str, Channel]) -> Mapping[str, Channel]:
@@ -115,9 +115,9 @@ def chosen_channels(names: Sequence[str] | Literal["auto"], channels: Mapping[st
     """
     if names == "auto":
         return channels
-    wanted = set(names)
+    chosen = set(names)
     for name in names:
         if name not in channels:
             raise unknown_channel(name, channels, "parameter features.channels")
-        wanted |= {name + suffix for suffix in ROLLUP_SUFFIXES.get(channels[name].kind, ())}
-    return {name: channel for name, channel in channels.items() if name in wanted}
+        chosen |= {name + suffix for suffix in ROLLUP_SUFFIXES.get(channels[name].kind, ())}
+    return {name: channel for name, channel in channels.items() if name in chosen}

@@ -149,13 +149,13 @@ def _fill_steps(
         if number is None or begin == end:
             continue
         step = axis.step_of(block.times[begin:end])
-        inside = (step >= 0) & (step < axis.count)
+        in_axis = (step >= 0) & (step < axis.count)
         for i, channel in enumerate(plan.channels):
             values = block.values[column[channel.name], begin:end]
             if channel.kind == "counter":
                 rises = block.values[column[rise_of[channel.name]], begin:end] if channel.name in rise_of else None
                 values = _rises(values, rises)
-            known = inside & ~np.isnan(values)
+            known = in_axis & ~np.isnan(values)
             sums = np.bincount(step[known], values[known], minlength=axis.count)
             counts = np.bincount(step[known], minlength=axis.count)
             filled = counts > 0
@@ -185,9 +185,9 @@ def write_sequences(dataset: Dataset, fleet: Fleet, config: MatrixConfig, folder
     layout = layout_of(plan, config.channels)
     out = np.lib.format.open_memmap(folder / ARRAY_NAME, mode="w+", dtype=np.float32, shape=shape)
     out[:] = np.nan
-    wanted = [*key_columns(dataset.meta.unit), *layout.numbers]
+    columns = [*key_columns(dataset.meta.unit), *layout.numbers]
     for bucket in sorted({dataset.bucket_of(node) for node, _ in fleet.pairs}):
-        for block in blocks_of(dataset.read_runs(bucket, wanted), layout, unit=dataset.meta.unit):
+        for block in blocks_of(dataset.read_runs(bucket, columns), layout, unit=dataset.meta.unit):
             _fill_steps(plan, layout, block, fleet, axis, out)
     out.flush()
 
@@ -234,13 +234,13 @@ def open_sequences(folder: Path, config: MatrixConfig, inventory: pd.DataFrame) 
     plan = SequencePlan.of(config)
     fleet = Fleet.of(inventory)
     axis = StepAxis.over(plan, config.decision, *map(instant_ms, config.span))
-    again = "Run the features stage again: `predrain features` or `dvc repro features`."
+    advice = "Run the features stage again: `predrain features` or `dvc repro features`."
     try:
         array = np.load(folder / ARRAY_NAME, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise InputError(f"the raw windows cannot be read: {error}", str(folder / ARRAY_NAME), again) from None
+        raise InputError(f"the raw windows cannot be read: {error}", str(folder / ARRAY_NAME), advice) from None
     if array.dtype != np.float32 or array.shape != (len(fleet.pairs), axis.count, len(plan.channels)):
-        raise InputError("the raw windows do not belong to this matrix", str(folder / ARRAY_NAME), again)
+        raise InputError("the raw windows do not belong to this matrix", str(folder / ARRAY_NAME), advice)
     return Sequences(plan, axis, array, fleet)
 
 

@@ -120,17 +120,17 @@ def _block(
 ) -> SampleBlock:
     spans: dict[Pair, tuple[int, int]] = {}
     copies: dict[int, list[tuple[int, int, int]]] = {}
-    at = 0
+    row = 0
     for pair, ranges in chosen:
-        begin = at
+        begin = row
         for rows in ranges:
-            copies.setdefault(rows.chunk, []).append((rows.begin, at, rows.rows))
-            at += rows.rows
-        spans[pair] = (begin, at)
-    times = np.empty(at, dtype=np.int64)
-    values = np.empty((len(layout.numbers), at), dtype=np.float64)
-    flags = np.empty((len(layout.masks), at), dtype=np.uint64)
-    known = np.empty((len(layout.masks), at), dtype=np.bool_)
+            copies.setdefault(rows.chunk, []).append((rows.begin, row, rows.rows))
+            row += rows.rows
+        spans[pair] = (begin, row)
+    times = np.empty(row, dtype=np.int64)
+    values = np.empty((len(layout.numbers), row), dtype=np.float64)
+    flags = np.empty((len(layout.masks), row), dtype=np.uint64)
+    known = np.empty((len(layout.masks), row), dtype=np.bool_)
     for number, copied in copies.items():
         chunks[number].copy(layout, np.array(copied, dtype=np.int64), times, values, flags, known)
     return SampleBlock(times, values, flags, known, spans)
@@ -204,13 +204,13 @@ class _Chunk:
                 _fill(series, rows, np.nan)
             else:
                 _widen(column.values, column.bits, column.offset, rows, series)
-        for name, series, there in zip(layout.masks, flags, known, strict=True):
+        for name, series, is_known in zip(layout.masks, flags, known, strict=True):
             column = self.masks.get(name)
             if column is None:
                 _fill(series, rows, np.uint64(0))
-                _fill(there, rows, False)
+                _fill(is_known, rows, False)
             else:
-                _masks(column.values, column.bits, column.offset, rows, series, there)
+                _masks(column.values, column.bits, column.offset, rows, series, is_known)
 
 
 def _chunks_of(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> list[_Chunk]:
@@ -234,8 +234,8 @@ def _in_order(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> l
     newest: dict[Pair, int] = {}
     for table in tables:
         cut = max(column.num_chunks for column in table.columns)
-        whole = table.combine_chunks() if cut > _MAX_CHUNKS else table
-        for batch in whole.to_batches():
+        combined = table.combine_chunks() if cut > _MAX_CHUNKS else table
+        for batch in combined.to_batches():
             if not batch.num_rows:
                 continue
             part = pa.Table.from_batches([batch])
@@ -248,9 +248,9 @@ def _in_order(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> l
             if any(newest.get(pair, first) > first for pair, first in zip(pairs, firsts, strict=True)):
                 return None
             newest.update(zip(pairs, lasts, strict=True))
-            there = set(part.column_names)
-            numbers = {name: _number(part.column(name)) for name in layout.numbers if name in there}
-            masks = {name: _column(part.column(name).cast(pa.uint64())) for name in layout.masks if name in there}
+            present = set(part.column_names)
+            numbers = {name: _number(part.column(name)) for name in layout.numbers if name in present}
+            masks = {name: _column(part.column(name).cast(pa.uint64())) for name in layout.masks if name in present}
             chunks.append(_Chunk(len(chunks), times, numbers, masks, pairs, begins))
     return chunks
 
@@ -261,7 +261,10 @@ def _divided(part: pa.Table, times: IntArray, unit: str) -> tuple[list[Pair], In
     code, units = (node, nodes) if unit == "node" else _indices(part.column("gpu"))
     begins, ascend = _begins(node, code, times)
     first = begins[:-1]
-    pairs = [(nodes[one], units[two]) for one, two in zip(node[first].tolist(), code[first].tolist(), strict=True)]
+    pairs = [
+        (nodes[node_code], units[unit_code])
+        for node_code, unit_code in zip(node[first].tolist(), code[first].tolist(), strict=True)
+    ]
     return (pairs, begins) if ascend and len(set(pairs)) == len(pairs) else None
 
 
@@ -335,41 +338,41 @@ def _first_since(times: IntArray, begins: IntArray, time: int) -> IntArray:
 @njit(cache=True, nogil=True)
 def _copy(source: IntArray, rows: IntArray, out: IntArray) -> None:
     for k in range(rows.shape[0]):
-        begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
-        out[at : at + count] = source[begin : begin + count]
+        begin, target, count = rows[k, 0], rows[k, 1], rows[k, 2]
+        out[target : target + count] = source[begin : begin + count]
 
 
 @njit(cache=True, nogil=True)
 def _fill(out: npt.NDArray[Any], rows: IntArray, value: Any) -> None:
     for k in range(rows.shape[0]):
-        at, count = rows[k, 1], rows[k, 2]
-        out[at : at + count] = value
+        target, count = rows[k, 1], rows[k, 2]
+        out[target : target + count] = value
 
 
 @njit(cache=True, nogil=True)
 def _widen(source: npt.NDArray[np.floating], bits: ByteArray, offset: int, rows: IntArray, out: FloatArray) -> None:
     """Copy ranges as float64; NaN where a value is missing or not finite."""
     for k in range(rows.shape[0]):
-        begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
-        given, taken = source[begin : begin + count], out[at : at + count]
+        begin, target, count = rows[k, 0], rows[k, 1], rows[k, 2]
+        values, copied = source[begin : begin + count], out[target : target + count]
         for i in range(count):
-            value = np.float64(given[i])
+            value = np.float64(values[i])
             # 0 unless it is not finite; np.isfinite would prevent vectorization
-            taken[i] = value if value - value == 0 else np.nan
+            copied[i] = value if value - value == 0 else np.nan
         if bits.size > 0:  # in a second pass, because checking bits in the loop would prevent vectorization
-            _forget(bits, offset + begin, taken)
+            _forget(bits, offset + begin, copied)
 
 
 @njit(cache=True, nogil=True)
-def _forget(bits: ByteArray, begin: int, taken: FloatArray) -> None:
+def _forget(bits: ByteArray, begin: int, values: FloatArray) -> None:
     """Set values to NaN where their validity bits, starting at ``begin``, are unset."""
-    number, end = begin, begin + taken.size
+    number, end = begin, begin + values.size
     while number < end:
         if number & 7 == 0 and number + 8 <= end and bits[number >> 3] == 255:
             number += 8
         else:
             if not _bit(bits, number):
-                taken[number - begin] = np.nan
+                values[number - begin] = np.nan
             number += 1
 
 
@@ -380,19 +383,19 @@ def _masks(
     offset: int,
     rows: IntArray,
     out: npt.NDArray[np.uint64],
-    there: npt.NDArray[np.bool_],
+    is_known: npt.NDArray[np.bool_],
 ) -> None:
     """Copy ranges of bitmasks; 0 where missing."""
     for k in range(rows.shape[0]):
-        begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
+        begin, target, count = rows[k, 0], rows[k, 1], rows[k, 2]
         if bits.size == 0:
-            there[at : at + count] = True
-            out[at : at + count] = source[begin : begin + count]
+            is_known[target : target + count] = True
+            out[target : target + count] = source[begin : begin + count]
         else:
             for i in range(count):
                 known = _bit(bits, offset + begin + i)
-                there[at + i] = known
-                out[at + i] = source[begin + i] if known else np.uint64(0)
+                is_known[target + i] = known
+                out[target + i] = source[begin + i] if known else np.uint64(0)
 
 
 @njit(cache=True, nogil=True)

@@ -32,7 +32,7 @@ def _rise(newer: float, older: float) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _sum_counter(series: FloatArray, rises: FloatArray, first: int, last: int, into: FloatArray) -> None:
+def _sum_counter(series: FloatArray, rises: FloatArray, first: int, last: int, out: FloatArray) -> None:
     """Aggregate the samples ``first`` to ``last - 1``, newest first; ``rises`` may be empty."""
     newest = np.nan
     oldest = np.nan
@@ -62,42 +62,42 @@ def _sum_counter(series: FloatArray, rises: FloatArray, first: int, last: int, i
             else:
                 amount += rise
                 steps += 1.0
-    into[_NEWEST] = newest
-    into[_OLDEST] = oldest
-    into[_PENDING] = 1.0 if pending else 0.0
-    into[_HEAD] = head
-    into[_HEAD_STEPS] = head_steps
-    into[_AMOUNT] = amount
-    into[_STEPS] = steps
+    out[_NEWEST] = newest
+    out[_OLDEST] = oldest
+    out[_PENDING] = 1.0 if pending else 0.0
+    out[_HEAD] = head
+    out[_HEAD_STEPS] = head_steps
+    out[_AMOUNT] = amount
+    out[_STEPS] = steps
 
 
 @njit(cache=True, nogil=True)
-def _take_node(nodes: FloatArray, node: int, into: FloatArray) -> None:
-    for field in range(into.size):  # as in _join_counters
-        into[field] = nodes[node, field]
+def _take_node(nodes: FloatArray, node: int, out: FloatArray) -> None:
+    for field in range(out.size):  # as in _join_counters
+        out[field] = nodes[node, field]
 
 
 @njit(cache=True, nogil=True)
-def _join_counters(newer: FloatArray, older: FloatArray, into: FloatArray) -> None:
+def _join_counters(newer: FloatArray, older: FloatArray, out: FloatArray) -> None:
     has_newer = not np.isnan(newer[_NEWEST])
     has_older = not np.isnan(older[_NEWEST])
     for field in range(_FIELDS):  # numba assumes that slices may overlap, which is ten times slower
-        into[field] = newer[field]
+        out[field] = newer[field]
     if not has_newer:
-        into[_HEAD] += older[_HEAD]
-        into[_HEAD_STEPS] += older[_HEAD_STEPS]
-        into[_AMOUNT] = older[_AMOUNT]
-        into[_STEPS] = older[_STEPS]
-        into[_NEWEST] = older[_NEWEST]
+        out[_HEAD] += older[_HEAD]
+        out[_HEAD_STEPS] += older[_HEAD_STEPS]
+        out[_AMOUNT] = older[_AMOUNT]
+        out[_STEPS] = older[_STEPS]
+        out[_NEWEST] = older[_NEWEST]
     elif newer[_PENDING] == 0.0:
-        into[_AMOUNT] += older[_HEAD] + older[_AMOUNT]
-        into[_STEPS] += older[_HEAD_STEPS] + older[_STEPS]
+        out[_AMOUNT] += older[_HEAD] + older[_AMOUNT]
+        out[_STEPS] += older[_HEAD_STEPS] + older[_STEPS]
     elif has_older:
-        into[_AMOUNT] += _rise(newer[_OLDEST], older[_NEWEST]) + older[_AMOUNT]
-        into[_STEPS] += 1.0 + older[_STEPS]
+        out[_AMOUNT] += _rise(newer[_OLDEST], older[_NEWEST]) + older[_AMOUNT]
+        out[_STEPS] += 1.0 + older[_STEPS]
     if has_older:
-        into[_OLDEST] = older[_OLDEST]
-        into[_PENDING] = older[_PENDING]
+        out[_OLDEST] = older[_OLDEST]
+        out[_PENDING] = older[_PENDING]
 
 
 @njit(cache=True, nogil=True)
@@ -122,9 +122,11 @@ def counter_nodes(values: FloatArray, counter_at: int, rise_at: IntArray, index:
                 _sum_counter(series, rises, first, last, nodes[c, base + pane])
             for level in range(1, levels):
                 upper = base + level_offset(panes, level)
-                below = base + level_offset(panes, level - 1)
+                children = base + level_offset(panes, level - 1)
                 for pane in range(panes >> level):
-                    _join_counters(nodes[c, below + 2 * pane + 1], nodes[c, below + 2 * pane], nodes[c, upper + pane])
+                    _join_counters(
+                        nodes[c, children + 2 * pane + 1], nodes[c, children + 2 * pane], nodes[c, upper + pane]
+                    )
     return nodes
 
 
@@ -223,7 +225,7 @@ def _emit_counter(
 
 
 @njit(cache=True, nogil=True)
-def _sum_enum(series: FloatArray, first: int, last: int, into: FloatArray) -> None:
+def _sum_enum(series: FloatArray, first: int, last: int, out: FloatArray) -> None:
     newest = np.nan
     oldest = np.nan
     known = 0.0
@@ -237,10 +239,10 @@ def _sum_enum(series: FloatArray, first: int, last: int, into: FloatArray) -> No
                 changes += 1.0
             oldest = value
             known += 1.0
-    into[_ENUM_NEWEST] = newest
-    into[_ENUM_OLDEST] = oldest
-    into[_ENUM_KNOWN] = known
-    into[_ENUM_CHANGES] = changes
+    out[_ENUM_NEWEST] = newest
+    out[_ENUM_OLDEST] = oldest
+    out[_ENUM_KNOWN] = known
+    out[_ENUM_CHANGES] = changes
 
 
 @njit(cache=True, nogil=True)
@@ -257,21 +259,21 @@ def enum_nodes(values: FloatArray, enum_at: int, n_enums: int, index: PaneIndex,
                 _sum_enum(values[enum_at + c], first, last, nodes[c, base + pane])
             for level in range(1, levels):
                 upper = base + level_offset(panes, level)
-                below = base + level_offset(panes, level - 1)
+                children = base + level_offset(panes, level - 1)
                 for pane in range(panes >> level):
-                    newer = nodes[c, below + 2 * pane + 1]
-                    older = nodes[c, below + 2 * pane]
-                    into = nodes[c, upper + pane]
+                    newer = nodes[c, children + 2 * pane + 1]
+                    older = nodes[c, children + 2 * pane]
+                    node = nodes[c, upper + pane]
                     for field in range(_ENUM_FIELDS):
-                        into[field] = newer[field]
+                        node[field] = newer[field]
                     if newer[_ENUM_KNOWN] == 0.0:
                         for field in range(_ENUM_FIELDS):
-                            into[field] = older[field]
+                            node[field] = older[field]
                     elif older[_ENUM_KNOWN] > 0.0:
                         changed = 1.0 if newer[_ENUM_OLDEST] != older[_ENUM_NEWEST] else 0.0
-                        into[_ENUM_CHANGES] += older[_ENUM_CHANGES] + changed
-                        into[_ENUM_KNOWN] += older[_ENUM_KNOWN]
-                        into[_ENUM_OLDEST] = older[_ENUM_OLDEST]
+                        node[_ENUM_CHANGES] += older[_ENUM_CHANGES] + changed
+                        node[_ENUM_KNOWN] += older[_ENUM_KNOWN]
+                        node[_ENUM_OLDEST] = older[_ENUM_OLDEST]
     return nodes
 
 
@@ -299,17 +301,17 @@ def enum_windows(
             newest_edge = edges
             oldest = np.nan
             oldest_edge = 0
-            at = visits.begin[row]
+            visit = visits.begin[row]
             for edge in range(edges):
                 changes[edge] = 0.0
                 known[edge] = 0.0
-                while at < visits.stops[row, edge]:
-                    node = visits.node[at]
+                while visit < visits.stops[row, edge]:
+                    node = visits.node[visit]
                     if node >= 0:
                         _take_node(tree, node, piece)
                     else:
-                        _sum_enum(series, visits.first[at], visits.last[at], piece)
-                    at += 1
+                        _sum_enum(series, visits.first[visit], visits.last[visit], piece)
+                    visit += 1
                     if piece[_ENUM_KNOWN] == 0.0:
                         continue
                     if newest_edge == edges:
@@ -322,12 +324,12 @@ def enum_windows(
                     oldest = piece[_ENUM_OLDEST]
                     oldest_edge = edge
             for w in range(window_edge.shape[0]):
-                within = window_edge[w, 0]
+                smallest = window_edge[w, 0]
                 if table[0, w, c] >= 0:
-                    out[row, table[0, w, c]] = newest if newest_edge <= within else np.nan
+                    out[row, table[0, w, c]] = newest if newest_edge <= smallest else np.nan
                 if table[1, w, c] >= 0:
-                    counted = _within(known, 0, within + 1) > 0.0
-                    out[row, table[1, w, c]] = _within(changes, 0, within + 1) if counted else np.nan
+                    counted = _within(known, 0, smallest + 1) > 0.0
+                    out[row, table[1, w, c]] = _within(changes, 0, smallest + 1) if counted else np.nan
 
 
 BitArray = npt.NDArray[np.uint64]
@@ -336,14 +338,14 @@ BoolArray = npt.NDArray[np.bool_]
 
 @njit(cache=True, nogil=True)
 def _count(flags: BitArray, known: BoolArray, mask: int, first: int, last: int) -> tuple[float, float]:
-    seen = 0.0
+    n_known = 0.0
     active = 0.0
     for i in range(first, last):
         if known[i]:
-            seen += 1.0
+            n_known += 1.0
             if flags[i] & mask:
                 active += 1.0
-    return seen, active
+    return n_known, active
 
 
 @njit(cache=True, nogil=True)
@@ -359,20 +361,20 @@ def flag_nodes(
     """
     nodes = np.empty((bits_flag.size, index.nodes, 2))
     for p in range(bits_flag.size):
-        tree, masks, seen = nodes[p], flags[bits_flag[p]], known[bits_flag[p]]
+        tree, masks, is_known = nodes[p], flags[bits_flag[p]], known[bits_flag[p]]
         for run in range(index.run_first.size):
             base = index.run_node[run]
             start = index.run_start[run]
             panes = index.run_panes[run]
             for pane in range(panes):
                 first, last = index.starts[start + pane], index.starts[start + pane + 1]
-                tree[base + pane, 0], tree[base + pane, 1] = _count(masks, seen, bits_mask[p], first, last)
+                tree[base + pane, 0], tree[base + pane, 1] = _count(masks, is_known, bits_mask[p], first, last)
             for level in range(1, levels):
-                at = base + level_offset(panes, level)
-                below = base + level_offset(panes, level - 1)
+                first_node = base + level_offset(panes, level)
+                children = base + level_offset(panes, level - 1)
                 for pane in range(panes >> level):
                     for k in range(2):
-                        tree[at + pane, k] = tree[below + 2 * pane, k] + tree[below + 2 * pane + 1, k]
+                        tree[first_node + pane, k] = tree[children + 2 * pane, k] + tree[children + 2 * pane + 1, k]
     return nodes
 
 
@@ -399,21 +401,21 @@ def flag_windows(
         tree = nodes[p] if nodes.shape[0] > 0 else nodes[:, :, 0]
         masks, reported, mask = flags[bits_flag[p]], known[bits_flag[p]], bits_mask[p]
         for row in range(rows):
-            seen = 0.0
+            n_known = 0.0
             active = 0.0
-            at = visits.begin[row]
+            visit = visits.begin[row]
             for edge in range(edges):
-                while at < visits.stops[row, edge]:
-                    node = visits.node[at]
+                while visit < visits.stops[row, edge]:
+                    node = visits.node[visit]
                     if node >= 0:
-                        seen += tree[node, 0]
+                        n_known += tree[node, 0]
                         active += tree[node, 1]
                     else:
-                        more, hits = _count(masks, reported, mask, visits.first[at], visits.last[at])
-                        seen += more
+                        n_more, hits = _count(masks, reported, mask, visits.first[visit], visits.last[visit])
+                        n_known += n_more
                         active += hits
-                    at += 1
-                share[edge] = active / seen if seen > 0.0 else np.nan
+                    visit += 1
+                share[edge] = active / n_known if n_known > 0.0 else np.nan
             for w in range(window_edge.shape[0]):
                 if table[w, p] >= 0:
                     out[row, table[w, p]] = share[window_edge[w, 0]]

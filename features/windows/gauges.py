@@ -29,27 +29,27 @@ _COUNT, _TOTAL, _SQUARE, _HOURS, _HOURS_SQUARE, _PRODUCT, _LOW, _HIGH, _NEWEST, 
 
 
 @njit(cache=True, nogil=True)
-def _empty(into: FloatArray) -> None:
-    into[:] = 0.0
-    into[_LOW] = np.inf
-    into[_HIGH] = -np.inf
+def _empty(node: FloatArray) -> None:
+    node[:] = 0.0
+    node[_LOW] = np.inf
+    node[_HIGH] = -np.inf
 
 
 @njit(cache=True, nogil=True)
 def _add_samples(
-    times: IntArray, values: FloatArray, c: int, low_at: int, high_at: int, first: int, last: int, into: FloatArray
+    times: IntArray, values: FloatArray, c: int, low_at: int, high_at: int, first: int, last: int, node: FloatArray
 ) -> None:
     """Add samples to one gauge, newest first. Rows are passed by index: slicing costs more than few samples."""
-    count = into[_COUNT]
-    total = into[_TOTAL]
-    square = into[_SQUARE]
-    hours = into[_HOURS]
-    hours_square = into[_HOURS_SQUARE]
-    product = into[_PRODUCT]
-    low = into[_LOW]
-    high = into[_HIGH]
-    newest = into[_NEWEST]
-    time = into[_TIME]
+    count = node[_COUNT]
+    total = node[_TOTAL]
+    square = node[_SQUARE]
+    hours = node[_HOURS]
+    hours_square = node[_HOURS_SQUARE]
+    product = node[_PRODUCT]
+    low = node[_LOW]
+    high = node[_HIGH]
+    newest = node[_NEWEST]
+    time = node[_TIME]
     if count == 0.0:  # hoisted out of the loop for speed
         for i in range(last - 1, first - 1, -1):
             if not np.isnan(values[c, i]):
@@ -59,38 +59,38 @@ def _add_samples(
     for i in range(last - 1, first - 1, -1):
         value = values[c, i]
         if not np.isnan(value):
-            moved = value - newest
-            back = (time - times[i]) * _PER_HOUR
+            change = value - newest
+            hours_back = (time - times[i]) * _PER_HOUR
             count += 1.0
-            total += moved
-            square += moved * moved
-            hours += back
-            hours_square += back * back
-            product += moved * back
+            total += change
+            square += change * change
+            hours += hours_back
+            hours_square += hours_back * hours_back
+            product += change * hours_back
             low = min(low, value)
             high = max(high, value)
         if low_at >= 0 and values[low_at, i] < low:
             low = values[low_at, i]
         if high_at >= 0 and values[high_at, i] > high:
             high = values[high_at, i]
-    into[_COUNT] = count
-    into[_TOTAL] = total
-    into[_SQUARE] = square
-    into[_HOURS] = hours
-    into[_HOURS_SQUARE] = hours_square
-    into[_PRODUCT] = product
-    into[_LOW] = low
-    into[_HIGH] = high
-    into[_NEWEST] = newest
-    into[_TIME] = time
+    node[_COUNT] = count
+    node[_TOTAL] = total
+    node[_SQUARE] = square
+    node[_HOURS] = hours
+    node[_HOURS_SQUARE] = hours_square
+    node[_PRODUCT] = product
+    node[_LOW] = low
+    node[_HIGH] = high
+    node[_NEWEST] = newest
+    node[_TIME] = time
 
 
 @njit(cache=True, nogil=True)
-def _add_means(values: FloatArray, c: int, first: int, last: int, into: FloatArray) -> None:
+def _add_means(values: FloatArray, c: int, first: int, last: int, node: FloatArray) -> None:
     """Add samples to one gauge if only its mean is wanted."""
-    count = into[_COUNT]
-    total = into[_TOTAL]
-    newest = into[_NEWEST]
+    count = node[_COUNT]
+    total = node[_TOTAL]
+    newest = node[_NEWEST]
     for i in range(last - 1, first - 1, -1):
         value = values[c, i]
         if not np.isnan(value):
@@ -98,45 +98,45 @@ def _add_means(values: FloatArray, c: int, first: int, last: int, into: FloatArr
                 newest = value
             count += 1.0
             total += value - newest
-    into[_COUNT] = count
-    into[_TOTAL] = total
-    into[_NEWEST] = newest
+    node[_COUNT] = count
+    node[_TOTAL] = total
+    node[_NEWEST] = newest
 
 
 @njit(cache=True, nogil=True)
-def _add_node(node: FloatArray, into: FloatArray) -> None:
+def _add_node(node: FloatArray, summed: FloatArray) -> None:
     """Add a node older than everything added so far, for all gauges."""
-    for c in range(into.shape[1]):
+    for c in range(summed.shape[1]):
         count = node[_COUNT, c]
         total = node[_TOTAL, c]
         hours = node[_HOURS, c]
-        is_empty = into[_COUNT, c] == 0.0  # an empty node's newest and time are 0, the initial values
-        newest = node[_NEWEST, c] if is_empty else into[_NEWEST, c]
-        time = node[_TIME, c] if is_empty else into[_TIME, c]
-        moved = node[_NEWEST, c] - newest if count > 0.0 else 0.0
-        back = (time - node[_TIME, c]) * _PER_HOUR if count > 0.0 else 0.0
-        into[_NEWEST, c] = newest
-        into[_TIME, c] = time
-        into[_COUNT, c] += count
-        into[_TOTAL, c] += total + count * moved
-        into[_SQUARE, c] += node[_SQUARE, c] + moved * (2.0 * total + count * moved)
-        into[_HOURS, c] += hours + count * back
-        into[_HOURS_SQUARE, c] += node[_HOURS_SQUARE, c] + back * (2.0 * hours + count * back)
-        into[_PRODUCT, c] += node[_PRODUCT, c] + back * total + moved * (hours + count * back)
-        into[_LOW, c] = min(into[_LOW, c], node[_LOW, c])
-        into[_HIGH, c] = max(into[_HIGH, c], node[_HIGH, c])
+        is_empty = summed[_COUNT, c] == 0.0  # an empty node's newest and time are 0, the initial values
+        newest = node[_NEWEST, c] if is_empty else summed[_NEWEST, c]
+        time = node[_TIME, c] if is_empty else summed[_TIME, c]
+        change = node[_NEWEST, c] - newest if count > 0.0 else 0.0
+        hours_back = (time - node[_TIME, c]) * _PER_HOUR if count > 0.0 else 0.0
+        summed[_NEWEST, c] = newest
+        summed[_TIME, c] = time
+        summed[_COUNT, c] += count
+        summed[_TOTAL, c] += total + count * change
+        summed[_SQUARE, c] += node[_SQUARE, c] + change * (2.0 * total + count * change)
+        summed[_HOURS, c] += hours + count * hours_back
+        summed[_HOURS_SQUARE, c] += node[_HOURS_SQUARE, c] + hours_back * (2.0 * hours + count * hours_back)
+        summed[_PRODUCT, c] += node[_PRODUCT, c] + hours_back * total + change * (hours + count * hours_back)
+        summed[_LOW, c] = min(summed[_LOW, c], node[_LOW, c])
+        summed[_HIGH, c] = max(summed[_HIGH, c], node[_HIGH, c])
 
 
 @njit(cache=True, nogil=True)
-def _add_node_mean(node: FloatArray, into: FloatArray) -> None:
+def _add_node_mean(node: FloatArray, summed: FloatArray) -> None:
     """Add a node for all gauges if only the mean is wanted."""
-    for c in range(into.shape[1]):
+    for c in range(summed.shape[1]):
         count = node[_COUNT, c]
-        newest = node[_NEWEST, c] if into[_COUNT, c] == 0.0 else into[_NEWEST, c]
-        moved = node[_NEWEST, c] - newest if count > 0.0 else 0.0
-        into[_NEWEST, c] = newest
-        into[_COUNT, c] += count
-        into[_TOTAL, c] += node[_TOTAL, c] + count * moved
+        newest = node[_NEWEST, c] if summed[_COUNT, c] == 0.0 else summed[_NEWEST, c]
+        change = node[_NEWEST, c] - newest if count > 0.0 else 0.0
+        summed[_NEWEST, c] = newest
+        summed[_COUNT, c] += count
+        summed[_TOTAL, c] += node[_TOTAL, c] + count * change
 
 
 @njit(cache=True, nogil=True)

@@ -40,9 +40,9 @@ class ChannelLayout:
         for name, channel in channels.items():
             if owners[name] is None:
                 base[channel.kind].append(channel)
-        at = {channel.name: i for kind in ("gauge", "counter") for i, channel in enumerate(base[kind])}
+        position = {channel.name: i for kind in ("gauge", "counter") for i, channel in enumerate(base[kind])}
         rolled = {
-            suffix: {name: at[owner] for name, owner in owners.items() if owner and name == owner + suffix}
+            suffix: {name: position[owner] for name, owner in owners.items() if owner and name == owner + suffix}
             for suffix in ("_min", "_max", "_rise")
         }
         gauges, counters, flags, enums = (tuple(channels_of_kind) for channels_of_kind in base.values())
@@ -93,9 +93,9 @@ def unknown_channel(name: str, channels: Mapping[str, Channel], location: str) -
 
 
 def _positions(owners: Mapping[str, int], offset: int, count: int) -> npt.NDArray[np.int64]:
-    at = np.full(count, -1, dtype=np.int64)
-    at[list(owners.values())] = offset + np.arange(len(owners))
-    return at
+    position = np.full(count, -1, dtype=np.int64)
+    position[list(owners.values())] = offset + np.arange(len(owners))
+    return position
 
 
 def _rolled_up(name: str, channels: Mapping[str, Channel]) -> str | None:

@@ -32,13 +32,13 @@ class PaneSpec:
     look_back: int
 
     @classmethod
-    def of(cls, *, every: int, origin: int, delay: int, step: int, look_back: int) -> Self:
+    def of(cls, *, interval: int, origin: int, delay: int, step: int, look_back: int) -> Self:
         """Align panes to a decision grid: windows of grid rows end at pane borders and, if possible, start there.
 
-        ``every``, ``origin``: ``decision.every`` and ``decision.origin``, milliseconds.
+        ``interval``, ``origin``: ``decision.every`` and ``decision.origin``, milliseconds.
         ``delay``, ``step``: ``features.delay`` and the dataset's step, milliseconds.
         """
-        length = every * max(1, -(-MIN_STEPS * step // every))
+        length = interval * max(1, -(-MIN_STEPS * step // interval))
         return cls(length, (origin - delay) % length, look_back)
 
     @property
@@ -92,15 +92,15 @@ def index_panes(times: IntArray, begins: IntArray, ends: IntArray, spec: PaneSpe
     nonempty = ends > begins
     begins, ends = begins[nonempty], ends[nonempty]
     if times.size:
-        far = np.flatnonzero(np.diff(times) > spec.look_back) + 1
-        run_first = np.unique(np.concatenate((begins, far)))
+        after_gap = np.flatnonzero(np.diff(times) > spec.look_back) + 1
+        run_first = np.unique(np.concatenate((begins, after_gap)))
         last_of_unit = ends[np.searchsorted(begins, run_first, side="right") - 1]
         run_last = np.minimum(last_of_unit, np.append(run_first[1:], times.size))
     else:
         run_first = run_last = np.zeros(0, dtype=np.int64)
-    whole = 1 << (levels - 1)
-    first_pane = (times[run_first] - spec.phase - 1) // spec.length // whole * whole
-    last_pane = -(-((times[run_last - 1] - spec.phase - 1) // spec.length + 1) // whole) * whole
+    alignment = 1 << (levels - 1)
+    first_pane = (times[run_first] - spec.phase - 1) // spec.length // alignment * alignment
+    last_pane = -(-((times[run_last - 1] - spec.phase - 1) // spec.length + 1) // alignment) * alignment
     panes = last_pane - first_pane
     nodes = 2 * (panes - (panes >> levels)) if levels > 1 else panes
     run_node = np.concatenate(([0], np.cumsum(nodes)))
@@ -126,12 +126,12 @@ def _find_starts(
     starts: IntArray,
 ) -> None:
     for run in range(run_first.size):
-        at = run_first[run]
+        sample = run_first[run]
         for pane in range(run_panes[run] + 1):
             begin = phase + (run_pane[run] + pane) * length
-            while at < run_last[run] and times[at] <= begin:
-                at += 1
-            starts[run_start[run] + pane] = at
+            while sample < run_last[run] and times[sample] <= begin:
+                sample += 1
+            starts[run_start[run] + pane] = sample
 
 
 @njit(cache=True, nogil=True)
@@ -187,31 +187,31 @@ def visit_windows(
     rows = borders.size
     begin = np.empty(rows, dtype=np.int64)
     stops = np.empty((rows, edges.size), dtype=np.int64)
-    most = edges[edges.size - 1] // index.length + 3 * edges.size + 2  # of one row
-    room = most + rows * (2 * edges.size + 2)
+    max_visits = edges[edges.size - 1] // index.length + 3 * edges.size + 2  # of one row
+    room = max_visits + rows * (2 * edges.size + 2)
     node = np.empty(room, dtype=np.int64)
     first = np.empty(room, dtype=np.int64)
     last = np.empty(room, dtype=np.int64)
     visits = 0
     for row in range(rows):
-        if visits + most > room:
+        if visits + max_visits > room:
             room = 2 * room
             node = _grown(node, room)
             first = _grown(first, room)
             last = _grown(last, room)
         begin[row] = visits
         border = borders[row]
-        rest = newest_usable(times, begins[row], ends[row], border) + 1
+        remaining = newest_usable(times, begins[row], ends[row], border) + 1
         oldest = begins[row]
         run = 0
-        if levels > 0 and rest > oldest:
-            run = np.searchsorted(index.run_first, rest - 1, side="right") - 1
+        if levels > 0 and remaining > oldest:
+            run = np.searchsorted(index.run_first, remaining - 1, side="right") - 1
             oldest = max(oldest, index.run_first[run])
         high = border
         for e in range(edges.size):
             low = border - edges[e]
-            while rest > oldest and high > low:
-                newest = times[rest - 1]
+            while remaining > oldest and high > low:
+                newest = times[remaining - 1]
                 if newest <= low:
                     high = low
                     break
@@ -226,13 +226,13 @@ def visit_windows(
                     high = pane_end - (index.length << level)
                 else:
                     high = max(low, pane_end - index.length) if levels > 0 else low
-                    pane = rest - 1
+                    pane = remaining - 1
                     while pane > oldest and times[pane - 1] > high:
                         pane -= 1
                     node[visits] = -1
                     first[visits] = pane
-                last[visits] = rest
-                rest = first[visits]
+                last[visits] = remaining
+                remaining = first[visits]
                 visits += 1
             stops[row, e] = visits
     return Visits(node, first, last, begin, stops)
@@ -261,7 +261,7 @@ class Panes:
         self.block = block
         spans = np.array(sorted(block.spans.values()), dtype=np.int64).reshape(-1, 2)
         self.index: PaneIndex = index_panes(block.times, spans[:, 0], spans[:, 1], spec)
-        self._kept: dict[str, FloatArray] = {}
+        self._nodes_of: dict[str, FloatArray] = {}
 
     def visits(self, rows: RowSpans, edges: IntArray) -> tuple[Visits, int]:
         """List the visits of rows, and the number of node levels they use; 0: samples only."""
@@ -274,6 +274,6 @@ class Panes:
         """Return the nodes of a kind of channel, computed once; empty if no level is used."""
         if levels == 0:
             return np.empty((0, 0, 0))
-        if kind not in self._kept:
-            self._kept[kind] = make()
-        return self._kept[kind]
+        if kind not in self._nodes_of:
+            self._nodes_of[kind] = make()
+        return self._nodes_of[kind]

@@ -45,7 +45,7 @@ PERSISTENT_COUNTERS = frozenset(
 """Catalogue counters whose level is meaningful: stored on the board and never reset."""
 
 _ALL_BITS = 0xFFFFFFFFFFFFFFFF
-_Wanted = tuple[str, Sequence[int]]
+_Statistics = tuple[str, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,13 @@ class WindowPlan:
 
         ``layout``: channels; those without data still have columns.
         """
-        every = range(len(windows))
+        all_windows = range(len(windows))
         larger = range(1, len(windows)) if len(windows) > 1 else range(1)
-        usual: list[_Wanted] = [("last", (0,)), ("mean", every)]
+        usual: list[_Statistics] = [("last", (0,)), ("mean", all_windows)]
         usual += [(statistic, larger) for statistic in ("std", "min", "max", "slope", "delta")]
-        state: list[_Wanted] = [("last", (0,)), ("max", larger)]
-        counter: list[_Wanted] = [("rise", every), ("rise_delta", larger)]
-        enum: list[_Wanted] = [("last", (0,)), ("changes", larger)]
+        state: list[_Statistics] = [("last", (0,)), ("max", larger)]
+        counter: list[_Statistics] = [("rise", all_windows), ("rise_delta", larger)]
+        enum: list[_Statistics] = [("last", (0,)), ("changes", larger)]
         return cls._build(
             layout,
             windows,
@@ -122,12 +122,12 @@ class WindowPlan:
     @classmethod
     def amounts(cls, layout: ChannelLayout, windows: Sequence[timedelta], counters: Collection[str]) -> "WindowPlan":
         """Plan the amounts of the ``onset`` group: rises of the named counters and shares of known bits by window."""
-        every = range(len(windows))
+        all_windows = range(len(windows))
         return cls._build(
             layout,
             windows,
-            counter=lambda channel: [("rise", every)] if channel.name in counters else [],
-            flag_windows=every,
+            counter=lambda channel: [("rise", all_windows)] if channel.name in counters else [],
+            flag_windows=all_windows,
             look_further=False,
         )
 
@@ -137,9 +137,9 @@ class WindowPlan:
         layout: ChannelLayout,
         windows: Sequence[timedelta],
         *,
-        gauge: Callable[[Channel], Sequence[_Wanted]] = lambda _: (),
-        counter: Callable[[Channel], Sequence[_Wanted]] = lambda _: (),
-        enum: Callable[[Channel], Sequence[_Wanted]] = lambda _: (),
+        gauge: Callable[[Channel], Sequence[_Statistics]] = lambda _: (),
+        counter: Callable[[Channel], Sequence[_Statistics]] = lambda _: (),
+        enum: Callable[[Channel], Sequence[_Statistics]] = lambda _: (),
         flag_windows: Sequence[int] = (),
         look_further: bool = True,
     ) -> "WindowPlan":
@@ -150,12 +150,14 @@ class WindowPlan:
             return len(columns) - 1
 
         def fill(
-            channels: Sequence[Channel], wanted: Callable[[Channel], Sequence[_Wanted]], names: tuple[str, ...]
+            channels: Sequence[Channel],
+            statistics_of: Callable[[Channel], Sequence[_Statistics]],
+            names: tuple[str, ...],
         ) -> IntArray:
             table = np.full((len(names), len(windows), len(channels)), -1, dtype=np.int64)
             for c, channel in enumerate(channels):
-                for statistic, over in wanted(channel):
-                    for w in over:
+                for statistic, windows_of in statistics_of(channel):
+                    for w in windows_of:
                         table[names.index(statistic), w, c] = add(channel.name, statistic, w, channel.unit)
             return table
 
@@ -199,9 +201,9 @@ class WindowPlan:
             nodes = panes.nodes("gauge", levels, lambda: gauge_nodes(times, values, *ends, index, index.levels))
             gauge_windows(times, values, *ends, nodes, visits, doubles, _shift(self.gauge_table, offset), out)
         if _any(self.counter_table):
-            own = (layout.offset("counters"), layout.rise_at)
-            nodes = panes.nodes("counter", levels, lambda: counter_nodes(values, *own, index, index.levels))
-            counter_windows(values, *own, nodes, visits, doubles, _shift(self.counter_table, offset), out)
+            counters = (layout.offset("counters"), layout.rise_at)
+            nodes = panes.nodes("counter", levels, lambda: counter_nodes(values, *counters, index, index.levels))
+            counter_windows(values, *counters, nodes, visits, doubles, _shift(self.counter_table, offset), out)
         if _any(self.enum_table):
             enums = (layout.offset("enums"), len(layout.enums))
             nodes = panes.nodes("enum", levels, lambda: enum_nodes(values, *enums, index, index.levels))

@@ -117,11 +117,11 @@ def timestamp_ms(text: Any) -> int | None:
     if not isinstance(text, str) or not text:
         return None
     try:
-        when = datetime.fromisoformat(text)
-        when = when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
+        instant = datetime.fromisoformat(text)
+        instant = instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
-    ms = to_ms(when)
+    ms = to_ms(instant)
     return ms if ms > 0 else None
 
 

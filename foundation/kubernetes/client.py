@@ -243,16 +243,16 @@ class KubernetesClient:
         cluster.
         """
         for _ in range(_LISTINGS):
-            kept: list[T] = []
+            views: list[T] = []
             query = {**params, **({"limit": str(page_size)} if page_size else {})}
             tokens: set[str] = set()
             try:
                 while len(tokens) < _MAX_PAGES:
                     page = self.get(path, query)
                     items, version, token = _page(path, page)
-                    kept += [made for item in items if (made := view(item)) is not None]
+                    views += [item_view for item in items if (item_view := view(item)) is not None]
                     if not token:
-                        return kept, version
+                        return views, version
                     if token in tokens:
                         raise Unreachable(f"{path}: the listing never ends: a continue token repeats")
                     tokens.add(token)
@@ -264,11 +264,11 @@ class KubernetesClient:
         raise ApiRefused(GONE, f"the listing expired {_LISTINGS} times before its last page")
 
     def watch(
-        self, path: str, params: Mapping[str, str], version: str, begun: Callable[[], object] = lambda: None
+        self, path: str, params: Mapping[str, str], version: str, on_open: Callable[[], object] = lambda: None
     ) -> Iterator[Object]:
         """Yield events after ``version`` as ``{"type": …, "object": …}`` until the server ends the watch.
 
-        ``begun``: called once the server accepts the watch, possibly long before the first event.
+        ``on_open``: called once the server accepts the watch, possibly long before the first event.
 
         Raises ``ApiRefused`` if the server rejects the watch; ``Unreachable`` if the connection is interrupted. A
         silent connection ends the watch without an error.
@@ -290,7 +290,7 @@ class KubernetesClient:
             if response.status != 200:
                 answer = _response(response.status, response.read1(2**16), response.headers)
                 raise ApiRefused(answer.status, answer.message, answer.retry_after_s)
-            begun()
+            on_open()
             remainder = b""
             for chunk in response.stream(2**16):
                 *lines, remainder = (remainder + chunk).split(b"\n")
@@ -299,11 +299,11 @@ class KubernetesClient:
                 yield from (orjson.loads(line) for line in lines if line.strip())
 
     def _send(self, method: Method, url: str, data: bytes | None, headers: Mapping[str, str], end: float) -> Response:
-        left, content = max(end - time.monotonic(), 0.001), bytearray()
+        remaining_s, content = max(end - time.monotonic(), 0.001), bytearray()
         limits = self._limits
-        timeout = urllib3.Timeout(min(limits.connect_timeout_s, left), min(limits.read_timeout_s, left))
+        timeout = urllib3.Timeout(min(limits.connect_timeout_s, remaining_s), min(limits.read_timeout_s, remaining_s))
         with self._open(
-            method, url, data, headers, timeout, left, f"{self.name} sent an incomplete response"
+            method, url, data, headers, timeout, remaining_s, f"{self.name} sent an incomplete response"
         ) as response:
             while chunk := response.read1(2**16):
                 content += chunk

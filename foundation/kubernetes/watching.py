@@ -37,16 +37,16 @@ class Tracker(ABC, Generic[V, K]):
     def __init__(self, known: Mapping[str, K]) -> None:
         self.known = dict(known)
 
-    def take(self, kind: ChangeKind, views: Iterable[V], at: datetime) -> list[Any]:
-        """Apply a list or a change received at ``at``; return the resulting events."""
+    def take(self, kind: ChangeKind, views: Iterable[V], now: datetime) -> list[Any]:
+        """Apply a list or a change received at ``now``; return the resulting events."""
         views = list(views)
-        events = [event for view in views for event in self.update(view, at)]
+        events = [event for view in views for event in self.update(view, now)]
         keys = {self.key(view) for view in views}
         if kind == "gone":  # the final state of a deleted object may be new
-            events += [event for key in keys for event in self.remove(key, at, watched=True)]
+            events += [event for key in keys for event in self.remove(key, now, watched=True)]
         elif kind == "listed":
             vanished = [key for key in self.known if key not in keys]
-            events += [event for key in vanished for event in self.remove(key, at, watched=False)]
+            events += [event for key in vanished for event in self.remove(key, now, watched=False)]
         return events
 
     @abstractmethod

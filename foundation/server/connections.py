@@ -39,8 +39,8 @@ class GuardedProtocol(H11Protocol):
     Above the limit, the longest idle connections are closed, a tenth of the limit at a time.
     """
 
-    def __init__(self, *, max_connections: int, head_timeout_s: float, **more: Any) -> None:
-        super().__init__(**more)
+    def __init__(self, *, max_connections: int, head_timeout_s: float, **options: Any) -> None:
+        super().__init__(**options)
         self._max_connections, self._head_timeout_s = max_connections, head_timeout_s
         self._head_timer: asyncio.TimerHandle | None = None
         self._idle_since_s = self.loop.time()

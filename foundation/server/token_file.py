@@ -34,11 +34,11 @@ def own_token_file(path: Path) -> Path:
             file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
             with open(file, "w", encoding="ascii") as target:
                 target.write(f"{secrets.token_hex(32)}\n")
-        seen = path.lstat()
+        status = path.lstat()
     except OSError as error:
         hint = "Give --tokens FILE, a file with one token per line."
         raise InputError(f"the token file cannot be created: {error.strerror or error}", str(path), hint) from None
-    if not stat.S_ISREG(seen.st_mode) or seen.st_mode & 0o077 or seen.st_uid != os.geteuid():
+    if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077 or status.st_uid != os.geteuid():
         raise InputError("other users can read or replace the token file", str(path), "Remove it, and restart.")
     return path
 
@@ -72,8 +72,8 @@ class TokenFile(Generic[Grant]):
                 _LOG.info("the token file has changed: %d tokens", len(self._grants))
             except InputError as error:
                 _LOG.warning("the token file cannot be read; the previous tokens stay valid: %s", error)
-        given = digest_of(token.strip())
-        matching = [grant for digest, grant in self._grants if hmac.compare_digest(digest, given)]
+        presented = digest_of(token.strip())
+        matching = [grant for digest, grant in self._grants if hmac.compare_digest(digest, presented)]
         return matching[0] if matching else None
 
     def _lines(self) -> list[tuple[int, str]]:

@@ -399,9 +399,9 @@ def _at_risk(report: "RoundReport") -> list[str]:
     lines = []
     for node in at_risk[:_MOST_LISTED]:
         risk = "unknown" if node.risk is None else f"{node.risk:.1%}"
-        installations = f"stays {node.target.name.lower()}"
+        level = f"stays {node.target.name.lower()}"
         if node.target < node.wanted:
-            installations += f" instead of {node.wanted.name.lower()}"
-        lines.append(f"at risk: {node.node} ({node.tier}, {risk}) {installations}: {'; '.join(node.reasons)}")
+            level += f" instead of {node.wanted.name.lower()}"
+        lines.append(f"at risk: {node.node} ({node.tier}, {risk}) {level}: {'; '.join(node.reasons)}")
     more = len(at_risk) - len(lines)
     return [*lines, f"at risk: {more} more nodes, see at_risk in --json"] if more else lines

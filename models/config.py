@@ -109,9 +109,9 @@ class ParallelSection(Section):
     @field_validator("members")
     @classmethod
     def _distinct(cls, value: tuple[Learner, ...]) -> tuple[Learner, ...]:
-        twice = [name for name in value if value.count(name) > 1]
-        if twice:
-            raise ValueError(f"contains {twice[0]} twice")
+        repeated = [name for name in value if value.count(name) > 1]
+        if repeated:
+            raise ValueError(f"contains {repeated[0]} twice")
         return value
 
 

@@ -188,17 +188,17 @@ def fit_cascade(
     Raises ``InputError`` if a stage's library rejects its settings.
     """
 
-    def rows_of(at: Ints) -> FitRows:
-        return FitRows(X[at], y[at], weight[at])
+    def rows_of(train: Ints) -> FitRows:
+        return FitRows(X[train], y[train], weight[train])
 
     later_positives = np.zeros((0, X.shape[1])) if later_positives is None else later_positives
     rows = np.arange(len(y))
-    done: list[tuple[str, Any]] = []
+    fitted_stages: list[tuple[str, Any]] = []
     own_thresholds: list[float] = []
     for name, stage in stages[:-1]:
         folds = list(splits(y[rows], times=times[rows], purge_ms=purge_ms))
-        fits = [Fit(name, clone(stage), rows_of(rows[at])) for at, _ in folds]
-        first = fitted_first if not done else None
+        fits = [Fit(name, clone(stage), rows_of(rows[train])) for train, _ in folds]
+        first = fitted_first if not fitted_stages else None
         if first is None:
             fits.append(Fit(name, clone(stage), rows_of(rows)))
         models = fit_all(fits, store=store)
@@ -213,13 +213,13 @@ def fit_cascade(
             score = log_odds(fitted, later_positives)
             threshold = keep_threshold(score, recall_floor)
             later_positives = later_positives[score >= threshold]
-        own_thresholds.append(threshold if thresholds is None else thresholds[len(done)])
-        done.append((name, fitted))
+        own_thresholds.append(threshold if thresholds is None else thresholds[len(fitted_stages)])
+        fitted_stages.append((name, fitted))
         rows = rows[survived]
     name, last = stages[-1]
-    done.append((name, fit_all([Fit(name, clone(last), rows_of(rows))], store=store)[0]))
-    final = log_odds(done[-1][1], X[rows])
-    return Cascade(done, own_thresholds, min(float(np.quantile(final, 0.01, method="lower")), 0.0))
+    fitted_stages.append((name, fit_all([Fit(name, clone(last), rows_of(rows))], store=store)[0]))
+    final = log_odds(fitted_stages[-1][1], X[rows])
+    return Cascade(fitted_stages, own_thresholds, min(float(np.quantile(final, 0.01, method="lower")), 0.0))
 
 
 def splits(y: Ints, *, times: Ints, purge_ms: int) -> Iterator[tuple[Ints, Ints]]:

@@ -146,7 +146,7 @@ def train_bundle(
             tags=run_tags(matrix)
             | {"kind": "train", "bundle_digest": bundle.digest, "refit_at": fitted.refit_at.isoformat()},
             artifacts=(out / CARD,),
-            once=True,
+            only_once=True,
         )
         summary["challenger"] = f"{MODEL} version {register_bundle(registry, MODEL, out, run_id=run_id)}"
     return summary

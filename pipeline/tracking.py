@@ -145,7 +145,7 @@ def record_backtest(
         steps=steps,
         tags={**tags, "kind": "backtest"},
         artifacts=artifacts,
-        once=True,
+        only_once=True,
     )
 
 

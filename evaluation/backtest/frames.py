@@ -87,11 +87,11 @@ def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[str, ...]:
         facts, models, number = fold.facts, fold.facts["sliding"], f"(fold {fold.facts['fold']})"
         if facts["unfit"] is not None:
             earlier = f"the models of {format_instant(models['refit_ms'])}"
-            instead = earlier if models["fitted"] else f"{models['stand_in']} only"
-            messages.append(f"fold {number}: {facts['unfit']}; scored by {instead}")
+            stand_in = earlier if models["fitted"] else f"{models['stand_in']} only"
+            messages.append(f"fold {number}: {facts['unfit']}; scored by {stand_in}")
         elif not models["calibrated"]:
-            why = "too few incidents for a calibration slice; risks are scores corrected for sampling"
-            messages.append(f"calibration {number}: {why}")
+            reason = "too few incidents for a calibration slice; risks are scores corrected for sampling"
+            messages.append(f"calibration {number}: {reason}")
         if facts["unfit"] is None and models["prior_weight"] == 0:
             messages.append(
                 f"prior {number}: not used, because the data of the fleet alone predict the newest labels as well"
@@ -104,10 +104,10 @@ def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[str, ...]:
 def fold_frame(folds: list[Fold], schedule: Schedule, rows: TrainingRows, *, full: bool) -> pd.DataFrame:
     """Return :attr:`BacktestResult.folds`."""
     records = []
-    once = next(fold.facts for fold in folds if fold.facts["unfit"] is None)
+    first_fitted = next(fold.facts for fold in folds if fold.facts["unfit"] is None)
     for variant in VARIANTS if full else VARIANTS[:1]:
         for number, fold in enumerate(folds):
-            used = once if variant == "train_once" and once["fold"] <= number else fold.facts
+            used = first_fitted if variant == "train_once" and first_fitted["fold"] <= number else fold.facts
             times = rows.time[schedule.fold_rows(rows, number)]
             ends = {"test_start_ms": int(times.min()), "test_end_ms": int(times.max())}
             key = {"fold": number, "variant": variant, "refit_fold": used["refit_fold"]}
@@ -211,8 +211,8 @@ def newly_alerted(
     if not len(node):
         return chosen
     order = np.lexsort((rank, time))
-    never = int(time.min()) - max(reach_ms, cooldown_ms, _DAY_MS) - 1
-    alerted_at = np.full(int(node.max()) + 1, never, dtype=np.int64)
+    long_ago = int(time.min()) - max(reach_ms, cooldown_ms, _DAY_MS) - 1
+    alerted_at = np.full(int(node.max()) + 1, long_ago, dtype=np.int64)
     alerted_risk = np.zeros(len(alerted_at))
     for rows in np.split(order, np.flatnonzero(np.diff(time[order])) + 1):
         nodes = node[rows]
@@ -220,7 +220,7 @@ def newly_alerted(
         since = now - alerted_at[nodes]
         risen = (since > reach_ms) & (risk[rows] >= NEW_EVIDENCE * alerted_risk[nodes])
         budget_left = max(budget - np.count_nonzero(alerted_at > now - _DAY_MS), 0)
-        taken = rows[(since > max(reach_ms, cooldown_ms)) | risen][:budget_left]
-        chosen[taken] = True
-        alerted_at[node[taken]], alerted_risk[node[taken]] = now, risk[taken]
+        new_alerts = rows[(since > max(reach_ms, cooldown_ms)) | risen][:budget_left]
+        chosen[new_alerts] = True
+        alerted_at[node[new_alerts]], alerted_risk[node[new_alerts]] = now, risk[new_alerts]
     return chosen

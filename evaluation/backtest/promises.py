@@ -115,11 +115,13 @@ def walk_promises(
     rows = {
         name: sliding & (predictions["model"] == name).to_numpy() for name in predictions["model"][sliding].unique()
     }
-    one = predictions[next(iter(rows.values()))]
-    time, fold = milliseconds(one["decision_time"]), one["fold"].to_numpy(dtype=np.int64)
+    of_one_model = predictions[next(iter(rows.values()))]
+    time, fold = milliseconds(of_one_model["decision_time"]), of_one_model["fold"].to_numpy(dtype=np.int64)
     risk = predictions["risk"].to_numpy()
-    models = _Replayed({str(name): risk[mine] for name, mine in rows.items()}, time, node_codes(one), fold)
-    read, final = _of_drains(matrix, row_positions(matrix, one), section)
+    models = _Replayed(
+        {str(name): risk[selected] for name, selected in rows.items()}, time, node_codes(of_one_model), fold
+    )
+    read, final = _of_drains(matrix, row_positions(matrix, of_one_model), section)
     reach_ms = int((final.complete - time).max())
     order = folds[folds["variant"] == "sliding"].sort_values("fold")
     tested = [(int(row.fold), _refit_of(row, time, fold)) for row in order.itertuples()]
@@ -133,8 +135,8 @@ def walk_promises(
     numbers = [number for number, _ in tested]
     drains = _DrainOutcomes.of(models, final, IncidentGroups.of(matrix.incidents(None)), reach_ms)
     became = {
-        (name, target): drains.outcomes(dict(zip(numbers, made, strict=True)), models.risks[name])
-        for (name, target), made in decided.items()
+        (name, target): drains.outcomes(dict(zip(numbers, choices, strict=True)), models.risks[name])
+        for (name, target), choices in decided.items()
     }
     records = [
         {"model": name, "target": target, "fold": number, "refit_at": refit_at}
@@ -149,10 +151,10 @@ def walk_promises(
     labels = read(until)
     known = _known(labels, until)
     current: dict[str, list[ThresholdChoice]] = {}
-    for name, everything in models.evidence(labels, IncidentGroups.of(matrix.incidents(until)), known, reach_ms):
+    for name, all_evidence in models.evidence(labels, IncidentGroups.of(matrix.incidents(until)), known, reach_ms):
         current[name] = [
-            *_promised(name, everything, section),
-            for_budget(everything, k, section.confidence),
+            *_promised(name, all_evidence, section),
+            for_budget(all_evidence, k, section.confidence),
         ]
     return Promises(by_fold, pooled, current, until)
 
@@ -171,13 +173,13 @@ def decisions_frame(promises: Promises) -> pd.DataFrame:
     return frame.astype({"threshold": "float64", "best": "float64"})
 
 
-def _of_drains(matrix: Matrix, at: Ints, section: PrecisionTargetsSection) -> tuple[LabelsAt, Labels]:
+def _of_drains(matrix: Matrix, rows: Ints, section: PrecisionTargetsSection) -> tuple[LabelsAt, Labels]:
     """Return a reader of the labels that drains are evaluated with, and their final values.
 
     Their horizon is the longer of ``section.horizon`` and the matrix's own.
     """
     horizons = (None,) if section.horizon is None else (None, section.horizon)
-    readers = [labels_of_rows(matrix, at, horizon) for horizon in horizons]
+    readers = [labels_of_rows(matrix, rows, horizon) for horizon in horizons]
     return max(((read, read(None)) for read in readers), key=lambda pair: int(pair[1].complete[0]))
 
 
@@ -190,8 +192,8 @@ def _promised(name: str, evidence: ScoredDecisions, section: PrecisionTargetsSec
     return for_precisions(evidence, section.values, section.confidence)
 
 
-def _known(labels: Labels, at: datetime) -> Bools:
-    return (labels.label >= 0) & (labels.complete <= pd.Timestamp(at).value // 1_000_000)
+def _known(labels: Labels, instant: datetime) -> Bools:
+    return (labels.label >= 0) & (labels.complete <= pd.Timestamp(instant).value // 1_000_000)
 
 
 def _refit_of(row: Any, time: Ints, fold: Ints) -> datetime:
@@ -240,10 +242,10 @@ class _DrainOutcomes:
 
     def outcomes(self, decisions: dict[int, ThresholdChoice], unit_risk: Floats) -> list[dict[str, Any]]:
         """Return the outcomes of one target's thresholds by fold; a drain counts in the fold in which it starts."""
-        asked = np.full(max(decisions) + 1, np.inf)
+        thresholds = np.full(max(decisions) + 1, np.inf)
         for fold, decision in decisions.items():
-            asked[fold] = np.inf if decision.threshold is None else decision.threshold
-        alerts = np.flatnonzero(self.nodes.highest(unit_risk) >= asked[self.fold])
+            thresholds[fold] = np.inf if decision.threshold is None else decision.threshold
+        alerts = np.flatnonzero(self.nodes.highest(unit_risk) >= thresholds[self.fold])
         # across folds: a node that is still alerted after a refit is already drained
         episode_starts = alerts[openings(self.node[alerts], self.time[alerts], self.reach_ms)]
         positive = np.flatnonzero(self.incident >= 0)
@@ -262,18 +264,18 @@ class _DrainOutcomes:
                     "caught_incidents": set(self.incident[hits].tolist()),
                 }
             )
-            out[-1]["incidents"], out[-1]["caught"] = _caught(out[-1:])
+            out[-1]["incidents"], out[-1]["caught"] = _count_caught(out[-1:])
         return out
 
 
-def _caught(folds: list[dict[str, Any]]) -> tuple[int, int]:
+def _count_caught(folds: list[dict[str, Any]]) -> tuple[int, int]:
     """Count failures, and those caught, over folds; a cause shared by several nodes counts once."""
     causes: dict[int, int] = {}
     for fold in folds:
         causes |= fold["causes"]
-    caught = set[int]().union(*(fold["caught_incidents"] for fold in folds))
+    caught_ids = set[int]().union(*(fold["caught_incidents"] for fold in folds))
     incident, cause = (np.array(list(values), dtype=np.int64) for values in (causes.keys(), causes.values()))
-    _, is_caught = caught_causes(cause, np.isin(incident, list(caught)))
+    _, is_caught = caught_causes(cause, np.isin(incident, list(caught_ids)))
     return len(is_caught), int(is_caught.sum())
 
 
@@ -283,7 +285,9 @@ def _pool(folds: pd.DataFrame) -> pd.DataFrame:
         promised_folds = part[part["promised"].to_numpy(dtype=bool)]
         known, hits = int(promised_folds["known_drains"].sum()), int(promised_folds["hits"].sum())
         precision = hits / known if known else math.nan
-        (total, _), (total_promised, caught) = (_caught(some.to_dict("records")) for some in (part, promised_folds))
+        (total, _), (total_promised, caught) = (
+            _count_caught(rows.to_dict("records")) for rows in (part, promised_folds)
+        )
         records.append(
             {
                 "model": model,

@@ -47,7 +47,7 @@ from models.training.schedule import (
     format_instant,
 )
 from models.training.spans import EXPANDING
-from models.training.trainer import AT_ONCE, Progress
+from models.training.trainer import MAX_CONCURRENT_FITS, Progress
 
 _KEY = b"predrain.fold"
 _FINDINGS: TypeAdapter[CheckFindings | None] = TypeAdapter(CheckFindings | None)
@@ -75,10 +75,10 @@ class FoldStore:
     def __init__(self, folder: Path, digest: str) -> None:
         self._folder = folder / digest
 
-    def forget_others(self, but: Path) -> None:
-        """Remove every other folder next to this checkpoint, except ``but``."""
+    def forget_others(self, keep: Path) -> None:
+        """Remove every other folder next to this checkpoint, except ``keep``."""
         for entry in self._folder.parent.iterdir() if self._folder.parent.is_dir() else ():
-            if entry not in (self._folder, but):
+            if entry not in (self._folder, keep):
                 shutil.rmtree(entry, ignore_errors=True)
 
     def load(self, fold: int) -> Fold | None:
@@ -90,13 +90,13 @@ class FoldStore:
         facts = (table.schema.metadata or {}).get(_KEY)
         return None if facts is None else Fold(table, json.loads(facts))
 
-    def save(self, fold: int, done: Fold) -> None:
+    def save(self, fold: int, result: Fold) -> None:
         """Write a finished fold atomically.
 
         Raises ``InputError`` if it cannot be written, for example on a full disk; earlier folds are kept.
         """
-        stamped = done.table.replace_schema_metadata({_KEY: json.dumps(done.facts, sort_keys=True).encode()})
-        with self._appearing(self._path(fold), f"the finished fold {fold}") as temporary:
+        stamped = result.table.replace_schema_metadata({_KEY: json.dumps(result.facts, sort_keys=True).encode()})
+        with self._replacing(self._path(fold), f"the finished fold {fold}") as temporary:
             pq.write_table(stamped, temporary, compression="zstd")
 
     def load_check(self, fold: int) -> tuple[CheckFindings | None] | None:
@@ -106,13 +106,13 @@ class FoldStore:
         except (FileNotFoundError, ValueError):
             return None
 
-    def save_check(self, fold: int, found: CheckFindings | None) -> None:
+    def save_check(self, fold: int, findings: CheckFindings | None) -> None:
         """Write the findings of the drift check before a fold, as :meth:`save` does."""
-        with self._appearing(self._check_path(fold), f"the check before fold {fold}") as temporary:
-            temporary.write_text(json.dumps(None if found is None else found.to_json()), encoding="utf-8")
+        with self._replacing(self._check_path(fold), f"the check before fold {fold}") as temporary:
+            temporary.write_text(json.dumps(None if findings is None else findings.to_json()), encoding="utf-8")
 
     @contextmanager
-    def _appearing(self, path: Path, problem: str) -> Iterator[Path]:
+    def _replacing(self, path: Path, problem: str) -> Iterator[Path]:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as temporary:
@@ -134,7 +134,7 @@ class FoldStore:
 
 _SHARED = "Give every machine of the cluster the same folders under the same paths."
 
-_TURN = threading.Lock()
+_FIT_LOCK = threading.Lock()
 """Thread limits apply to the whole process, so each worker process fits one model at a time."""
 
 
@@ -161,12 +161,12 @@ class RefitTask:
 
     def __call__(self, refit: Refit) -> Fold:
         """Run a refit; the process caches the backtest between calls."""
-        with _TURN, threadpool_limits(limits=THREADS):
+        with _FIT_LOCK, threadpool_limits(limits=THREADS):
             key = repr(self)
-            if key not in _JOINED:
-                _JOINED.clear()
-                _JOINED[key] = Backtest(self.open(), self.setup)
-            return _JOINED[key].refit(refit)
+            if key not in _BACKTESTS:
+                _BACKTESTS.clear()
+                _BACKTESTS[key] = Backtest(self.open(), self.setup)
+            return _BACKTESTS[key].refit(refit)
 
     def open(self) -> Matrix:
         """Open the matrix; raises ``InputError`` if it is missing or different here, or the code version differs."""
@@ -185,10 +185,10 @@ class RefitTask:
         return matrix
 
 
-_JOINED: dict[str, Backtest] = {}
+_BACKTESTS: dict[str, Backtest] = {}
 
 
-def run_here(begun: Backtest, done: Mapping[int, Fold], take: Callable[[Refit, Fold], None]) -> None:
+def run_here(backtest: Backtest, done: Mapping[int, Fold], take: Callable[[Refit, Fold], None]) -> None:
     """Run the missing refits in threads of this process; the calling thread passes each result to ``take``, in order.
 
     Planning of later refits overlaps with fitting.
@@ -200,11 +200,11 @@ def run_here(begun: Backtest, done: Mapping[int, Fold], take: Callable[[Refit, F
         take(refit, fold.result())
 
     # One limit around all fits: set by each fit, it would be lifted by the first to finish.
-    with threadpool_limits(limits=THREADS), ThreadPoolExecutor(AT_ONCE, thread_name_prefix="refit") as pool:
+    with threadpool_limits(limits=THREADS), ThreadPoolExecutor(MAX_CONCURRENT_FITS, thread_name_prefix="refit") as pool:
         try:
-            for refit in begun.plan(done):
-                running.append((refit, pool.submit(begun.refit, refit)))
-                if len(running) > AT_ONCE:
+            for refit in backtest.plan(done):
+                running.append((refit, pool.submit(backtest.refit, refit)))
+                if len(running) > MAX_CONCURRENT_FITS:
                     take_first()
             while running:
                 take_first()
@@ -222,8 +222,8 @@ def run_refits(engine: Engine, task: RefitTask, refits: Sequence[Refit], take: C
 
 
 def _leave() -> None:
-    with _TURN:
-        _JOINED.clear()
+    with _FIT_LOCK:
+        _BACKTESTS.clear()
 
 
 def run_backtest(
@@ -288,11 +288,13 @@ def run_backtest(
         report()
 
     def check_drift() -> None:
-        while watch and (at := len(drift)) < total and all(fold in done for fold in range(at)):
-            stored = None if store is None else store.load_check(at)
-            drift.append(backtest_run.check_drift([done[fold] for fold in range(at)]) if stored is None else stored[0])
+        while watch and (number := len(drift)) < total and all(fold in done for fold in range(number)):
+            stored = None if store is None else store.load_check(number)
+            drift.append(
+                backtest_run.check_drift([done[fold] for fold in range(number)]) if stored is None else stored[0]
+            )
             if store is not None and stored is None:
-                store.save_check(at, drift[at])
+                store.save_check(number, drift[number])
 
     drift: list[CheckFindings | None] = []
     check_drift()
@@ -303,7 +305,7 @@ def run_backtest(
         run_refits(engine, RefitTask.of(matrix, setup), list(backtest_run.plan(done)), take)
     folds = [done[fold] for fold in range(total)]
     if store is not None and fits is not None:
-        store.forget_others(but=fits)
+        store.forget_others(keep=fits)
         FitStore(fits).shrink()
     _refuse_if_none_fitted(folds, backtest_run.schedule, training)
     drains = drain_labels(backtest_run.matrix, models.precision_targets.horizon)

@@ -241,7 +241,7 @@ class Backtest:
         tested, read = self.schedule.fold_rows(self.rows, fold), self._trainer.values
         return {
             "horizons": used.horizons[self._profile].to_json() if used.horizons else None,
-            "reasons": explain_rows(used, self.matrix, self._profile, alerted, among=tested, values=read),
+            "reasons": explain_rows(used, self.matrix, self._profile, alerted, candidates=tested, values=read),
             "attributions": attribute(used, self.matrix, self._profile, alerted, tested, read)
             if self._explain
             else None,

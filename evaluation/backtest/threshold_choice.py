@@ -68,19 +68,19 @@ def for_precisions(evidence: "ScoredDecisions", targets: Sequence[float], confid
 
 def _precision(ordered: "_Ordered", target: float, confidence: float, best: float | None) -> ThresholdChoice:
     passed: tuple[int, PrecisionBound] | None = None
-    tried: PrecisionBound | None = None
+    tested: PrecisionBound | None = None
     nodes = _first_tested(target, confidence)
     while (end := ordered.end_of(nodes)) is not None:
-        tried = ordered.bound(end, confidence)
-        if tried.lower < target:
+        tested = ordered.bound(end, confidence)
+        if tested.lower < target:
             break
-        passed = end, tried
+        passed = end, tested
         nodes = max(nodes + 1, math.ceil(nodes * _STEP))
     if passed is None:
         nodes = int(ordered.nodes_before[-1]) if len(ordered.order) else 0
-        why = _refusal(ordered.evidence, nodes, target, confidence, tried, best)
+        why = _refusal(ordered.evidence, nodes, target, confidence, tested, best)
         refused = no_promise(target, confidence, why, ordered.evidence)
-        return replace(refused, bound=tried or NO_ALERTS, best=best)
+        return replace(refused, bound=tested or NO_ALERTS, best=best)
     end, bound = passed
     why = f"{bound.hits} of {bound.alerts} earlier drains of {bound.clusters} nodes would have been right"
     decision = ordered.promise("precision", target, confidence, end, bound, why)
@@ -136,8 +136,8 @@ class _Ordered:
             selected = np.flatnonzero(
                 evidence.risk >= np.partition(evidence.risk, len(selected) - rows)[len(selected) - rows]
             )
-        within = np.lexsort((evidence.node[selected], evidence.time[selected], -evidence.risk[selected]))
-        order = selected[within].astype(np.int64)
+        by_risk = np.lexsort((evidence.node[selected], evidence.time[selected], -evidence.risk[selected]))
+        order = selected[by_risk].astype(np.int64)
         risk = evidence.risk[order]
         _, first, node = np.unique(evidence.node[order], return_index=True, return_inverse=True)
         fresh = np.zeros(len(order), dtype=np.int64)
@@ -156,16 +156,16 @@ class _Ordered:
 
     def at_most(self, rows: int) -> int:
         """Return the length of the longest prefix with at most this many rows."""
-        at = int(np.searchsorted(self.ends, rows, side="right"))
-        return int(self.ends[at - 1]) if at else 0
+        position = int(np.searchsorted(self.ends, rows, side="right"))
+        return int(self.ends[position - 1]) if position else 0
 
-    def begun(self, end: int) -> Ints:
+    def drain_starts(self, end: int) -> Ints:
         """Return the positions in ``order`` of the alerts within a prefix that start a drain."""
         places = self.by_node[self.by_node < end]
         return places[openings(self.node[places], self.evidence.time[self.order[places]], self.evidence.reach_ms)]
 
     def bound(self, end: int, confidence: float) -> PrecisionBound:
-        drains = self.begun(end)
+        drains = self.drain_starts(end)
         return precision_bound(self.evidence.hit[self.order[drains]], self.cluster[drains], confidence)
 
     def threshold(self, end: int) -> float:
@@ -182,7 +182,7 @@ class _Ordered:
     ) -> ThresholdChoice:
         """Return the choice whose threshold alerts this prefix."""
         why = f"{why}; with {confidence:.0%} confidence at least {_low(bound.lower)}"
-        threshold, recall = self.threshold(end), self.evidence.recall(self.order[self.begun(end)])
+        threshold, recall = self.threshold(end), self.evidence.recall(self.order[self.drain_starts(end)])
         drains = bound.alerts / self.evidence.times
         return ThresholdChoice(kind, asked, confidence, True, threshold, bound, drains, recall, bound.lower, why=why)
 
@@ -217,23 +217,23 @@ def _refusal(
     nodes: int,
     target: float,
     confidence: float,
-    tried: PrecisionBound | None,
+    tested: PrecisionBound | None,
     best: float | None,
 ) -> str:
-    could = (
+    attainable = (
         "no precision can be promised" if not best else f"the highest precision that can be promised is {_low(best)}"
     )
     if not evidence.hit.any():
-        return f"no incident among {len(evidence.hit)} earlier decisions: {could}"
-    if tried is None:
+        return f"no incident among {len(evidence.hit)} earlier decisions: {attainable}"
+    if tested is None:
         needed = _first_tested(target, confidence)
         return (
             f"a promise of {target:.0%} needs {needed} nodes, and the riskiest tenth of earlier decisions has {nodes} "
-            f"({needed - nodes} missing); {could}"
+            f"({needed - nodes} missing); {attainable}"
         )
     return (
-        f"{tried.hits} of {tried.alerts} earlier drains of {tried.clusters} nodes would have been right: with "
-        f"{confidence:.0%} confidence at least {_low(tried.lower)}, below the target of {target:.0%}; {could}"
+        f"{tested.hits} of {tested.alerts} earlier drains of {tested.clusters} nodes would have been right: with "
+        f"{confidence:.0%} confidence at least {_low(tested.lower)}, below the target of {target:.0%}; {attainable}"
     )
 
 

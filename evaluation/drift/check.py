@@ -55,9 +55,9 @@ RISKS_HOLD = (0.7, 1.4)
 _SOFTWARE = ("driver", "exporter", "firmware", "vbios", "version", "agent")
 _WORKLOAD_ENDINGS = ("_util_pct", "_active_ratio", "_bytes_s", "fb_used_mib")
 _COUNTED = ("rise", "rise_delta", "share")
-_TRIED = 3
+_MAX_TESTED = 3
 _LISTED = 4
-_BEYOND = 1.5
+_PSI_FACTOR = 1.5
 _DAY_MS = 86_400_000
 
 
@@ -92,7 +92,7 @@ def fleet_verdicts(reference: Reference, recent: Recent) -> list[DriftVerdict]:
     """
     notes: list[DriftVerdict] = []
     facts: list[str] = []
-    for i, (column, before) in enumerate(zip(reference.columns, reference.features, strict=True)):
+    for i, (column, distribution) in enumerate(zip(reference.columns, reference.features, strict=True)):
         values = pd.Series(recent.values[recent.now, i].astype(np.float64)).dropna()
         if column.name.startswith("static__age__"):
             new = float((values > reference.end_ms / _DAY_MS).mean()) if len(values) else 0.0
@@ -100,7 +100,7 @@ def fleet_verdicts(reference: Reference, recent: Recent) -> list[DriftVerdict]:
                 facts.append(f"{percent(new)} of rows belong to units installed since the fit")
         if column.group != "static" or not column.categories:
             continue
-        old = pd.Series(before.shares(), index=before.knots, dtype="float64")
+        old = pd.Series(distribution.shares(), index=distribution.knots, dtype="float64")
         shares = pd.DataFrame({"before": old, "now": values.value_counts(normalize=True)}).fillna(0.0)
         known = shares["before"] > 0
         if not (shares["now"][~known] >= NEW_CATEGORY).any() and _distance(shares).sum() / 2 < MIX_LIMIT:
@@ -137,13 +137,13 @@ def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movem
         facts += [aligned[channel], *_channel_facts({channel: channels[channel]} if channel in channels else {})]
     facts += [move.missing_summary for _, move in sorted(silent.items())]
     facts += _furthest(gaps_moved)
-    gone = {channel for channel, move in silent.items() if move.shift.missing_now > move.shift.missing_before}
+    lost = {channel for channel, move in silent.items() if move.shift.missing_now > move.shift.missing_before}
     parts = [
         f"{_some(sorted(names))} {happened}"
         for names, happened in (
             (aligned.keys() - silent.keys(), "changed with a driver or exporter update"),
-            (gone, "stopped reporting on part of the fleet"),
-            (silent.keys() - gone, "started reporting on part of the fleet"),
+            (lost, "stopped reporting on part of the fleet"),
+            (silent.keys() - lost, "started reporting on part of the fleet"),
         )
         if names
     ]
@@ -225,25 +225,25 @@ def _aligned(reference: Reference, recent: Recent, moves: Sequence[Movement]) ->
     """Find channels whose values shifted with a software change, each with one fact as evidence."""
     candidates: dict[str, list[tuple[int, Movement]]] = {}
     coded = {move.column.channel for move in moves if move.column.statistic == "changes"}
-    for at, move in sorted(enumerate(moves), key=lambda pair: (-pair[1].shift.psi, pair[1].column.name)):
+    for index, move in sorted(enumerate(moves), key=lambda pair: (-pair[1].shift.psi, pair[1].column.name)):
         # Loading a driver resets the last value of an enumeration, so a shift is expected.
         if move.column.group not in ("telemetry", "peers") or move.column.channel in coded:
             continue
         usual = move.usual_psi if np.isfinite(move.usual_psi) else 0.0
-        if move.shift.psi >= max(PSI_LIMIT / 2, _BEYOND * usual) or _missing_otherwise(move):
-            candidates.setdefault(str(move.column.channel), []).append((at, move))
+        if move.shift.psi >= max(PSI_LIMIT / 2, _PSI_FACTOR * usual) or _missing_otherwise(move):
+            candidates.setdefault(str(move.column.channel), []).append((index, move))
     out: dict[str, str] = {}
     day = (recent.time - recent.time.min()) // _DAY_MS
     changes = []
-    for at, column in enumerate(reference.columns):
+    for index, column in enumerate(reference.columns):
         if is_software(column):
-            changed = changed_since_first(recent.unit, recent.time, recent.values[:, at].astype(np.float64))
+            changed = changed_since_first(recent.unit, recent.time, recent.values[:, index].astype(np.float64))
             changes += [(column, changed)] if changed.any() else []
-    for channel, tried in candidates.items():
+    for channel, ranked in candidates.items():
         facts = []
         for column, changed in changes:
-            for at, move in tried[:_TRIED]:
-                values = recent.values[:, at]
+            for index, move in ranked[:_MAX_TESTED]:
+                values = recent.values[:, index]
                 values = np.isfinite(values).astype(np.float32) if _missing_otherwise(move) else values
                 effect = effect_of(changed, values, unit=recent.unit, day=day, node=recent.node)
                 if effect is not None and effect.significant:
@@ -253,7 +253,7 @@ def _aligned(reference: Reference, recent: Recent, moves: Sequence[Movement]) ->
                         f"(t = {effect.t:+.1f}, clustered by node)"
                     )
         # With this many tests, a single feature may be significant by chance.
-        if len(facts) >= min(2, len(tried)):
+        if len(facts) >= min(2, len(ranked)):
             out[channel] = facts[0]
     return out
 
@@ -279,9 +279,9 @@ def _mix_facts(column: FeatureColumn, shares: pd.DataFrame) -> tuple[str, ...]:
 def _channel_facts(channels: Mapping[str, list[Movement]]) -> list[str]:
     """Describe the feature that drifted most in each channel, strongest channels first."""
     ranked = sorted(channels.items(), key=lambda item: (-item[1][0].shift.psi, item[0]))
-    listed, more = ranked[:_LISTED], [channel_words(channel) for channel, _ in ranked[_LISTED:]]
+    listed, further = ranked[:_LISTED], [channel_words(channel) for channel, _ in ranked[_LISTED:]]
     facts = [f"{channel_words(channel)}, {len(moved)} features: {moved[0].summary}" for channel, moved in listed]
-    return [*facts, f"and {len(more)} more: {', '.join(more)}"] if more else facts
+    return [*facts, f"and {len(further)} more: {', '.join(further)}"] if further else facts
 
 
 def _furthest(moves: Sequence[Movement]) -> list[str]:
@@ -289,8 +289,8 @@ def _furthest(moves: Sequence[Movement]) -> list[str]:
 
 
 def _some(channels: Sequence[str]) -> str:
-    shown = ", ".join(channel_words(channel) for channel in channels[:3])
-    return f"{shown} and {len(channels) - 3} more" if len(channels) > 3 else shown
+    names = ", ".join(channel_words(channel) for channel in channels[:3])
+    return f"{names} and {len(channels) - 3} more" if len(channels) > 3 else names
 
 
 def _rate_fact(change: RateChange) -> str:
@@ -330,29 +330,29 @@ def examine(
     Returns: no verdicts if there are no rows to compare.
     """
     rows = labelled.rows
-    recent = sample_rows(rows, start_ms, end_ms - 1, most=RECENT, seed=seed)
+    recent = sample_rows(rows, start_ms, end_ms - 1, limit=RECENT, seed=seed)
     if not len(recent) or not any(feature.present + feature.missing for feature in reference.features):
         return CheckFindings(start_ms, end_ms, 0)
     # Include reference rows if the matrix still has them, to compare before and after within units and GPU models.
-    earlier = sample_rows(rows, reference.start_ms, min(reference.end_ms, start_ms - 1), most=RECENT, seed=seed)
-    both = np.concatenate([earlier, recent])
+    earlier = sample_rows(rows, reference.start_ms, min(reference.end_ms, start_ms - 1), limit=RECENT, seed=seed)
+    pooled = np.concatenate([earlier, recent])
     begin = warm_from(rows, reference.columns, reference.start_ms, reference.end_ms)
-    inside = rows.time[(rows.time >= start_ms) & (rows.time < end_ms) & ~rows.augmented]
+    recent_times = rows.time[(rows.time >= start_ms) & (rows.time < end_ms) & ~rows.augmented]
     pool = Recent(
-        values=dated(read(both), rows.time[both], reference.columns),
-        time=rows.time[both],
-        unit=np.unique(rows.tie[both], return_inverse=True)[1].astype(np.int64),
-        node=pd.factorize(nodes.iloc[both])[0].astype(np.int64),
+        values=dated(read(pooled), rows.time[pooled], reference.columns),
+        time=rows.time[pooled],
+        unit=np.unique(rows.tie[pooled], return_inverse=True)[1].astype(np.int64),
+        node=pd.factorize(nodes.iloc[pooled])[0].astype(np.int64),
         now=np.repeat([False, True], [len(earlier), len(recent)]),
-        rows_per_time=len(inside) / max(len(np.unique(inside)), 1),
+        rows_per_time=len(recent_times) / max(len(np.unique(recent_times)), 1),
     )
     same_makes = _same_makes(reference, pool, begin)
     moves = movements(reference.columns, reference.features, pool.values[pool.now], same_makes)
     verdicts = [*fleet_verdicts(reference, pool), *reading_verdicts(reference, pool, moves)]
     now = labelled.outcomes(reference.end_ms + 1, end_ms - 1, known_by_ms=end_ms)
     changes = rate_changes(reference.outcomes, now)
-    moved = any(verdict.drift for verdict in verdicts)
-    verdicts += failure_verdicts(changes, _fell(alerts), anything_moved=moved)
+    any_moved = any(verdict.drift for verdict in verdicts)
+    verdicts += failure_verdicts(changes, _fell(alerts), anything_moved=any_moved)
     verdicts += risk_verdicts(risks)
     return CheckFindings(
         start_ms=start_ms,
@@ -385,10 +385,10 @@ def _same_makes(reference: Reference, pool: Recent, begin_ms: int) -> tuple[np.n
         return None
     old, now = [], []
     for code in makes:
-        had, has = (rows[codes[rows] == code] for rows in (earlier, recent))
-        if len(had) >= LEAST_OF_A_MAKE:
-            old.append(had[np.linspace(0, len(had) - 1, len(has)).round().astype(np.int64)])
-            now.append(has)
+        had_model, has_model = (rows[codes[rows] == code] for rows in (earlier, recent))
+        if len(had_model) >= LEAST_OF_A_MAKE:
+            old.append(had_model[np.linspace(0, len(had_model) - 1, len(has_model)).round().astype(np.int64)])
+            now.append(has_model)
     if not now:
         return None
     return pool.values[np.concatenate(old)], pool.values[np.concatenate(now)]
@@ -408,7 +408,7 @@ def _fell(alerts: tuple[AlertCounts, AlertCounts] | None) -> tuple[float, str] |
 def _outcomes(changes: Sequence[RateChange]) -> dict[str, float | int | None]:
     if not changes:
         return {}
-    whole = changes[0]
-    rates = {"ratio": whole.ratio, "ratio_low": whole.low, "ratio_high": whole.high, "p": whole.p}
+    total = changes[0]
+    rates = {"ratio": total.ratio, "ratio_low": total.low, "ratio_high": total.high, "p": total.p}
     known = {name: round(value, 6) if np.isfinite(value) else None for name, value in rates.items()}
-    return {"incidents_before": whole.before, "incidents_now": whole.now, **known}
+    return {"incidents_before": total.before, "incidents_now": total.now, **known}

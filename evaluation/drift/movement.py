@@ -36,7 +36,7 @@ _CHANNEL_SHARE = 0.15
 _WORST_SHOWN = 12
 _ROUNDS = 8
 _LEAST_NODES = 4
-_LEFT = 0.02
+_MIN_VARIANCE_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +142,8 @@ def moved_channels(moves: Sequence[Movement]) -> dict[str, list[Movement]]:
             continue
         telemetry = [move.moved for move in of_channel if move.column.group == "telemetry"]
         moved = [move for move in of_channel if move.moved]
-        enough = len(moved) >= min(2, len(of_channel)) and sum(telemetry) >= _CHANNEL_SHARE * len(telemetry)
-        if any(telemetry) and enough:
+        is_broad = len(moved) >= min(2, len(of_channel)) and sum(telemetry) >= _CHANNEL_SHARE * len(telemetry)
+        if any(telemetry) and is_broad:
             out[channel] = sorted(moved, key=lambda move: (-move.shift.psi, move.column.name))
     return out
 
@@ -215,7 +215,7 @@ def effect_of(changed: Bools, values: np.ndarray, *, unit: Ints, day: Ints, node
     treated = changed[has_value].astype(np.float64)
     treated_left, rank_left = _without_means(treated, unit, day), _without_means(rank, unit, day)
     size = float(treated_left @ treated_left)
-    if size < _LEFT * len(treated) * float(treated.var()):
+    if size < _MIN_VARIANCE_SHARE * len(treated) * float(treated.var()):
         return None
     slope = float(treated_left @ rank_left) / size
     scores = np.bincount(node, weights=treated_left * (rank_left - slope * treated_left))
@@ -226,11 +226,11 @@ def effect_of(changed: Bools, values: np.ndarray, *, unit: Ints, day: Ints, node
 
 def _without_means(values: Floats, unit: Ints, day: Ints) -> Floats:
     """Demean by unit and by day in alternation until both means are close to zero."""
-    left = values - values.mean()
+    residual = values - values.mean()
     for _ in range(_ROUNDS):
         for group in (unit, day):
-            left = left - (np.bincount(group, weights=left) / np.maximum(np.bincount(group), 1))[group]
-    return left
+            residual = residual - (np.bincount(group, weights=residual) / np.maximum(np.bincount(group), 1))[group]
+    return residual
 
 
 def _has_moved(shift: Shift, reference: Distribution) -> tuple[bool, bool]:

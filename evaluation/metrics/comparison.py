@@ -65,7 +65,7 @@ def paired_differences(estimates: Sequence[Estimate]) -> pd.DataFrame:
         sliding = [estimate for estimate in estimates if estimate.scored.variant == SLIDING]
         pairs += [("ensemble", estimate, best) for estimate in sliding if kind_of(estimate.scored.model) == "ensemble"]
         pairs += [("baseline", best, estimate) for estimate in sliding if kind_of(estimate.scored.model) == "baseline"]
-    rows = [pair(comparison, one, two, name) for comparison, one, two in pairs for name in PAIRED]
+    rows = [pair(comparison, first, second, name) for comparison, first, second in pairs for name in PAIRED]
     return pd.DataFrame(rows, columns=list(_PAIR_COLUMNS))
 
 
@@ -81,16 +81,18 @@ def equal_alerts(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame
     """
     replicates = np.concatenate([np.ones((1, weights.shape[1])), weights])
     rows = []
-    for one in estimates:
-        scored = one.scored
+    for first in estimates:
+        scored = first.scored
         if kind_of(scored.model) != "ensemble":
             continue
         budget = scored.per_time(scored.alert)
         precision = precision_of(scored, scored.alert, replicates)
         by_learner = []
-        for two in estimates:
-            if two.scored.variant == scored.variant and kind_of(two.scored.model) == "learner":
-                by_learner.append((two.scored.model, precision_of(two.scored, two.scored.top(budget), replicates)))
+        for second in estimates:
+            if second.scored.variant == scored.variant and kind_of(second.scored.model) == "learner":
+                by_learner.append(
+                    (second.scored.model, precision_of(second.scored, second.scored.top(budget), replicates))
+                )
         best = most_precise({model: other[0] for model, other in by_learner})
         for model, other in by_learner:
             bounds = difference_interval(precision, other)
@@ -101,14 +103,14 @@ def equal_alerts(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame
     return pd.DataFrame(rows, columns=list(_EQUAL_COLUMNS))
 
 
-def difference_interval(one: Floats, two: Floats) -> Interval:
+def difference_interval(first: Floats, second: Floats) -> Interval:
     """Interval of ``one - two``; NaN if neither side has a hit, since every resample would be zero.
 
-    ``one``, ``two``: a share on the full sample, then on each resample; shape (1 + replicates,).
+    ``first``, ``second``: a share on the full sample, then on each resample; shape (1 + replicates,).
     """
-    if one[0] == two[0] == 0:
+    if first[0] == second[0] == 0:
         return Interval(np.nan, np.nan)
-    return interval(one[1:] - two[1:])
+    return interval(first[1:] - second[1:])
 
 
 def most_precise(precision: Mapping[str, float]) -> str | None:
@@ -138,13 +140,13 @@ def oracle_shares(estimates: Sequence[Estimate], oracle: Estimate) -> pd.DataFra
     return pd.DataFrame(rows, columns=["model", "variant", column, f"{column}_low", f"{column}_high"])
 
 
-def pair(comparison: str, one: Estimate, two: Estimate, statistic: str) -> tuple[object, ...]:
+def pair(comparison: str, first: Estimate, second: Estimate, statistic: str) -> tuple[object, ...]:
     """Compare one statistic of two models; returns a row of :func:`paired_differences`."""
-    bounds = interval(one.replicates[statistic] - two.replicates[statistic])
-    value, other = one.point[statistic], two.point[statistic]
+    bounds = interval(first.replicates[statistic] - second.replicates[statistic])
+    value, other = first.point[statistic], second.point[statistic]
     if value == other == 0:
         bounds = Interval(np.nan, np.nan)  # neither has a hit, so there is nothing to resample
     return (
-        comparison, *one.scored.name, *two.scored.name, statistic,
+        comparison, *first.scored.name, *second.scored.name, statistic,
         value, other, value - other, bounds.low, bounds.high,
     )  # fmt: skip

@@ -72,12 +72,12 @@ def estimate_model(scored: Scored, weights: Floats) -> Estimate:
     ``weights``: bootstrap weights from ``resample``; shape (replicates, clusters).
     """
     incidents = incident_table(scored)
-    every = np.concatenate([np.ones((1, scored.shared.n_clusters)), weights])
-    values, counts = _ratios(scored, incidents, every)
+    weightings = np.concatenate([np.ones((1, scored.shared.n_clusters)), weights])
+    values, counts = _ratios(scored, incidents, weightings)
     known = scored.known
     cluster = scored.rows.cluster[known]
     ranking = Ranking.build(-scored.rank[known], scored.positive[known], cluster, scored.shared.n_clusters)
-    values["average_precision"], values["roc_auc"] = ranking.precision_and_auc(every)
+    values["average_precision"], values["roc_auc"] = ranking.precision_and_auc(weightings)
     return Estimate(
         scored=scored,
         point={name: float(values[name][0]) for name in STATISTICS},
@@ -102,7 +102,7 @@ def summarise(estimate: Estimate) -> dict[str, object]:
     """Return the model's row of :attr:`evaluation.metrics.evaluation.Evaluation.table`, without oracle shares."""
     scored, rows = estimate.scored, estimate.scored.rows
     known, alert = scored.known, scored.alert
-    opened, outcome = scored.episodes()
+    episodes, outcome = scored.episodes()
     node_days = len(np.unique((scored.day * len(scored.shared.nodes) + rows.node)[known]))
     row: dict[str, object] = {
         "model": scored.model,
@@ -117,10 +117,10 @@ def summarise(estimate: Estimate) -> dict[str, object]:
         "alerts_labelled": int((alert & known).sum()),
         "hits": int((alert & scored.positive).sum()),
         "alerts_of_one_node": int(np.bincount(rows.node[alert]).max(initial=0)),
-        "episodes": len(opened),
+        "episodes": len(episodes),
         "episodes_known": int((outcome >= 0).sum()),
         "episodes_right": int((outcome == 1).sum()),
-        "episodes_per_day": len(opened) / len(np.unique(scored.day)),
+        "episodes_per_day": len(episodes) / len(np.unique(scored.day)),
         "false_episodes_per_1000_node_days": float(ratio(1000 * (outcome == 0).sum(), node_days)),
         "incidents": len(estimate.incidents),
         "caught": int(estimate.incidents["caught"].sum()),
@@ -191,16 +191,16 @@ def _ratios(scored: Scored, incidents: pd.DataFrame, weights: Floats) -> tuple[d
     cluster, n = scored.rows.incidents.cluster, scored.shared.n_clusters
     alert, positive = scored.alert, scored.positive
     draws = np.bincount(cluster, minlength=n).astype(np.float64)
-    opened, outcome = scored.episodes()
+    episodes, outcome = scored.episodes()
     shares = {
-        "episode_precision": (scored.per_cluster(opened[outcome == 1]), scored.per_cluster(opened[outcome >= 0])),
+        "episode_precision": (scored.per_cluster(episodes[outcome == 1]), scored.per_cluster(episodes[outcome >= 0])),
         "precision_at_k": (scored.per_cluster(top & positive), scored.per_cluster(top & scored.known)),
         "precision": (scored.per_cluster(alert & positive), scored.per_cluster(alert & scored.known)),
         "recall": (np.bincount(cluster, incidents["caught"], n), draws),
         "capture": (np.bincount(cluster, incidents["in_top"], n), draws),
     }
-    values = {name: ratio(weights @ part, weights @ whole) for name, (part, whole) in shares.items()}
-    return values, {name: whole for name, (_, whole) in shares.items()}
+    values = {name: ratio(weights @ part, weights @ denominator) for name, (part, denominator) in shares.items()}
+    return values, {name: denominator for name, (_, denominator) in shares.items()}
 
 
 def _present(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -81,8 +81,8 @@ class Evaluation:
                 ("monthly", self.monthly, "month"),
                 ("folds", self.folds, "fold"),
             ):
-                mine = frame[(frame["model"] == name[0]) & (frame["variant"] == name[1])]
-                rows = mine.drop(columns=["model", "variant"]).to_dict("records")
+                of_model = frame[(frame["model"] == name[0]) & (frame["variant"] == name[1])]
+                rows = of_model.drop(columns=["model", "variant"]).to_dict("records")
                 entry[key] = {str(row.pop(index)): row for row in rows}
             models.setdefault(name[0], {})[name[1]] = entry
         content = {
@@ -143,7 +143,9 @@ def evaluate(
         drain_hours=drain_reach / timedelta(hours=1),
         table=table,
         folds=_stack([group_table(estimate, estimate.scored.rows.fold, "fold") for estimate in estimates]),
-        monthly=_stack([group_table(one, month[one.scored.rows.time], "month", months) for one in estimates]),
+        monthly=_stack(
+            [group_table(of_model, month[of_model.scored.rows.time], "month", months) for of_model in estimates]
+        ),
         by_class=_stack([_named(recall_by_class(estimate.incidents), estimate) for estimate in estimates]),
         lead_times=_stack([_named(estimate.incidents, estimate) for estimate in estimates]),
         calibration=_stack([_bins(estimate) for estimate in estimates]),

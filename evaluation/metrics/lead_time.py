@@ -36,8 +36,8 @@ def incident_table(scored: Scored) -> pd.DataFrame:
     rows, incidents = scored.rows, scored.rows.incidents
     first = np.flatnonzero(group_starts(incidents.place))
     last = np.append(first[1:], len(incidents.place)) - 1
-    never = np.iinfo(np.int64).max
-    alerted_at = np.where(scored.alert[incidents.row], scored.shared.times_ms[rows.time[incidents.row]], never)
+    latest = np.iinfo(np.int64).max
+    alerted_at = np.where(scored.alert[incidents.row], scored.shared.times_ms[rows.time[incidents.row]], latest)
     in_service = scored.per_time(np.ones(len(rows.time), np.bool_))
     top = scored.top(np.ceil(TOP_SHARE * in_service).astype(np.int64))
     node_incidents = pd.DataFrame(
@@ -49,10 +49,10 @@ def incident_table(scored: Scored) -> pd.DataFrame:
             "in_top": top[incidents.row[last]] if len(first) else np.empty(0, np.bool_),
         }
     )
-    alerted = node_incidents["alerted_at"] != never
+    alerted = node_incidents["alerted_at"] != latest
     lead = (node_incidents["start"] - node_incidents["alerted_at"]).where(alerted) / _MS_PER_HOUR
     grouped = node_incidents.assign(caught=alerted, lead=lead).groupby("cause", sort=True)
-    caught = grouped["caught"].mean().to_numpy() >= 0.5
+    is_caught = grouped["caught"].mean().to_numpy() >= 0.5
     return pd.DataFrame(
         {
             "incident": grouped["incident"].min().to_numpy(),
@@ -60,9 +60,9 @@ def incident_table(scored: Scored) -> pd.DataFrame:
             "nodes": grouped.size().to_numpy(),
             "failure_class": pd.array(incidents.families, dtype="str"),
             "start": _times(grouped["start"].min().to_numpy()),
-            "caught": caught,
-            "first_alert": _times(np.where(caught, grouped["alerted_at"].min().to_numpy(), np.iinfo(np.int64).min)),
-            "lead_time_hours": grouped["lead"].median().where(caught).to_numpy(dtype=np.float64),
+            "caught": is_caught,
+            "first_alert": _times(np.where(is_caught, grouped["alerted_at"].min().to_numpy(), np.iinfo(np.int64).min)),
+            "lead_time_hours": grouped["lead"].median().where(is_caught).to_numpy(dtype=np.float64),
             "in_top": grouped["in_top"].mean().to_numpy() >= 0.5,
         }
     )
@@ -115,7 +115,7 @@ def unforeseen_incidents(predictions: pd.DataFrame, truth: pd.DataFrame | None =
     }
     if not used.any():
         return pd.DataFrame(columns=list(COLUMNS)).astype(kinds)
-    parts = split_predictions(predictions[used], 1, more=truth)
+    parts = split_predictions(predictions[used], 1, extra=truth)
     models = [part for part in parts if part.variant == "sliding"]
     oracle = next((part for part in parts if part.variant != "sliding"), None)
     shared, rows, incidents = models[0].shared, models[0].rows, models[0].rows.incidents

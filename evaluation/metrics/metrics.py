@@ -274,17 +274,17 @@ class UnitFigures:
     def of(cls, label: np.ndarray, risk: Floats, alert: Bools, incident: Ints, cluster: Ints, clusters: int) -> Self:
         """Count rows of units; ``label`` is 1, 0 or -1, ``cluster`` that of the node's decision; shape (rows,)."""
         known, positive = np.flatnonzero(label >= 0), label == 1
-        group, right = cluster[known], positive[known]
+        group, hits = cluster[known], positive[known]
         return cls(
             known=np.bincount(group, minlength=clusters).astype(np.float64),
-            positive=np.bincount(group, right, clusters).astype(np.float64),
+            positive=np.bincount(group, hits, clusters).astype(np.float64),
             risk=np.bincount(group, risk[known], clusters).astype(np.float64),
-            error=np.bincount(group, (risk[known] - right) ** 2, clusters).astype(np.float64),
+            error=np.bincount(group, (risk[known] - hits) ** 2, clusters).astype(np.float64),
             alerts=int(alert[known].sum()),
             hits=int((alert & positive).sum()),
             incidents=len(np.unique(incident[positive])),
             caught=len(np.unique(incident[positive & alert])),
-            calibration=calibration(risk[known], right),
+            calibration=calibration(risk[known], hits),
         )
 
     def columns(self) -> dict[str, object]:

@@ -60,10 +60,10 @@ def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -
             "truth": truth["risk"].astype("float64"),
         }
     ).sort_values("time", kind="stable")
-    left = pd.DataFrame({"time": time, "unit": unit[first]})
+    decisions = pd.DataFrame({"time": time, "unit": unit[first]})
     spacing = int(np.diff(np.unique(stated)).min(initial=duration_ms(LONGEST)))
-    joined = pd.merge_asof(left, known, on="time", by="unit", tolerance=spacing - 1)
-    risk = joined["truth"].to_numpy()
+    risks = pd.merge_asof(decisions, known, on="time", by="unit", tolerance=spacing - 1)
+    risk = risks["truth"].to_numpy()
     if not np.isfinite(risk).any():
         raise InputError(
             "the truth has no risk for any decision", "truth", "Give the truth folder that belongs to this dataset."

@@ -66,10 +66,10 @@ class Incidents:
         begin = np.full(len(numbers), np.iinfo(np.int64).max)
         np.minimum.at(begin, place, start_ms)
         first = np.unique(place, return_index=True)[1]
-        causes, at, of_cause = np.unique(cause[first], return_index=True, return_inverse=True)
+        causes, position, of_cause = np.unique(cause[first], return_index=True, return_inverse=True)
         classes = pd.DataFrame({"cause": of_cause[place], "name": failure_class.to_numpy(dtype=object)}).dropna()
-        joined = classes.drop_duplicates().sort_values(["cause", "name"]).groupby("cause")["name"].agg(", ".join)
-        node_of = node[first][at]
+        class_names = classes.drop_duplicates().sort_values(["cause", "name"]).groupby("cause")["name"].agg(", ".join)
+        node_of = node[first][position]
         return cls(
             row=row[pairs],
             place=place[pairs],
@@ -78,7 +78,7 @@ class Incidents:
             start_ms=begin,
             node=node_of,
             cluster=clusters(node_of, causes, shared, nodes),
-            families=joined.reindex(range(len(causes)), fill_value="").to_numpy(dtype=object),
+            families=class_names.reindex(range(len(causes)), fill_value="").to_numpy(dtype=object),
         )
 
     def __len__(self) -> int:
@@ -94,8 +94,8 @@ class Incidents:
         key, code = np.unique(group[self.row] * size + self.place, return_inverse=True)
         alerted = np.bincount(code, weights=alert[self.row], minlength=len(key)) > 0
         cause, caught = caught_causes(key // size * causes + self.cause[key % size], alerted)
-        there = np.bincount(cause // causes, minlength=groups)
-        return there, np.bincount(cause[caught] // causes, minlength=groups)
+        occurring = np.bincount(cause // causes, minlength=groups)
+        return occurring, np.bincount(cause[caught] // causes, minlength=groups)
 
 
 COLUMNS: tuple[str, ...] = (
@@ -253,8 +253,8 @@ class Grouping:
         """Return the maximum of each group over the units that ``speaks`` selects; NaN if all are NaN."""
         if not len(self.starts):
             return values[:0]
-        least = np.nan if values.dtype.kind == "f" else np.iinfo(values.dtype).min
-        return np.fmax.reduceat(np.where(self.speaks, values, least)[self.order], self.starts)
+        lowest = np.nan if values.dtype.kind == "f" else np.iinfo(values.dtype).min
+        return np.fmax.reduceat(np.where(self.speaks, values, lowest)[self.order], self.starts)
 
     def group_of(self, rows: Ints) -> Ints:
         """Return the group of each of these rows."""
@@ -264,14 +264,14 @@ class Grouping:
 
 
 def split_predictions(
-    predictions: pd.DataFrame, k: int, reach: timedelta = timedelta(0), more: pd.DataFrame | None = None
+    predictions: pd.DataFrame, k: int, reach: timedelta = timedelta(0), extra: pd.DataFrame | None = None
 ) -> list[Scored]:
     """Split a prediction frame by model and variant, and aggregate each part to nodes.
 
     ``predictions``: has :data:`COLUMNS`, and optionally ``drain_label`` (default: ``label``); ``decision_time`` and
     ``incident_start`` are aware UTC. Rows in any order.
     ``reach``: duration of an episode, see :attr:`evaluation.backtest.frames.BacktestResult.drain_reach`.
-    ``more``: predictions of additional models for the same units and times, for example the oracle's.
+    ``extra``: predictions of additional models for the same units and times, for example the oracle's.
     Returns: one entry per model and variant, sorted by name. Models that scored the same units share ``rows``.
     Raises ``InputError`` if the frame is empty.
     """
@@ -293,7 +293,7 @@ def split_predictions(
         reach_ms=reach // timedelta(milliseconds=1),
     )
     parts: list[Scored] = []
-    for frame in (predictions,) if more is None else (predictions, more):
+    for frame in (predictions,) if extra is None else (predictions, extra):
         parts += _split(frame, shared)
     return sorted(parts, key=lambda part: part.name)
 
@@ -304,8 +304,8 @@ def _node_names(predictions: pd.DataFrame) -> tuple[np.ndarray, Ints]:
     code, names = coded(place)
     if (code >= 0).all():
         return np.asarray(names, dtype=object), code
-    own = place.astype(object)
-    code, names = coded(own.where(own.notna(), predictions["unit"].astype(object)))
+    node_names = place.astype(object)
+    code, names = coded(node_names.where(node_names.notna(), predictions["unit"].astype(object)))
     return np.asarray(names, dtype=object), code
 
 
@@ -418,8 +418,8 @@ def _numbers(values: pd.Series, chosen: Bools) -> Ints:
 
 def _as_slice(rows: Ints) -> Ints | slice:
     """Return contiguous rows as a slice, which needs no copy."""
-    together = rows[-1] - rows[0] + 1 == len(rows)
-    return slice(int(rows[0]), int(rows[-1]) + 1) if together else rows
+    contiguous = rows[-1] - rows[0] + 1 == len(rows)
+    return slice(int(rows[0]), int(rows[-1]) + 1) if contiguous else rows
 
 
 def shared_causes(node: Ints, cause: Ints) -> Ints:

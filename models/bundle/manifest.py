@@ -196,10 +196,12 @@ def check_libraries(saved: Any, manifest: Path) -> None:
     """
     running = running_versions()
     for name, parts in PARTS.items():
-        wrote, here = saved.get(name) if isinstance(saved, dict) else None, running.get(name)
-        if not isinstance(wrote, str) or (here is not None and wrote.split(".")[:parts] != here.split(".")[:parts]):
+        wrote, installed = saved.get(name) if isinstance(saved, dict) else None, running.get(name)
+        if not isinstance(wrote, str) or (
+            installed is not None and wrote.split(".")[:parts] != installed.split(".")[:parts]
+        ):
             raise InputError(
-                f"the bundle was written with {name} {wrote}, but this is {here}",
+                f"the bundle was written with {name} {wrote}, but this is {installed}",
                 str(manifest),
                 f"Install {name} {'.'.join(str(wrote).split('.')[:parts])}, or train the bundle again.",
             )
@@ -214,10 +216,10 @@ def manifest_bytes(content: Mapping[str, Any]) -> bytes:
 def check_seal(raw: bytes, content: Mapping[str, Any], file: Path) -> None:
     """Reject a manifest whose bytes differ from the saved ones."""
     try:
-        whole = manifest_bytes(content) == raw
+        is_sealed = manifest_bytes(content) == raw
     except ValueError:  # a number that JSON cannot represent
-        whole = False
-    if not whole:
+        is_sealed = False
+    if not is_sealed:
         raise damaged(file, "was changed after it was saved: its digest does not match")
 
 
@@ -230,8 +232,8 @@ def read_files(path: Path, manifest: Path, listed: Any) -> dict[str, bytes]:
     if not isinstance(listed, Mapping):
         raise damaged(manifest, "invalid or missing: 'files'")
     for name in sorted(listed):
-        inside = PurePosixPath(name)
-        if inside.is_absolute() or ".." in inside.parts or not inside.parts or "\0" in name:
+        relative = PurePosixPath(name)
+        if relative.is_absolute() or ".." in relative.parts or not relative.parts or "\0" in name:
             raise damaged(manifest, f"refers to a file outside the bundle: {name}")
     contents = {}
     for name, expected in sorted(listed.items()):

@@ -78,9 +78,11 @@ def promotion_section(decision: Mapping[str, Any]) -> str:
     ``decision``: from ``pipeline.promotion.PromotionResult.to_json``.
     """
     before = decision["champion_before"]
-    against = f"version {before}, the champion" if before is not None else "no champion: the baselines"
+    opponent = f"version {before}, the champion" if before is not None else "no champion: the baselines"
     lines = ["", "## Comparison at promotion", ""]
-    lines.append(f"Version {decision['version']} of `{decision['model']}` against {against}: **{decision['action']}**.")
+    lines.append(
+        f"Version {decision['version']} of `{decision['model']}` against {opponent}: **{decision['action']}**."
+    )
     if decision["reason"]:
         lines.append(f"Reason given: {decision['reason']}.")
     lines += [f"Note: {note}" for note in decision["notes"]]
@@ -147,9 +149,9 @@ def _features(manifest: Mapping[str, Any]) -> list[str]:
     groups = Counter(column["group"] for column in manifest["features"])
     lines = [f"{len(manifest['features'])} features.", "", "| group | features | channels |", "|---|---|---|"]
     for group in sorted(groups):
-        made = sorted({str(c["channel"]) for c in manifest["features"] if c["group"] == group and c["channel"]})
-        more = f" and {len(made) - 8} more" if len(made) > 8 else ""
-        lines.append(f"| {group} | {groups[group]} | {', '.join(made[:8])}{more} |")
+        channels = sorted({str(c["channel"]) for c in manifest["features"] if c["group"] == group and c["channel"]})
+        further = f" and {len(channels) - 8} more" if len(channels) > 8 else ""
+        lines.append(f"| {group} | {groups[group]} | {', '.join(channels[:8])}{further} |")
     for name, seen in sorted(manifest["fitted"]["groups"].items()):
         if set(seen) != set(groups):
             lines += ["", f"`{name}` uses only {', '.join(seen)}."]

@@ -77,8 +77,8 @@ def read_learner(name: str, content: bytes, location: str, features: int) -> Any
     """
     learner = _read(name, content, location)
     try:
-        given = np.asarray(learner.predict_proba(np.zeros((2, features), np.float32)))
-        if given.shape != (2, 2) or not np.isfinite(given).all():
+        predicted = np.asarray(learner.predict_proba(np.zeros((2, features), np.float32)))
+        if predicted.shape != (2, 2) or not np.isfinite(predicted).all():
             raise _unreadable(name, location, "it has no probabilities")
     except (ValueError, lightgbm.basic.LightGBMError, xgboost.core.XGBoostError) as error:
         raise _unreadable(name, location, str(error)) from None
@@ -226,7 +226,7 @@ class FitStore:
         """Evict the least recently used learners until at most :data:`_MAX_KEPT` bytes remain."""
         files = [(path, path.stat()) for path in self._folder.glob("*") if path.is_file()]
         room = _MAX_KEPT
-        for path, stat in sorted(files, key=lambda one: -one[1].st_mtime):
+        for path, stat in sorted(files, key=lambda entry: -entry[1].st_mtime):
             room -= stat.st_size
             if room < 0:
                 path.unlink(missing_ok=True)

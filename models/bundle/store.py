@@ -54,7 +54,7 @@ _SAME = (
 )  # fmt: skip
 """Fields that fitted models and manifest share."""
 
-_OWN = ("format", "fitted", "files", "libraries", "features", "sequence", SEAL)
+_RESERVED = ("format", "fitted", "files", "libraries", "features", "sequence", SEAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ def save_bundle(path: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -
     written.
     Raises ``ValueError`` if a reserved key is given.
     """
-    taken = sorted(set(manifest) & set(_OWN))
-    if taken:
-        raise ValueError(f"the manifest's keys {', '.join(taken)} are written by the bundle itself")
+    conflicting = sorted(set(manifest) & set(_RESERVED))
+    if conflicting:
+        raise ValueError(f"the manifest's keys {', '.join(conflicting)} are written by the bundle itself")
     if manifest.get("profile") not in fitted.models:
         raise InputError(
             f"the profile '{manifest.get('profile')}' is not among the fitted models",
@@ -159,7 +159,7 @@ def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tup
 
 def _facts_of(fitted: FittedModels) -> FittedFacts:
     cascade = fitted.cascade
-    every = [*fitted.learners.items(), *(cascade.stages if cascade else ())]
+    learners = [*fitted.learners.items(), *(cascade.stages if cascade else ())]
     return FittedFacts(
         **{name: getattr(fitted, name) for name in _SAME},
         calibrators=dict(fitted.calibrators),
@@ -168,7 +168,7 @@ def _facts_of(fitted: FittedModels) -> FittedFacts:
         learners=tuple(sorted(fitted.learners)),
         groups={
             name: tuple(dict.fromkeys(fitted.columns[i].group for i in learner.columns))
-            for name, learner in every
+            for name, learner in learners
             if isinstance(learner, ColumnSubset)
         },
         baselines={name: baseline.seed for name, baseline in fitted.baselines.items()},

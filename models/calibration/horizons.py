@@ -72,12 +72,12 @@ class HorizonMap:
         """
         main = np.asarray(risk, dtype=np.float64)
         log_odds = logit(np.clip(main, EDGE, 1 - EDGE)) - self.base
-        below, above = [main], [main]
+        lower, upper = [main], [main]
         for link in self.shorter:
-            below.append(below[-1] * expit(link.level + link.slope * log_odds))
+            lower.append(lower[-1] * expit(link.level + link.slope * log_odds))
         for link in self.longer:
-            above.append(above[-1] + (1 - above[-1]) * expit(link.level + link.slope * log_odds))
-        return np.column_stack([*reversed(below[1:]), main, *above[1:]])
+            upper.append(upper[-1] + (1 - upper[-1]) * expit(link.level + link.slope * log_odds))
+        return np.column_stack([*reversed(lower[1:]), main, *upper[1:]])
 
     def to_json(self) -> dict[str, Any]:
         """Return the map as a JSON object."""
@@ -106,8 +106,8 @@ def add_risks(risk: Floats, fold: np.ndarray, maps: Sequence[HorizonMap]) -> dic
     hours = maps[0].hours
     out = np.empty((len(risk), len(hours)), dtype=np.float64)
     for number in np.unique(fold):
-        mine = fold == number
-        out[mine] = maps[int(number)].risks(risk[mine])
+        of_fold = fold == number
+        out[of_fold] = maps[int(number)].risks(risk[of_fold])
     return {horizon_column(horizon): out[:, i].astype(np.float32) for i, horizon in enumerate(hours)}
 
 
@@ -150,25 +150,25 @@ def fit_horizons(
     base = float(logit(np.clip(base_rate, EDGE, 0.5)))
     log_odds = logit(np.clip(risk, EDGE, 1 - EDGE)) - base
     shorter: list[Link] = []
-    within, hours = main, _hours(horizon)
+    narrower, hours = main, _hours(horizon)
     for further in sorted((span for span in others if span < horizon), reverse=True):
-        here, share = others[further], _hours(further) / hours
-        rows = (within.label == 1) & (here.label >= 0)
+        chosen, share = others[further], _hours(further) / hours
+        rows = (narrower.label == 1) & (chosen.label >= 0)
         # Several rows share an incident.
-        weight = within.incidents / max(int(rows.sum()), 1)
-        shorter.append(_link(log_odds, rows, here, weight, _hours(further), float(logit(share)), 0.0))
-        within, hours = here, _hours(further)
+        weight = narrower.incidents / max(int(rows.sum()), 1)
+        shorter.append(_link(log_odds, rows, chosen, weight, _hours(further), float(logit(share)), 0.0))
+        narrower, hours = chosen, _hours(further)
     longer: list[Link] = []
-    within, hours = main, _hours(horizon)
+    narrower, hours = main, _hours(horizon)
     for further in sorted(span for span in others if span > horizon):
-        here = others[further]
-        rows = (within.label == 0) & (here.label >= 0)
+        chosen = others[further]
+        rows = (narrower.label == 0) & (chosen.label >= 0)
         hazard = np.clip(base_rate, EDGE, 0.5) * (_hours(further) - hours) / _hours(horizon)
-        weight = here.incidents / max(int((here.label == 1).sum()), 1)
+        weight = chosen.incidents / max(int((chosen.label == 1).sum()), 1)
         longer.append(
-            _link(log_odds, rows, here, weight, _hours(further), float(logit(min(hazard, 0.5))), _LONGER_SLOPE)
+            _link(log_odds, rows, chosen, weight, _hours(further), float(logit(min(hazard, 0.5))), _LONGER_SLOPE)
         )
-        within, hours = here, _hours(further)
+        narrower, hours = chosen, _hours(further)
     return HorizonMap(_hours(horizon), base, tuple(shorter), tuple(longer))
 
 
@@ -183,9 +183,9 @@ def slice_horizons(
     as_of = instants(np.array([refit_ms], dtype=np.int64))[0].to_pydatetime()
     others: dict[timedelta, HorizonLabels] = {}
     main = timedelta(0)
-    asked = np.append(chosen, 0)  # at least one row, to derive the main horizon
+    queried = np.append(chosen, 0)  # at least one row, to derive the main horizon
     for horizon in horizons:
-        further = Labels.of(matrix.labels(as_of, horizon=horizon, rows=asked))
+        further = Labels.of(matrix.labels(as_of, horizon=horizon, rows=queried))
         main = horizon - timedelta(milliseconds=int(further.complete[-1] - labels.complete[0]))
         label = np.where(further.complete <= refit_ms, further.label, -1)[:-1]
         hit = label == 1
@@ -226,11 +226,11 @@ def horizon_table(predictions: pd.DataFrame, matrix: Matrix, maps: tuple[Horizon
     Returns: ``hours``, ``rows`` (labelled at this horizon), ``positives``, ``mean_risk``, ``rate``, ``ratio`` (mean
     risk over rate; NaN without positives), ``brier_skill`` (against the constant rate of the same rows).
     """
-    at = row_positions(matrix, predictions)
+    rows = row_positions(matrix, predictions)
     columns = add_risks(predictions["risk"].to_numpy(dtype=np.float64), predictions["fold"].to_numpy(), maps)
     records = []
     for hours in maps[0].hours:
-        label = Labels.of(matrix.labels(None, horizon=timedelta(hours=hours))).label[at]
+        label = Labels.of(matrix.labels(None, horizon=timedelta(hours=hours))).label[rows]
         known = label >= 0
         y = (label[known] == 1).astype(np.float64)
         risk = columns[horizon_column(hours)][known].astype(np.float64)

@@ -41,9 +41,9 @@ def riskiest_alerts(scored: pa.Table, *, model: int, variant: int, count: int) -
     ``scored``: ``row``, ``variant``, ``model``, ``score``, ``risk``, ``alert`` of a fold.
     """
     columns = {name: scored.column(name).to_numpy() for name in ("row", "variant", "model", "score", "risk", "alert")}
-    mine = np.flatnonzero((columns["model"] == model) & (columns["variant"] == variant) & columns["alert"])
-    order = np.lexsort((columns["row"][mine], -columns["score"][mine], -columns["risk"][mine]))
-    return columns["row"][mine[order[:count]]].astype(np.int64)
+    alerts = np.flatnonzero((columns["model"] == model) & (columns["variant"] == variant) & columns["alert"])
+    order = np.lexsort((columns["row"][alerts], -columns["score"][alerts], -columns["risk"][alerts]))
+    return columns["row"][alerts[order[:count]]].astype(np.int64)
 
 
 def explain_rows(
@@ -52,7 +52,7 @@ def explain_rows(
     model: str,
     rows: Ints,
     *,
-    among: Ints,
+    candidates: Ints,
     values: RowReader | None = None,
 ) -> list[dict[str, Any]]:
     """Explain alerted rows with the models that alerted them, compared with the fleet at the same time.
@@ -65,7 +65,7 @@ def explain_rows(
     read = values or matrix.values
     X, plan = read(rows), ReasonPlan.of(matrix.columns)
     added, method = explained_by(fitted, model, X)
-    fleets, sampled = _fleets(matrix, read, rows, among)
+    fleets, sampled = _fleets(matrix, read, rows, candidates)
     noun = "GPUs" if matrix.rows["gpu"].iloc[rows].notna().any() else "nodes"
     noun = f"{noun} sampled" if sampled else noun
     explained = []
@@ -75,22 +75,22 @@ def explain_rows(
     return explained
 
 
-def _fleets(matrix: Matrix, read: RowReader, rows: Ints, among: Ints) -> tuple[list[np.ndarray], bool]:
+def _fleets(matrix: Matrix, read: RowReader, rows: Ints, pool: Ints) -> tuple[list[np.ndarray], bool]:
     """Read the units at each row's decision time, including itself; also return whether they are a sample."""
-    times = milliseconds(matrix.rows["decision_time"].iloc[among])
+    times = milliseconds(matrix.rows["decision_time"].iloc[pool])
     row_times = milliseconds(matrix.rows["decision_time"].iloc[rows])
     wanted_times = np.unique(row_times)
     candidates = np.flatnonzero(np.isin(times, wanted_times))
     order = candidates[np.argsort(times[candidates], kind="stable")]
     time_index = np.searchsorted(wanted_times, times[order])
-    most = max(2, min(_FLEET_UNITS, _FLEET_ROWS // len(wanted_times)))
+    max_units = max(2, min(_FLEET_UNITS, _FLEET_ROWS // len(wanted_times)))
     size = np.bincount(time_index, minlength=len(wanted_times))
-    selected = (position_in_group(time_index) % (-(-size // most))[time_index] == 0) | np.isin(among[order], rows)
-    fleet = read(among[order[selected]])
+    selected = (position_in_group(time_index) % (-(-size // max_units))[time_index] == 0) | np.isin(pool[order], rows)
+    fleet = read(pool[order[selected]])
     ends = np.cumsum(np.bincount(time_index[selected], minlength=len(wanted_times)))
     # views, shared by alerts of the same decision time
     parts = np.split(fleet, ends[:-1])
-    return [parts[position] for position in np.searchsorted(wanted_times, row_times)], bool((size > most).any())
+    return [parts[position] for position in np.searchsorted(wanted_times, row_times)], bool((size > max_units).any())
 
 
 def alert_reasons(matrix: Matrix, explained: list[dict[str, Any]]) -> tuple[AlertReasons, ...]:

@@ -273,8 +273,8 @@ def _without_each(baseline: Baseline, X: np.ndarray) -> Floats:
         known = np.flatnonzero(~np.isnan(X[row]))
         without = np.repeat(X[row : row + 1], len(known), axis=0)
         without[np.arange(len(known)), known] = np.nan
-        whole = baseline.points(X[row : row + 1], identity)
-        out[row, known] = whole - baseline.points(without, np.repeat(identity, len(known)))
+        score = baseline.points(X[row : row + 1], identity)
+        out[row, known] = score - baseline.points(without, np.repeat(identity, len(known)))
     return out
 
 

@@ -255,21 +255,21 @@ def fit_all(
     Raises ``InputError`` with the library's message if a library rejects a fit, usually for its settings.
     """
 
-    def fit(one: Fit) -> Any:
+    def fit(task: Fit) -> Any:
         try:
-            return one.learner.fit(one.rows.X, one.rows.y, sample_weight=one.rows.weight)
+            return task.learner.fit(task.rows.X, task.rows.y, sample_weight=task.rows.weight)
         except (lightgbm.basic.LightGBMError, TypeError, ValueError) as error:  # XGBoost's is a ValueError
             line = _PLACE.sub("", next(iter(str(error).strip().splitlines()), type(error).__name__)).rstrip(" .")
             raise InputError(
-                f"{one.name} could not be fitted: {line}",
-                f"parameter models.settings.{one.name}",
+                f"{task.name} could not be fitted: {line}",
+                f"parameter models.settings.{task.name}",
                 "Correct the setting that the error names. If it names none, report a bug.",
             ) from error
 
-    def run(one: Fit) -> Any:
-        learner = fit(one) if store is None else store(one, lambda: fit(one))
+    def run(task: Fit) -> Any:
+        learner = fit(task) if store is None else store(task, lambda: fit(task))
         if fitted is not None:
-            fitted(one.name)
+            fitted(task.name)
         return learner
 
     # One limit around all fits: concurrent fits would lift each other's limit too early.

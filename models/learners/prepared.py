@@ -98,8 +98,8 @@ class PreparedClassifier(BaseEstimator):
         self.classifier_ = clone(self.classifier)
         batch = getattr(self.classifier_, "batch_size", None)
         if isinstance(batch, int) and batch > 0:  # the library rejects invalid values
-            taken = max(1, min(batch, len(X) // _STEPS))
-            self.classifier_.set_params(batch_size=taken, alpha=self.classifier_.alpha * taken / batch)
+            batch_size = max(1, min(batch, len(X) // _STEPS))
+            self.classifier_.set_params(batch_size=batch_size, alpha=self.classifier_.alpha * batch_size / batch)
         prepared = self.scaler_.fit_transform(X)
         with threadpool_limits(limits=1):
             self.classifier_.fit(prepared, y, sample_weight=sample_weight)

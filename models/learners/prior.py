@@ -187,7 +187,7 @@ def default_share(n_incidents: int, coverage: float) -> float:
     return coverage * INCIDENTS_AT_HALF_SHARE / (INCIDENTS_AT_HALF_SHARE + n_incidents)
 
 
-def fit_share(own: Floats, prior: Floats, positive: Bools, *, n_incidents: int, believed: float) -> float:
+def fit_share(fitted: Floats, prior: Floats, positive: Bools, *, n_incidents: int, believed: float) -> float:
     """Fit the share of a prior by penalized likelihood on rows that neither model was fitted on.
 
     Share, slope and level are fitted jointly, so that only discrimination between rows counts. Rows of one incident
@@ -199,7 +199,7 @@ def fit_share(own: Floats, prior: Floats, positive: Bools, *, n_incidents: int, 
 
     y = positive.astype(np.float64)
     rows_per_incident = max(y.sum() / max(n_incidents, 1), 1.0)
-    own, difference = own - own.mean(), prior - prior.mean() - (own - own.mean())
+    fitted, difference = fitted - fitted.mean(), prior - prior.mean() - (fitted - fitted.mean())
     level = np.log(max(y.mean(), 1e-9))
 
     def belief(share: float) -> float:
@@ -207,7 +207,7 @@ def fit_share(own: Floats, prior: Floats, positive: Bools, *, n_incidents: int, 
 
     def loss(point: Floats) -> tuple[float, Floats]:
         share, log_slope, shift = point
-        slope, pooled_log_odds = np.exp(log_slope), own + share * difference
+        slope, pooled_log_odds = np.exp(log_slope), fitted + share * difference
         z = level + shift + slope * pooled_log_odds
         residual = expit(z) - y
         value = np.sum(np.logaddexp(0, z) - y * z) / rows_per_incident

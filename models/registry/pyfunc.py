@@ -37,14 +37,14 @@ class BundleModel(mlflow.pyfunc.PythonModel):
         units = _units(rows["unit"])
         values = _values(rows[columns])
         scored = self.bundle.fitted.score(values, _times(rows), units)
-        mine = scored[scored["model"] == self.bundle.profile].reset_index(drop=True)
+        of_profile = scored[scored["model"] == self.bundle.profile].reset_index(drop=True)
         return pd.DataFrame(
             {
-                "unit": mine["unit"],
-                "risk": mine["risk"].astype(float),
-                "score": mine["score"].astype(float),
-                "rank": mine["rank"].astype(np.int64),
-                "alert": mine["alert"],
+                "unit": of_profile["unit"],
+                "risk": of_profile["risk"].astype(float),
+                "score": of_profile["score"].astype(float),
+                "rank": of_profile["rank"].astype(np.int64),
+                "alert": of_profile["alert"],
             }
         )
 
@@ -59,9 +59,9 @@ def _units(named: pd.Series) -> pd.Series:
 def _values(features: pd.DataFrame) -> np.ndarray:
     with np.errstate(over="ignore"):  # overflow becomes infinite and is rejected
         values = features.to_numpy(dtype=np.float32)
-    bad = np.argwhere(np.isinf(values))
-    if len(bad):
-        row, column = bad[0]
+    infinite = np.argwhere(np.isinf(values))
+    if len(infinite):
+        row, column = infinite[0]
         raise _refused(
             f"{features.columns[column]} of row {row} is {features.iloc[row, column]}, which is infinite in 32 bits",
             "Give a finite number, or null where it is unknown.",
@@ -73,11 +73,11 @@ def _times(rows: pd.DataFrame) -> pd.Series:
     if "decision_time" not in rows or rows["decision_time"].isna().all():
         # any common time, since ranks are computed among its rows
         return pd.Series(pd.to_datetime(np.zeros(len(rows), np.int64), utc=True))
-    given = rows["decision_time"]
-    missing = np.flatnonzero(given.isna())
+    texts = rows["decision_time"]
+    missing = np.flatnonzero(texts.isna())
     if len(missing):
         raise _refused(f"row {missing[0]} has no decision_time", "Give it for all rows, or for none.")
-    text = given.astype(str)
+    text = texts.astype(str)
     times = pd.to_datetime(text, utc=True, format="ISO8601", errors="coerce")
     unread = np.flatnonzero(times.isna())
     if len(unread):

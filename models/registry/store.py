@@ -81,10 +81,10 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str)
             version = max(same)
         else:
             info = _log_model(mlflow, loaded, bundle, run_id)
-            made = client.create_model_version(
+            created = client.create_model_version(
                 model, info.model_uri, run_id=run_id, model_id=info.model_id, tags={DIGEST_TAG: loaded.digest}
             )
-            version = int(made.version)
+            version = int(created.version)
         client.set_registered_model_alias(model, CHALLENGER, str(version))
     return version
 
@@ -199,7 +199,7 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
 
         for name, level in _LOGGERS.items():
             logging.getLogger(name).setLevel(level)
-        before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
+        previous = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
         try:
             if database is not None and not database.exists():
                 _make_database(mlflow, database)
@@ -210,8 +210,8 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
         except (mlflow.exceptions.MlflowException, SQLAlchemyError) as error:  # the latter if the database is damaged
             raise InputError(f"MLflow rejected the request: {_cause(error)}", tracking_uri, _advice(error)) from None
         finally:
-            mlflow.set_tracking_uri(before[0])
-            mlflow.set_registry_uri(before[1])
+            mlflow.set_tracking_uri(previous[0])
+            mlflow.set_registry_uri(previous[1])
             for name, level in levels.items():
                 logging.getLogger(name).setLevel(level)
 
@@ -237,8 +237,8 @@ def _make_database(mlflow: Any, database: Path) -> None:
             mlflow.MlflowClient(uri, uri).search_experiments(max_results=1)
             scratch.replace(database)
         finally:
-            for left in database.parent.glob(f".{database.name}.*.new*"):  # also those of killed processes
-                left.unlink(missing_ok=True)
+            for leftover in database.parent.glob(f".{database.name}.*.new*"):  # also those of killed processes
+                leftover.unlink(missing_ok=True)
             lock.release()
 
 
@@ -326,14 +326,14 @@ def log_run(
     tags: Mapping[str, str],
     steps: Sequence[Metrics] = (),
     artifacts: Sequence[Path] = (),
-    once: bool = False,
+    only_once: bool = False,
 ) -> str:
     """Record a run and return its ID.
 
     ``experiment``: created if missing, with its artifacts next to the database.
     ``steps``: metrics of each step, for example a refit; recorded with the step's number.
     ``tags``: ``dataset_digest`` and ``matrix_digest`` are also recorded as the run's inputs.
-    ``once``: return a finished run with the same content, and complete one that a killed job left unfinished.
+    ``only_once``: return a finished run with the same content, and complete one that a killed job left unfinished.
     Raises ``InputError`` if the store cannot be used.
     """
     flat = {key: str(value)[:_PARAM_LENGTH] for key, value in sorted(params.items())}
@@ -346,7 +346,7 @@ def log_run(
         client, entities = mlflow.MlflowClient(), mlflow.entities
         home = experiment_id(client, tracking_uri, experiment)
         query = f"tags.`{FINGERPRINT}` = '{digest}'"
-        runs = client.search_runs([home], filter_string=query, max_results=10) if once else []
+        runs = client.search_runs([home], filter_string=query, max_results=10) if only_once else []
         finished = [run for run in runs if run.info.status == _FINISHED]
         if finished:
             return str(finished[0].info.run_id)

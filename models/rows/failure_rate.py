@@ -24,7 +24,7 @@ _RECENT, _BEFORE = 2, 4  # weeks
 _HALF_LIVES = (4.0, 13.0)  # weeks
 _BELIEFS = np.array([0.5, *(3 * [0.5 / 3])])
 _SIZES = np.array([0.5, 2.0, 8.0, 1e6])  # of the negative binomial: from clusters to Poisson
-_LEAST = 0.5  # minimum incidents over all weeks so far that a forecast implies
+_MIN_IMPLIED = 0.5  # minimum incidents over all weeks so far that a forecast implies
 
 
 def rate_at(rows: TrainingRows, labels: Labels, refit_ms: int, *, serves: timedelta = _WEEK) -> float:
@@ -48,8 +48,8 @@ def rate_at(rows: TrainingRows, labels: Labels, refit_ms: int, *, serves: timede
         return np.bincount(weeks - 1 - (time.max() - times) // _WEEK_MS, minlength=weeks).astype(np.float64)
 
     exposure, incidents = by_week(time), by_week(rows.time[first])
-    there = exposure > 0  # weeks without decisions: gaps in the data
-    rate = expected_rate(incidents[there], exposure[there], ahead=max(round(serves / _WEEK), 1))
+    has_rows = exposure > 0  # weeks without decisions: gaps in the data
+    rate = expected_rate(incidents[has_rows], exposure[has_rows], ahead=max(round(serves / _WEEK), 1))
     return float(min(rate * len(positive) / len(first), 0.5))
 
 
@@ -61,7 +61,7 @@ def expected_rate(incidents: Floats, rows: Floats, ahead: int = 1) -> float:
     """
     log_likelihood = np.zeros((len(_BELIEFS), len(_SIZES)))
     for week in range(_RECENT + _BEFORE, len(rows) - ahead + 1, ahead):
-        forecast = np.maximum(forecasts(incidents[:week], rows[:week]), _LEAST / rows[:week].sum())
+        forecast = np.maximum(forecasts(incidents[:week], rows[:week]), _MIN_IMPLIED / rows[:week].sum())
         mean = (forecast * rows[week : week + ahead].sum())[:, None]
         log_likelihood += nbinom.logpmf(incidents[week : week + ahead].sum(), _SIZES, _SIZES / (_SIZES + mean))
     evidence = np.log(_BELIEFS) + logsumexp(log_likelihood, axis=1)
@@ -73,15 +73,17 @@ def forecasts(incidents: Floats, rows: Floats) -> Floats:
     age = np.arange(len(rows))[::-1]
     moving = [0.5 ** (age / half_life) for half_life in _HALF_LIVES]
     averages = [weight @ incidents / (weight @ rows) for weight in (*moving, np.ones(len(rows)))]
-    newest, before = slice(-_RECENT, None), slice(-_RECENT - _BEFORE, -_RECENT)
-    recent = recent_rate((incidents[newest].sum(), rows[newest].sum()), (incidents[before].sum(), rows[before].sum()))
+    newest, baseline = slice(-_RECENT, None), slice(-_RECENT - _BEFORE, -_RECENT)
+    recent = recent_rate(
+        (incidents[newest].sum(), rows[newest].sum()), (incidents[baseline].sum(), rows[baseline].sum())
+    )
     return np.array([recent, *averages])
 
 
-def recent_rate(recent: tuple[float, float], before: tuple[float, float]) -> float:
+def recent_rate(recent: tuple[float, float], baseline: tuple[float, float]) -> float:
     """Return the rate of the last two weeks, shrunk to that of the last six, plus half of its trend.
 
-    ``recent``, ``before``: incidents and labelled grid rows of the last two weeks and of the four weeks before.
+    ``recent``, ``baseline``: incidents and labelled grid rows of the last two weeks and of the four weeks before.
     Returns: incidents per row; 0 without incidents or rows.
 
     Both rates are shrunk to their common mean with the weight of :data:`RATE_WEIGHT` incidents (the posterior mean of a
@@ -89,8 +91,8 @@ def recent_rate(recent: tuple[float, float], before: tuple[float, float]) -> flo
     lags behind a fleet with growing failure rates; half of the trend between the two windows, limited to a factor of
     two, is extrapolated. Tuned on simulated development fleets, see docs/decisions/0007-promises.md.
     """
-    if recent[0] + before[0] == 0:
+    if recent[0] + baseline[0] == 0:
         return 0.0
-    rate = (recent[0] + before[0]) / (recent[1] + before[1])
-    now, then = ((seen + RATE_WEIGHT) / (rate * of + RATE_WEIGHT) for seen, of in (recent, before))
-    return float(rate * now * min(max(now / then, 0.5), 2.0) ** 0.5)
+    rate = (recent[0] + baseline[0]) / (recent[1] + baseline[1])
+    now, usual = ((hits + RATE_WEIGHT) / (rate * of + RATE_WEIGHT) for hits, of in (recent, baseline))
+    return float(rate * now * min(max(now / usual, 0.5), 2.0) ** 0.5)

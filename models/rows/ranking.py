@@ -39,11 +39,11 @@ def mix(values: Hashes, with_values: Hashes | Ints | int) -> Hashes:
 
     Returns: hashes of which about half of the bits change with any input bit; shape (n,).
     """
-    more = np.asarray(with_values)
-    if more.dtype != np.uint64:
-        more = more.astype(np.int64).view(np.uint64)
+    extra = np.asarray(with_values)
+    if extra.dtype != np.uint64:
+        extra = extra.astype(np.int64).view(np.uint64)
     with np.errstate(over="ignore"):
-        return mix64(np.asarray(values, dtype=np.uint64) + GOLDEN_GAMMA * (more + np.uint64(1)))
+        return mix64(np.asarray(values, dtype=np.uint64) + GOLDEN_GAMMA * (extra + np.uint64(1)))
 
 
 def uniform(hashes: Hashes) -> Floats:
@@ -88,11 +88,11 @@ def top_nodes(times: Ints, rank: Ints, node: Ints | Hashes, k: int) -> Bools:
         first = np.zeros(len(rows), dtype=np.int64)
         first[by_node[group_starts(times[rows][by_node], node[rows][by_node])]] = 1
         nodes = np.cumsum(first)
-        before = np.arange(len(rows)) - position_in_group(times[rows])
-        nodes -= nodes[before] - first[before]
-        within = nodes <= k
-        if not (within & (rank[rows] == deepest)).any():
-            alert[rows[within]] = True
+        starts = np.arange(len(rows)) - position_in_group(times[rows])
+        nodes -= nodes[starts] - first[starts]
+        in_top = nodes <= k
+        if not (in_top & (rank[rows] == deepest)).any():
+            alert[rows[in_top]] = True
             return alert
         deepest *= 2
 

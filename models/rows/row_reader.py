@@ -25,8 +25,8 @@ def log_odds(learner: Any, X: np.ndarray) -> np.ndarray:
 
 def logit(probability: np.ndarray) -> np.ndarray:
     """Return the log-odds of probabilities, clipped to ``[1e-7, 1 - 1e-7]`` so that 0 and 1 stay finite."""
-    inside = np.clip(np.asarray(probability, dtype=np.float64), _EDGE, 1 - _EDGE)
-    return np.log(inside) - np.log1p(-inside)
+    clipped = np.clip(np.asarray(probability, dtype=np.float64), _EDGE, 1 - _EDGE)
+    return np.log(clipped) - np.log1p(-clipped)
 
 
 if TYPE_CHECKING:
@@ -58,14 +58,14 @@ class HeldRows:
         self._capacity = min(max(held_bytes // (4 * self._columns), 1), len(matrix.rows))
         self._ring: np.ndarray | None = None
         self._first = self._end = 0
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def __call__(self, rows: Ints) -> np.ndarray:
         """Return the features of rows by position, in any order, repeats allowed."""
         rows = np.asarray(rows, dtype=np.int64)
         if len(rows) == 0:
             return self._matrix.values(rows)
-        with self._turn:
+        with self._lock:
             ring = self._extended(int(rows.min()), int(rows.max()) + 1)
             cached = rows >= self._first
             if cached.all():
@@ -96,21 +96,21 @@ class Room:
     """Memory budget in bytes shared by threads: a thread that needs more than is left waits for others."""
 
     def __init__(self, total: int) -> None:
-        self._total = self._left = total
+        self._total = self._available = total
         self._changed = threading.Condition()
 
     @contextmanager
-    def take(self, wanted: int) -> Iterator[None]:
+    def take(self, requested: int) -> Iterator[None]:
         """Reserve bytes, capped at the total; must not be nested within a thread, which could deadlock."""
-        taken = min(wanted, self._total)
+        granted = min(requested, self._total)
         with self._changed:
-            self._changed.wait_for(lambda: self._left >= taken)
-            self._left -= taken
+            self._changed.wait_for(lambda: self._available >= granted)
+            self._available -= granted
         try:
             yield
         finally:
             with self._changed:
-                self._left += taken
+                self._available += granted
                 self._changed.notify_all()
 
 

@@ -254,9 +254,9 @@ def _on_grid(rows: TrainingRows, positive: Bools, negative: Bools, ratio: int, p
     quota = ratio * int(positive.sum())
     times, counts = np.unique(rows.time[positive], return_counts=True)
     matched = _draw_at(rows, negative, times, -(-ratio * counts // 2), priority)
-    rest = negative.copy()
-    rest[matched] = False
-    others = np.flatnonzero(rest)
+    thinned = negative.copy()
+    thinned[matched] = False
+    others = np.flatnonzero(thinned)
     others = others[np.lexsort((rows.time[others], priority[others]))][: max(quota - len(matched), 0)]
     chosen = np.concatenate([matched, others])
     return chosen, np.full(len(chosen), quota / max(len(chosen), 1))
@@ -267,15 +267,15 @@ def _off_grid(
 ) -> tuple[Ints, Floats, Ints]:
     times, counts = np.unique(rows.time[positive], return_counts=True)
     chosen = _draw_at(rows, negative, times, ratio * counts, priority)
-    at = np.searchsorted(times, rows.time[chosen])
-    drawn = np.bincount(at, minlength=len(times))
-    weight = (ratio * counts)[at] / drawn[at]
-    matched = np.flatnonzero(positive & np.isin(rows.time, times[drawn > 0]))
+    position = np.searchsorted(times, rows.time[chosen])
+    chosen_counts = np.bincount(position, minlength=len(times))
+    weight = (ratio * counts)[position] / chosen_counts[position]
+    matched = np.flatnonzero(positive & np.isin(rows.time, times[chosen_counts > 0]))
     return chosen, weight.astype(np.float64), matched
 
 
-def _draw_at(rows: TrainingRows, among: Bools, times: Ints, quotas: Ints, priority: Hashes) -> Ints:
-    pool = np.flatnonzero(among & np.isin(rows.time, times))
+def _draw_at(rows: TrainingRows, candidates: Bools, times: Ints, quotas: Ints, priority: Hashes) -> Ints:
+    pool = np.flatnonzero(candidates & np.isin(rows.time, times))
     pool = pool[np.lexsort((priority[pool], rows.time[pool]))]
     place = position_in_group(rows.time[pool])
     return pool[place < quotas[np.searchsorted(times, rows.time[pool])]] if len(times) else pool
@@ -297,26 +297,26 @@ def row_positions(matrix: Matrix, predictions: pd.DataFrame) -> Ints:
     unit_codes, unit_names = coded(predictions["unit"])
     key = milliseconds(rows["decision_time"])[grid] * len(names) + unit[grid]
     place = names.get_indexer(unit_names)[unit_codes]
-    wanted = milliseconds(predictions["decision_time"]) * len(names) + place
+    keys = milliseconds(predictions["decision_time"]) * len(names) + place
     order = np.argsort(key, kind="stable")
-    position = np.searchsorted(key, wanted, sorter=order)
-    missing = (place < 0) | (key[order[np.minimum(position, len(order) - 1)]] != wanted)
+    position = np.searchsorted(key, keys, sorter=order)
+    missing = (place < 0) | (key[order[np.minimum(position, len(order) - 1)]] != keys)
     if missing.any():
-        at = int(np.flatnonzero(missing)[0])
+        first = int(np.flatnonzero(missing)[0])
         raise KeyError(
-            f"{predictions['unit'].iloc[at]} at {predictions['decision_time'].iloc[at]} is not in the matrix"
+            f"{predictions['unit'].iloc[first]} at {predictions['decision_time'].iloc[first]} is not in the matrix"
         )
     return grid[order[position]]
 
 
-def labels_of_rows(matrix: Matrix, at: Ints, horizon: timedelta | None = None) -> LabelsAt:
+def labels_of_rows(matrix: Matrix, rows: Ints, horizon: timedelta | None = None) -> LabelsAt:
     """Return a function that reads the labels of rows as known at any time.
 
     ``horizon``: overrides the matrix's own horizon.
     """
 
     def read(as_of: datetime | None) -> Labels:
-        return Labels.of(matrix.labels(as_of, horizon=horizon, rows=at))
+        return Labels.of(matrix.labels(as_of, horizon=horizon, rows=rows))
 
     return read
 

@@ -93,13 +93,13 @@ class SequenceClassifier(BaseEstimator):
 
     def _split(self, y: Ints, weight: Floats) -> tuple[Bools, Bools | None]:
         """Return the rows to fit on, and the later ones for early stopping; None: no usable tail."""
-        everything = weight > 0  # rows without weight must not affect early stopping either
-        border = np.quantile(np.flatnonzero(everything), 1 - self.tail_share, method="higher")
+        usable = weight > 0  # rows without weight must not affect early stopping either
+        border = np.quantile(np.flatnonzero(usable), 1 - self.tail_share, method="higher")
         is_late = np.arange(len(y)) >= border
-        early, late = everything & ~is_late, everything & is_late
-        if len(np.unique(y[early])) < 2 or len(np.unique(y[late])) < 2:
-            return everything, None
-        return early, late
+        training, validation = usable & ~is_late, usable & is_late
+        if len(np.unique(y[training])) < 2 or len(np.unique(y[validation])) < 2:
+            return usable, None
+        return training, validation
 
     def _shape(self) -> Any:
         from models.sequence.network import NetworkShape  # PyTorch is optional
@@ -115,9 +115,9 @@ class SequenceClassifier(BaseEstimator):
         from models.sequence.network import weight_shapes  # PyTorch is optional
 
         shapes = {name: value.shape for name, value in self.weights_.items()}
-        wanted = weight_shapes(self._shape())
-        if shapes != wanted:
-            raise ValueError(f"weights of shapes {shapes} where {wanted} were expected")
+        expected = weight_shapes(self._shape())
+        if shapes != expected:
+            raise ValueError(f"weights of shapes {shapes} where {expected} were expected")
 
     def predict_proba(self, X: np.ndarray) -> np.ndarray:
         """Return the probability of both classes, shape (n_rows, 2), for ``X`` of shape (n_rows, n_features)."""
@@ -139,19 +139,19 @@ class SequenceClassifier(BaseEstimator):
         """
         layout = self.scaler_.layout
         window, static = self.scaler_.transform(X)
-        whole = self._score(len(X), lambda begin, end: (window[begin:end], static[begin:end]))
+        score = self._score(len(X), lambda begin, end: (window[begin:end], static[begin:end]))
         out = np.zeros(X.shape)
         for channel in range(layout.channels):
             without = window.copy()
             without[:, :, channel] = 0
-            at = layout.begin + (layout.steps - 1) * layout.channels + channel
+            column = layout.begin + (layout.steps - 1) * layout.channels + channel
             changed = self._score(len(X), lambda b, e, w=without: (w[b:e], static[b:e]))
-            out[:, at] = whole - changed
+            out[:, column] = score - changed
         begin = 0
-        for at, count in zip(layout.statics, layout.categories, strict=True):
+        for column, count in zip(layout.statics, layout.categories, strict=True):
             less = static.copy()
             less[:, begin : begin + (count or 1)] = 0
-            out[:, at] = whole - self._score(len(X), lambda b, e, s=less: (window[b:e], s[b:e]))
+            out[:, column] = score - self._score(len(X), lambda b, e, s=less: (window[b:e], s[b:e]))
             begin += count or 2
         return out
 

@@ -83,7 +83,7 @@ class SequenceLayout:
     @property
     def width(self) -> int:
         """Minimum number of columns of a row."""
-        return max([self.begin + self.steps * self.channels, *(at + 1 for at in self.statics)])
+        return max([self.begin + self.steps * self.channels, *(column + 1 for column in self.statics)])
 
     def split(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return windows, shape (n, steps, channels), and static features, shape (n, statics), of rows.
@@ -133,7 +133,7 @@ def window_of(columns: Sequence[FeatureColumn]) -> WindowFacts | None:
         len(spans) // len(channels),
         len(channels),
         statics,
-        tuple(len(columns[at].categories) for at in statics),
+        tuple(len(columns[static].categories) for static in statics),
     )
     return WindowFacts(begin, channels, max(spans), newest, layout)
 
@@ -168,8 +168,8 @@ class SequenceScaler:
     @classmethod
     def fit(cls, X: np.ndarray, layout: SequenceLayout) -> Self:
         """Fit center and scale on training rows, shape (n, features); NaN: unknown."""
-        some = X[:: -(-len(X) // _ROWS)]
-        window, static = layout.split(some)
+        sample = X[:: -(-len(X) // _ROWS)]
+        window, static = layout.split(sample)
         center, scale = _robust(window.reshape(-1, layout.channels))
         static_center, static_scale = _robust(static)
         codes = np.array(layout.categories, dtype=np.int64) > 0
@@ -228,13 +228,13 @@ def with_windows(matrix: Matrix, learners: Iterable[str]) -> Matrix:
     Raises ``InputError`` if a sequence learner is requested and PyTorch is not installed, or the matrix has no raw
     windows.
     """
-    asked = sorted(set(SEQUENCE) & set(learners))
-    if not asked or isinstance(matrix, WindowedMatrix):
+    sequence_learners = sorted(set(SEQUENCE) & set(learners))
+    if not sequence_learners or isinstance(matrix, WindowedMatrix):
         return matrix
-    require_torch(asked[0])
+    require_torch(sequence_learners[0])
     if getattr(matrix, "sequences", None) is None:
         raise InputError(
-            f"the learner {asked[0]} reads raw windows, and the feature matrix has none",
+            f"the learner {sequence_learners[0]} reads raw windows, and the feature matrix has none",
             "parameter features.sequence.channels",
             "Set it to 'auto' (as params/paper.yaml does) and compute the features again.",
         )

@@ -68,11 +68,11 @@ def fit_final(
     if span is None and trainer.prior is not None:
         span = candidates(training)[0]
     if span is None:
-        before = format_days(refit_ms - trainer.first_ms)
+        span_text = format_days(refit_ms - trainer.first_ms)
         history = (
-            f"the data span {before}"
+            f"the data span {span_text}"
             if until is None
-            else f"{before} of the data lie before {format_instant(refit_ms)} (--until)"
+            else f"{span_text} of the data lie before {format_instant(refit_ms)} (--until)"
         )
         raise TooEarlyError(
             f"no training window fits: {history}, gap and horizon take {format_days(trainer.reach_ms)}; "
@@ -81,14 +81,14 @@ def fit_final(
             f"Give {'a shorter window' if until is None else 'a later time, a shorter window'}, or a dataset with more "
             "history.",
         )
-    why = trainer.unfit(refit_ms, labels, span)
-    if why and trainer.prior is None:
+    reason = trainer.unfit(refit_ms, labels, span)
+    if reason and trainer.prior is None:
         raise TooEarlyError(
-            f"the training window lacks failures, or rows without failures: {why}",
+            f"the training window lacks failures, or rows without failures: {reason}",
             "parameter training.window",
             "Give a longer window, or a dataset with more history.",
         )
-    fitted = trainer.stand_in(refit_ms, labels, span) if why else trainer.fit(refit_ms, labels, span)
+    fitted = trainer.stand_in(refit_ms, labels, span) if reason else trainer.fit(refit_ms, labels, span)
     reference = make_reference(
         labels,
         tabular_values(matrix, trainer.values),

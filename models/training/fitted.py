@@ -46,8 +46,10 @@ def model_names(models: ModelsSection, *, full: bool = True) -> tuple[str, ...]:
             "parameter models.parallel.min_votes",
             f"Give a number from 1 to {len(parallel.members)}, or null for all members.",
         )
-    asked = "min_votes" in (parallel.combiner, models.profile) or parallel.min_votes is not None
-    combiners = tuple(name for name in COMBINERS if name != "min_votes" or asked) if len(parallel.members) > 1 else ()
+    with_votes = "min_votes" in (parallel.combiner, models.profile) or parallel.min_votes is not None
+    combiners = (
+        tuple(name for name in COMBINERS if name != "min_votes" or with_votes) if len(parallel.members) > 1 else ()
+    )
     learners = tuple(name for name in ALL_LEARNERS if name in models.learners)
     names = (*BASELINES, *learners, *combiners, *((CASCADE,) if len(models.cascade.stages) > 1 else ()))
     if models.profile not in names:

@@ -74,11 +74,11 @@ class Distribution:
         if not len(self.knots):
             return np.zeros(0)
         chosen = [float(np.nextafter(self.knots[0], -np.inf))]
-        taken = 0.0
+        covered = 0.0
         for knot, share in zip(self.knots, self.cumulative, strict=True):
-            if share - taken >= _BIN_SHARE - 1e-9 or share == 1.0:
+            if share - covered >= _BIN_SHARE - 1e-9 or share == 1.0:
                 chosen.append(float(knot))
-                taken = share
+                covered = share
         return np.array(chosen)
 
 
@@ -105,20 +105,20 @@ def summarise(values: np.ndarray, *, blocks: Ints | None = None, every_value: bo
     (n,).
     ``every_value``: keep every distinct value, for category codes.
     """
-    there = np.isfinite(values)
-    ordered = np.sort(values[there].astype(np.float64))
+    is_finite = np.isfinite(values)
+    ordered = np.sort(values[is_finite].astype(np.float64))
     knots, cumulative = _knots(ordered, every_value=every_value)
-    plain = Distribution(knots, cumulative, len(ordered), int((~there).sum()))
+    plain = Distribution(knots, cumulative, len(ordered), int((~is_finite).sum()))
     if blocks is None or not len(values):
         return plain
-    usual_psi, usual_missing = _usual(plain, values, there, blocks)
+    usual_psi, usual_missing = _usual(plain, values, is_finite, blocks)
     return Distribution(knots, cumulative, plain.present, plain.missing, usual_psi, usual_missing)
 
 
 def shift_of(reference: Distribution, values: np.ndarray) -> Shift:
     """Measure the distance of values from a reference."""
-    there = np.isfinite(values)
-    ordered = np.sort(values[there].astype(np.float64))
+    is_finite = np.isfinite(values)
+    ordered = np.sort(values[is_finite].astype(np.float64))
     missing = 1.0 - len(ordered) / max(len(values), 1)
     median = float(ordered[(len(ordered) - 1) // 2]) if len(ordered) else float("nan")
     psi = ks = 0.0
@@ -126,25 +126,25 @@ def shift_of(reference: Distribution, values: np.ndarray) -> Shift:
         edges = reference.edges()
         psi = stability_index(_reference_counts(reference, edges), _counts(ordered, edges))
         now = np.searchsorted(ordered, reference.knots, side="right") / len(ordered)
-        below = np.searchsorted(ordered, reference.knots, side="left") / len(ordered)
+        share_below = np.searchsorted(ordered, reference.knots, side="left") / len(ordered)
         # The largest distance is at a knot or just below one.
-        before = np.r_[0.0, reference.cumulative[:-1]]
+        reference_below = np.r_[0.0, reference.cumulative[:-1]]
         exact = len(reference.knots) < KNOTS
         ks = float(np.abs(now - reference.cumulative).max())
         if exact:
-            ks = max(ks, float(np.abs(below - before).max()))
-        ks = max(ks, float(below[0]))
+            ks = max(ks, float(np.abs(share_below - reference_below).max()))
+        ks = max(ks, float(share_below[0]))
     return Shift(psi, ks, reference.missing_share, missing, reference.median, median)
 
 
-def stability_index(before: Floats, now: Floats) -> float:
+def stability_index(reference: Floats, current: Floats) -> float:
     """Return the population stability index of two histograms; half a row is added to every bin.
 
     >>> round(stability_index(np.array([500.0, 500.0]), np.array([200.0, 800.0])), 2)
     0.41
     """
-    p = (before + 0.5) / (before.sum() + 0.5 * len(before))
-    q = (now + 0.5) / (now.sum() + 0.5 * len(now))
+    p = (reference + 0.5) / (reference.sum() + 0.5 * len(reference))
+    q = (current + 0.5) / (current.sum() + 0.5 * len(current))
     return float(((q - p) * np.log(q / p)).sum())
 
 
@@ -153,39 +153,41 @@ def _knots(ordered: Floats, *, every_value: bool) -> tuple[Floats, Floats]:
         return np.zeros(0), np.zeros(0)
     last = np.flatnonzero(np.r_[ordered[1:] != ordered[:-1], True])  # position of each distinct value's last occurrence
     if len(last) > KNOTS and not every_value:
-        at = np.linspace(0, len(ordered) - 1, KNOTS).round().astype(np.int64)
-        last = np.unique(last[np.searchsorted(last, at)])
+        positions = np.linspace(0, len(ordered) - 1, KNOTS).round().astype(np.int64)
+        last = np.unique(last[np.searchsorted(last, positions)])
     # Rounded as in a bundle's file, so that a loaded summary has the same bins.
     return ordered[last], np.round((last + 1) / len(ordered), 6)
 
 
 def _counts(ordered: Floats, edges: Floats) -> Floats:
-    upto = np.searchsorted(ordered, edges, side="right")
-    return np.diff(np.r_[0, upto, len(ordered)]).astype(np.float64)
+    cumulative = np.searchsorted(ordered, edges, side="right")
+    return np.diff(np.r_[0, cumulative, len(ordered)]).astype(np.float64)
 
 
 def _reference_counts(reference: Distribution, edges: Floats) -> Floats:
-    at = np.searchsorted(reference.knots, edges, side="right")
-    upto = np.r_[0.0, reference.cumulative][at] * reference.present
-    return np.diff(np.r_[0.0, upto, reference.present])
+    position = np.searchsorted(reference.knots, edges, side="right")
+    cumulative = np.r_[0.0, reference.cumulative][position] * reference.present
+    return np.diff(np.r_[0.0, cumulative, reference.present])
 
 
-def _usual(plain: Distribution, values: np.ndarray, there: np.ndarray, blocks: Ints) -> tuple[float, float]:
+def _usual(plain: Distribution, values: np.ndarray, is_finite: np.ndarray, blocks: Ints) -> tuple[float, float]:
     rows = np.bincount(blocks)
     filled = np.flatnonzero(rows >= _LEAST_ROWS)
     if len(filled) < 2:
         return float("nan"), float("nan")
-    gone = np.bincount(blocks, weights=~there)
-    others = (gone.sum() - gone[filled]) / (rows.sum() - rows[filled])
-    usual_missing = float(np.abs(gone[filled] / rows[filled] - others).max())
+    missing = np.bincount(blocks, weights=~is_finite)
+    others = (missing.sum() - missing[filled]) / (rows.sum() - rows[filled])
+    usual_missing = float(np.abs(missing[filled] / rows[filled] - others).max())
     edges = plain.edges()
     if not len(edges):
         return 0.0, usual_missing
     bins = len(edges) + 1
-    code = np.searchsorted(edges, values[there].astype(np.float64), side="left")
-    counts = np.bincount(blocks[there] * bins + code, minlength=len(rows) * bins).reshape(-1, bins).astype(np.float64)
-    whole = counts.sum(axis=0)
-    psi = [stability_index(whole - counts[at], counts[at]) for at in filled if counts[at].sum()]
+    code = np.searchsorted(edges, values[is_finite].astype(np.float64), side="left")
+    counts = (
+        np.bincount(blocks[is_finite] * bins + code, minlength=len(rows) * bins).reshape(-1, bins).astype(np.float64)
+    )
+    total = counts.sum(axis=0)
+    psi = [stability_index(total - counts[block], counts[block]) for block in filled if counts[block].sum()]
     return max(psi, default=0.0), usual_missing
 
 
@@ -280,35 +282,35 @@ class LabelledRows(Labels):
         """
         rows = self.rows
         known = ~rows.augmented & (self.complete <= known_by_ms) & (self.label >= 0)
-        inside = known & (rows.time >= start_ms) & (rows.time <= end_ms)
-        inside &= rows.time > rows.time.min(where=~rows.augmented, initial=NEVER)
-        at = np.flatnonzero(known[self.positive])
-        rows_at = self.positive[at]
-        order = np.lexsort((rows.time[rows_at], self.starts[at], rows.tie[rows_at]))
+        in_window = known & (rows.time >= start_ms) & (rows.time <= end_ms)
+        in_window &= rows.time > rows.time.min(where=~rows.augmented, initial=NEVER)
+        rows_positive = np.flatnonzero(known[self.positive])
+        rows_at = self.positive[rows_positive]
+        order = np.lexsort((rows.time[rows_at], self.starts[rows_positive], rows.tie[rows_at]))
         counts: dict[str, int] = {}
         last: tuple[int, int] | None = None
-        for place, row in zip(at[order], rows_at[order], strict=True):
+        for place, row in zip(rows_positive[order], rows_at[order], strict=True):
             unit, start = int(rows.tie[row]), int(self.starts[place])
             if last is not None and last[0] == unit and start - last[1] < duration_ms(BLOCK):
                 continue
             last = (unit, start)
-            if inside[row]:
+            if in_window[row]:
                 name = str(self.failure_class[place])
                 counts[name] = counts.get(name, 0) + 1
-        return Outcomes(int(inside.sum()), dict(sorted(counts.items())))
+        return Outcomes(int(in_window.sum()), dict(sorted(counts.items())))
 
 
-def sample_rows(rows: TrainingRows, start_ms: int, end_ms: int, *, most: int, seed: int) -> Ints:
+def sample_rows(rows: TrainingRows, start_ms: int, end_ms: int, *, limit: int, seed: int) -> Ints:
     """Draw grid rows from ``start_ms`` to ``end_ms`` (both included).
 
     ``seed``: seed of the draw, which depends on a row's unit and time only.
     Returns: positions, ascending.
     """
-    among = np.flatnonzero((rows.time >= start_ms) & (rows.time <= end_ms) & ~rows.augmented)
-    if len(among) <= most:
-        return among
-    priority = mix(mix(rows.tie[among], rows.time[among]), seed_of(seed, "drift"))
-    return np.sort(among[np.lexsort((rows.time[among], priority))[:most]])
+    candidates = np.flatnonzero((rows.time >= start_ms) & (rows.time <= end_ms) & ~rows.augmented)
+    if len(candidates) <= limit:
+        return candidates
+    priority = mix(mix(rows.tie[candidates], rows.time[candidates]), seed_of(seed, "drift"))
+    return np.sort(candidates[np.lexsort((rows.time[candidates], priority))[:limit]])
 
 
 def dated(values: np.ndarray, time_ms: Ints, columns: Sequence[FeatureColumn]) -> np.ndarray:
@@ -343,21 +345,21 @@ def make_reference(
     """Summarize the rows that a model is fitted on."""
     rows = labelled.rows
     begin = warm_from(rows, columns, start_ms, end_ms)
-    chosen = sample_rows(rows, begin, end_ms, most=SAMPLE, seed=seed)
+    chosen = sample_rows(rows, begin, end_ms, limit=SAMPLE, seed=seed)
     values = dated(read(chosen), rows.time[chosen], columns)
     blocks = (end_ms - rows.time[chosen]) // duration_ms(BLOCK)
     features = tuple(
         summarise(values[:, i], blocks=blocks, every_value=bool(column.categories)) for i, column in enumerate(columns)
     )
-    inside = rows.time[(rows.time >= begin) & (rows.time <= end_ms) & ~rows.augmented]
-    times = np.unique(inside)
+    span_times = rows.time[(rows.time >= begin) & (rows.time <= end_ms) & ~rows.augmented]
+    times = np.unique(span_times)
     days = max(float(times[-1] - times[0]) / _DAY_MS, 1.0) if len(times) else 1.0
     return Reference(
         start_ms=start_ms,
         end_ms=end_ms,
         columns=tuple(columns),
         features=features,
-        rows_per_time=len(inside) / max(len(times), 1),
+        rows_per_time=len(span_times) / max(len(times), 1),
         times_per_day=max(len(times) - 1, 1) / days,
         outcomes=labelled.outcomes(start_ms, end_ms, known_by_ms=as_of_ms),
     )

@@ -31,8 +31,8 @@ class Schedule:
         """Return the positions of the grid rows that a fold scores."""
         start = self.refits_ms[fold]
         until = self.refits_ms[fold + 1] if fold + 1 < len(self.refits_ms) else self.end_ms + 1
-        inside = (rows.time >= start) & (rows.time < until) & (rows.time <= self.end_ms)
-        return np.flatnonzero(inside & ~rows.augmented)
+        in_fold = (rows.time >= start) & (rows.time < until) & (rows.time <= self.end_ms)
+        return np.flatnonzero(in_fold & ~rows.augmented)
 
 
 def plan_schedule(
@@ -85,8 +85,8 @@ def plan_schedule(
     next_test = tested[np.searchsorted(tested, refits)]
     used = np.r_[next_test[:-1] < refits[1:], True]
     used_refits = tuple(int(refit) for refit in refits[used])
-    never = tuple(span for span in candidates(training) if used_refits[-1] - reach_ms - duration_ms(span) < first_ms)
-    return Schedule(used_refits, int(tested[-1]), never)
+    unusable = tuple(span for span in candidates(training) if used_refits[-1] - reach_ms - duration_ms(span) < first_ms)
+    return Schedule(used_refits, int(tested[-1]), unusable)
 
 
 def alert_budget(rows: TrainingRows, labels: Labels, backtest: BacktestSection, *, as_of_ms: int) -> int:

@@ -55,10 +55,10 @@ def usable_spans(training: TrainingSection, *, refit_ms: int, first_ms: int, rea
     """
     history_ms = refit_ms - reach_ms - first_ms
     fit = tuple(span for span in candidates(training) if duration_ms(span) <= history_ms)
-    whole = timedelta(days=history_ms // _MS_PER_DAY)
-    if isinstance(training.window, timedelta) or not fit or whole <= fit[-1]:
+    history = timedelta(days=history_ms // _MS_PER_DAY)
+    if isinstance(training.window, timedelta) or not fit or history <= fit[-1]:
         return fit
-    return (whole,) if training.window == EXPANDING else (*fit, whole)
+    return (history,) if training.window == EXPANDING else (*fit, history)
 
 
 def choose_span(
@@ -121,8 +121,8 @@ def choose_span(
         )
         for start in dict.fromkeys(starts.values())
     }
-    tried = _tail_scores(seed_of(seed, "span", refit_ms), read, chosen, tail_rows, truth, store)
-    scores = {span: tried[starts[span]] for span in spans}
+    tail_scores = _tail_scores(seed_of(seed, "span", refit_ms), read, chosen, tail_rows, truth, store)
+    scores = {span: tail_scores[starts[span]] for span in spans}
     best = max(scores, key=lambda span: (scores[span], span))
     if current is not None and current not in candidates(training):
         current = longest  # it was an earlier refit's whole history
@@ -132,7 +132,7 @@ def choose_span(
 
 
 def _well_filled(
-    rows: TrainingRows, labels: Labels, spans: Sequence[timedelta], least: int, *, refit_ms: int, newest_ms: int
+    rows: TrainingRows, labels: Labels, spans: Sequence[timedelta], min_incidents: int, *, refit_ms: int, newest_ms: int
 ) -> Sequence[timedelta]:
     """Return the candidates with enough incidents, and the longest."""
     candidates = []
@@ -140,7 +140,7 @@ def _well_filled(
         start = newest_ms - duration_ms(span)
         known = known_rows(rows, labels, start_ms=start, complete_by_ms=refit_ms, as_of_ms=refit_ms)
         positives = np.flatnonzero(known & ~rows.augmented & (labels.label == 1))
-        if span == max(spans) or count_incidents(rows.tie[positives], labels.incident[positives]) >= least:
+        if span == max(spans) or count_incidents(rows.tie[positives], labels.incident[positives]) >= min_incidents:
             candidates.append(span)
     return candidates
 

@@ -56,7 +56,7 @@ def _steps(progress: Progress | None, total: int) -> Callable[[str], None]:
     return step
 
 
-AT_ONCE = min(os.cpu_count() or 1, 4)
+MAX_CONCURRENT_FITS = min(os.cpu_count() or 1, 4)
 """Concurrent refits in one process; does not change the result."""
 
 STAND_IN = "history_count"
@@ -75,11 +75,11 @@ _LOG_ODDS = frozenset({*ALL_LEARNERS, "mean_log_odds", "stacked", CASCADE})
 class _Split:
     """Rows of one refit: training rows, and the later slice for calibrators, stacker and thresholds.
 
-    ``whole``: rows of the whole span, if a final fit uses them.
+    ``full``: rows of the whole span, if a final fit uses them.
     """
 
     training: TrainingSet
-    whole: TrainingSet
+    full: TrainingSet
     slice_rows: Ints
     slice_label: np.ndarray
     slice_incidents: int
@@ -127,15 +127,15 @@ class Trainer:
         self._room = Room(training.bytes_of_a_fit)
         self.first_ms = instant_ms(matrix.span[0])
         self._labels: dict[int, LabelledRows] = {}
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self.reach_ms = _reach_of(self.rows, self.labels_at(instant_ms(matrix.span[1])))
 
     def labels_at(self, refit_ms: int) -> LabelledRows:
         """Return the labels as of a refit; those of recent refits are cached."""
-        with self._turn:
+        with self._lock:
             if refit_ms not in self._labels:
                 self._labels[refit_ms] = LabelledRows.join(self.rows, self.matrix.labels(from_ms(refit_ms)))
-                if len(self._labels) > AT_ONCE + 1:
+                if len(self._labels) > MAX_CONCURRENT_FITS + 1:
                     del self._labels[next(iter(self._labels))]
             return self._labels[refit_ms]
 
@@ -191,8 +191,8 @@ class Trainer:
         since = f"since {format_instant(since_ms)}"
         if self.events_only:
             due = refit_ms - since_ms > MAX_SKIPPED * duration_ms(self.training.refit_every)
-            few = new < min(NEW_INCIDENTS, earlier / 10)
-            return f"{new} new incidents {since}, too few to refit" if few and not due else None
+            is_few = new < min(NEW_INCIDENTS, earlier / 10)
+            return f"{new} new incidents {since}, too few to refit" if is_few and not due else None
         telemetry = [i for i, column in enumerate(self.matrix.columns) if column.group == "telemetry"]
         if new or not telemetry:
             return None
@@ -213,9 +213,9 @@ class Trainer:
         """
         split = self._split(refit_ms, labels, span)
         chosen = split.training
-        again = split.held_out and self.models.calibration.refit
+        refits_all = split.held_out and self.models.calibration.refit
         names = learners_of(self.models, self.names)
-        steps = _steps(self._progress, (len(names) + (CASCADE in self.names)) * (2 if again else 1))
+        steps = _steps(self._progress, (len(names) + (CASCADE in self.names)) * (2 if refits_all else 1))
         positives = split.slice_rows[split.slice_label == 1] if split.held_out else None
         incidents = chosen.n_incidents
         learners, cascade = self._fit_on(chosen, names, refit_ms, incidents, steps, later_positives=positives)
@@ -223,27 +223,27 @@ class Trainer:
             learners[PRIOR] = self.prior.model_for(self.matrix.columns)
         fitted = self._fitted(refit_ms, span, chosen, learners=learners, cascade=cascade, calibrated=split.held_out)
         calibrated = self._calibrated(fitted, split)
-        if not again:
+        if not refits_all:
             return calibrated
         # refit the learners on the whole span; keep what was fitted on the held-out slice
         thresholds = None if cascade is None else cascade.thresholds
-        learners, cascade = self._fit_on(split.whole, names, refit_ms, incidents, steps, thresholds=thresholds)
+        learners, cascade = self._fit_on(split.full, names, refit_ms, incidents, steps, thresholds=thresholds)
         learners = dict(calibrated.learners) | learners
         # Keep the level that was calibrated without the slice: otherwise its change of the odds would count twice.
-        shift = chosen.prior_shift + chosen.sampled_log_odds - split.whole.sampled_log_odds
-        counts = _counts(split.whole) | {"prior_shift": shift}
+        shift = chosen.prior_shift + chosen.sampled_log_odds - split.full.sampled_log_odds
+        counts = _counts(split.full) | {"prior_shift": shift}
         return replace(calibrated, learners=learners, cascade=cascade, **counts)
 
     def stand_in(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels:
         """Return models that score by the prior alone, or :data:`STAND_IN`, while nothing can be fitted."""
         split = self._split(refit_ms, labels, span)
-        nothing = replace(split.training, prior_shift=0.0, n_augmented=0, n_incidents=0, thinned_to=None)
+        no_training = replace(split.training, prior_shift=0.0, n_augmented=0, n_incidents=0, thinned_to=None)
         if self.prior is None:
-            return self._calibrated(self._fitted(refit_ms, span, nothing, stand_in=STAND_IN), split)
-        alone = {PRIOR: self.prior.model_for(self.matrix.columns)}
-        return self._calibrated(self._fitted(refit_ms, span, nothing, stand_in=PRIOR, learners=alone), split)
+            return self._calibrated(self._fitted(refit_ms, span, no_training, stand_in=STAND_IN), split)
+        learners = {PRIOR: self.prior.model_for(self.matrix.columns)}
+        return self._calibrated(self._fitted(refit_ms, span, no_training, stand_in=PRIOR, learners=learners), split)
 
-    def _fitted(self, refit_ms: int, span: timedelta, chosen: TrainingSet, **more: Any) -> FittedModels:
+    def _fitted(self, refit_ms: int, span: timedelta, chosen: TrainingSet, **facts: Any) -> FittedModels:
         members = self.models.parallel.members if set(self.names) & set(COMBINERS) else ()
         columns = tuple(self.matrix.columns)
         return FittedModels(
@@ -260,9 +260,9 @@ class Trainer:
             baselines={
                 name: make_baseline(name, columns=columns, seed=seed_of(self.seed, name))
                 for name in BASELINES
-                if name in self.names or name == more.get("stand_in")
+                if name in self.names or name == facts.get("stand_in")
             },
-            **{"learners": {}, "cascade": None} | _counts(chosen) | more,
+            **{"learners": {}, "cascade": None} | _counts(chosen) | facts,
         )
 
     def _known(self, refit_ms: int, labels: Labels, start_ms: int) -> Bools:
@@ -295,11 +295,11 @@ class Trainer:
         choice = self._choose(refit_ms, labels, start, slice_start)
         held_out = incidents >= MIN_INCIDENTS and choice.n_incidents >= MIN_INCIDENTS and choice.usable
         positives = int((labels.label[in_span] == 1).sum())
-        again = not held_out or self.models.calibration.refit
-        whole = self._choose(refit_ms, labels, start, refit_ms) if again else choice
+        refits_all = not held_out or self.models.calibration.refit
+        full_set = self._choose(refit_ms, labels, start, refit_ms) if refits_all else choice
         return _Split(
-            training=choice if held_out else whole,
-            whole=whole,
+            training=choice if held_out else full_set,
+            full=full_set,
             slice_rows=slice_rows,
             # Training rows must not calibrate the models; their scores still set the level.
             slice_label=slice_label if held_out else np.full(len(slice_label), -1),
@@ -321,8 +321,8 @@ class Trainer:
         if name in SEQUENCE and isinstance(self.matrix, WindowedMatrix):
             return learner.set_params(layout=self.matrix.facts.layout)
         columns = self.matrix.columns
-        seen = seen_columns(columns, next((value for key, value in self.models.groups.items() if key == name), None))
-        return learner if len(seen) == len(columns) else ColumnSubset(learner, seen)
+        seen_by = seen_columns(columns, next((value for key, value in self.models.groups.items() if key == name), None))
+        return learner if len(seen_by) == len(columns) else ColumnSubset(learner, seen_by)
 
     def _fit_on(
         self,
@@ -393,12 +393,12 @@ class Trainer:
         if not others:
             return replace(fitted, calibrators=calibrators)
         main = HorizonLabels(split.slice_label, split.slice_incidents if split.held_out else 0)
-        nothing = HorizonLabels(np.full(len(split.slice_rows), -1), 0)
+        no_labels = HorizonLabels(np.full(len(split.slice_rows), -1), 0)
         profile = self.models.profile
         fitted_map = fit_horizons(
             calibrators[profile].risk(scores[profile]),
             main,
-            {further: labels if split.held_out else nothing for further, labels in others.items()},
+            {further: labels if split.held_out else no_labels for further, labels in others.items()},
             horizon=main_horizon,
             base_rate=split.base_rate,
         )

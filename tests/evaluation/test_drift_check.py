@@ -243,8 +243,8 @@ def test_findings_and_reference_survive_json_and_the_order_of_rows_does_not_matt
     assert json.loads(json.dumps(check.to_json(), allow_nan=False)) == check.to_json()
     rows = TrainingRows.of(fleet.rows)
     order = np.random.default_rng(0).permutation(len(fleet.rows))
-    chosen = sample_rows(rows, fleet.at(7), fleet.at(34), most=500, seed=3)
-    shuffled = sample_rows(TrainingRows.of(fleet.rows.iloc[order]), fleet.at(7), fleet.at(34), most=500, seed=3)
+    chosen = sample_rows(rows, fleet.at(7), fleet.at(34), limit=500, seed=3)
+    shuffled = sample_rows(TrainingRows.of(fleet.rows.iloc[order]), fleet.at(7), fleet.at(34), limit=500, seed=3)
     assert len(chosen) == 500
     assert set(order[shuffled]) == set(chosen)
     assert sum(group["features"] for group in check.groups) == len(COLUMNS)

@@ -125,4 +125,4 @@ def test_a_worker_that_does_not_see_the_matrix_says_so(matrix, tmp_path):
     matrix.path = tmp_path / "nowhere"
     with pytest.raises(InputError, match=r"a worker cannot read the matrix.*nowhere"):
         backtest(matrix, engine=Sent())
-    assert refits._JOINED == {}
+    assert refits._BACKTESTS == {}

@@ -372,7 +372,7 @@ def test_alerts_are_placed_among_the_units_of_their_own_time():
     for row, fleet in zip(asked, fleets, strict=True):
         same = np.flatnonzero(times == times[row])
         assert np.array_equal(fleet, matrix.X[same], equal_nan=True)
-    reported = alert_reasons.explain_rows(fitted_models(), matrix, "mean_rank", asked, among=np.arange(300))
+    reported = alert_reasons.explain_rows(fitted_models(), matrix, "mean_rank", asked, candidates=np.arange(300))
     assert [row["row"] for row in reported] == asked.tolist()
     assert all("fleet at that time" in reason for row in reported for reason in row["reasons"])
 

@@ -146,7 +146,9 @@ def test_a_run_is_recorded_once_with_its_steps_and_filled_after_a_kill(store, mo
 
     def log(last):
         steps = [{"refit.precision": value} for value in (0.1, None, last)]
-        return log_run(uri, "series", name="b", params={"p": 1}, metrics={"all": 0.5}, tags={}, steps=steps, once=True)
+        return log_run(
+            uri, "series", name="b", params={"p": 1}, metrics={"all": 0.5}, tags={}, steps=steps, only_once=True
+        )
 
     def killed(*args, **kwargs):
         raise KeyboardInterrupt

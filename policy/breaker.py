@@ -50,7 +50,7 @@ class Burst:
     nodes: tuple[str, ...]
 
 
-_Seen = tuple[datetime, str, Fact]
+_Report = tuple[datetime, str, Fact]
 
 
 def bursts(nodes: Sequence[tuple[NodeView, Sequence[Fact]]], config: CommonCauseConfig) -> tuple[Burst, ...]:
@@ -61,23 +61,27 @@ def bursts(nodes: Sequence[tuple[NodeView, Sequence[Fact]]], config: CommonCause
     """
     if sum(bool(reports) for _, reports in nodes) < config.min_nodes:
         return ()
-    reported: defaultdict[tuple[str, str], list[_Seen]] = defaultdict(list)
+    reported: defaultdict[tuple[str, str], list[_Report]] = defaultdict(list)
     onsets = [(node, _onsets(reports, config.nearby)) for node, reports in nodes if reports]
     for node, reports in onsets:
         for scope in node.scopes:
             if scope[0] in _SCOPES:
                 reported[scope] += [(report.seen_at, node.name, report) for report in reports]
-    places = {scope: seen for scope, seen in reported.items() if len(seen) >= config.min_nodes}
-    near = places.keys() - {("fleet", "")}  # sizes matter for chains of risks only, which the fleet scope excludes
-    sizes = Counter([scope for node, _ in nodes for scope in node.scopes if scope in near] if near else ())
-    chains: list[tuple[tuple[str, str], list[_Seen]]] = []
-    for scope, seen in places.items():
-        anywhere = scope[0] == "fleet"
+    places = {scope: facts for scope, facts in reported.items() if len(facts) >= config.min_nodes}
+    scopes = places.keys() - {("fleet", "")}  # sizes matter for chains of risks only, which the fleet scope excludes
+    sizes = Counter([scope for node, _ in nodes for scope in node.scopes if scope in scopes] if scopes else ())
+    chains: list[tuple[tuple[str, str], list[_Report]]] = []
+    for scope, facts in places.items():
+        is_fleet = scope[0] == "fleet"
         for risks in (False, True):
-            chosen = [one for one in seen if (one[2].name == RISK) is risks and not (anywhere and one[2].name in _NEAR)]
-            least = max(config.min_nodes, sizes[scope] // 2 + 1 if risks else 0)
-            gap = config.anywhere if anywhere else config.nearby
-            chains += [(scope, chain) for chain in _chains(chosen, gap) if len({name for _, name, _ in chain}) >= least]
+            chosen = [
+                fact for fact in facts if (fact[2].name == RISK) is risks and not (is_fleet and fact[2].name in _NEARBY)
+            ]
+            min_nodes = max(config.min_nodes, sizes[scope] // 2 + 1 if risks else 0)
+            gap = config.anywhere if is_fleet else config.nearby
+            chains += [
+                (scope, chain) for chain in _chains(chosen, gap) if len({name for _, name, _ in chain}) >= min_nodes
+            ]
     shared = {(name, report) for _, chain in chains for _, name, report in chain}
     single = {node.name for node, reports in onsets if any((node.name, report) not in shared for report in reports)}
     merged: dict[str, Burst] = {}
@@ -91,7 +95,7 @@ def bursts(nodes: Sequence[tuple[NodeView, Sequence[Fact]]], config: CommonCause
 
 
 _SCOPES = ("fleet", "rack", "domain", "job")
-_NEAR = (RISK, TEST)
+_NEARBY = (RISK, TEST)
 
 
 def _onsets(reports: Sequence[Fact], gap: timedelta) -> list[Fact]:
@@ -106,18 +110,18 @@ def _onsets(reports: Sequence[Fact], gap: timedelta) -> list[Fact]:
     return reports_left
 
 
-def _chains(seen: Iterable[_Seen], gap: timedelta) -> Iterator[list[_Seen]]:
-    chain: list[_Seen] = []
-    for one in sorted(seen, key=lambda one: one[:2]):
-        if chain and one[0] - chain[-1][0] > gap:
+def _chains(reports: Iterable[_Report], gap: timedelta) -> Iterator[list[_Report]]:
+    chain: list[_Report] = []
+    for report in sorted(reports, key=lambda report: report[:2]):
+        if chain and report[0] - chain[-1][0] > gap:
             yield chain
             chain = []
-        chain.append(one)
+        chain.append(report)
     if chain:
         yield chain
 
 
-def _burst(scope: tuple[str, str], chain: Sequence[_Seen], nodes: tuple[str, ...]) -> Burst:
+def _burst(scope: tuple[str, str], chain: Sequence[_Report], nodes: tuple[str, ...]) -> Burst:
     kinds: Mapping[str, None] = dict.fromkeys(report.name for _, _, report in chain)
     facts = ", ".join(sorted(kinds)[:_NAMED])
     scope_text = "of the fleet" if scope[0] == "fleet" else f"of {scope[0]} {scope[1]}"
@@ -265,9 +269,9 @@ def watch(
     in no share, but in the listing, so that power saving does not look like a loss of nodes.
     """
     listed, nodes = nodes, [observed for observed in nodes if observed.node.counted]
-    together = bursts([(observed.node, observed.reports) for observed in nodes], config.common_cause)
+    common_causes = bursts([(observed.node, observed.reports) for observed in nodes], config.common_cause)
     # nodes in a burst have a cause of their own; they must not raise the usual share either
-    counted = {name for burst in together for name in burst.nodes}
+    counted = {name for burst in common_causes for name in burst.nodes}
     if counted:
         nodes = [
             replace(observed, risky=False) if observed.by_rule and observed.node.name in counted else observed
@@ -277,20 +281,22 @@ def watch(
     groups: dict[str, list[ObservedNode]] = {"": list(nodes)}
     for observed in nodes:
         groups.setdefault(observed.node.group_key, []).append(observed)
-    present |= {burst.key: (None, burst.message) for burst in together}
-    shares = {name: tuple(share for share in seen if share.decided_at <= now) for name, seen in state.shares.items()}
+    present |= {burst.key: (None, burst.message) for burst in common_causes}
+    shares = {name: tuple(share for share in known if share.decided_at <= now) for name, known in state.shares.items()}
     for name, members in groups.items():
-        seen = shares.get(name, ())
+        known = shares.get(name, ())
         # Exclude the current decision time, so that evaluating it twice gives the same result.
-        past = tuple(share for share in seen if decided_at is None or share.decided_at < decided_at)[-config.history :]
-        causes = _of_group(name, members, past, config)
+        earlier = tuple(share for share in known if decided_at is None or share.decided_at < decided_at)[
+            -config.history :
+        ]
+        causes = _of_group(name, members, earlier, config)
         present.update(causes)
-        new = decided_at is not None and (not seen or decided_at > seen[-1].decided_at)
+        new = decided_at is not None and (not known or decided_at > known[-1].decided_at)
         # Shares that opened the breaker do not enter the usual share.
         if decided_at is not None and new and members and f"risky {name}" not in causes:
             share = RiskyShare(decided_at, sum(observed.risky for observed in members) / len(members))
-            shares[name] = (*seen, share)[-config.history - 1 :]
-    frozen = {burst.key: burst.nodes for burst in together}
+            shares[name] = (*known, share)[-config.history - 1 :]
+    frozen = {burst.key: burst.nodes for burst in common_causes}
     settled, reasons = _settle(state, present, frozen, signals, config, now)
     return replace(settled, shares=shares, nodes=len(nodes), decided_at=now), reasons
 
@@ -306,18 +312,18 @@ def _settle(
     reasons: list[str] = []
     causes = dict(state.causes)
     acknowledged = {key for key in state.acknowledged if key in present}
-    asked = signals.reset_breaker_at
+    reset_at = signals.reset_breaker_at
     # the clock of the operator, or of this controller at the last reset, may have been ahead
-    last = None if state.reset_at is None or (state.reset_at > now and state.reset_at != asked) else state.reset_at
-    if asked is not None and (last is None or asked > last):
-        if state.decided_at is None and abs(now - asked) > config.quiet:
+    last = None if state.reset_at is None or (state.reset_at > now and state.reset_at != reset_at) else state.reset_at
+    if reset_at is not None and (last is None or reset_at > last):
+        if state.decided_at is None and abs(now - reset_at) > config.quiet:
             # the reset request outlives the state: an old one must not dismiss causes that appeared after it
-            when = f"{asked:%Y-%m-%d %H:%M} UTC"
+            when = f"{reset_at:%Y-%m-%d %H:%M} UTC"
             reasons.append(f"manual reset ignored: it was requested at {when}, before the state was lost")
         else:
             reasons += [f"breaker closed by manual reset: {cause.message}" for _, cause in sorted(causes.items())]
             causes, acknowledged = {}, set(present)
-        state = replace(state, reset_at=asked)
+        state = replace(state, reset_at=reset_at)
     for key, (group, reason) in present.items():
         if key in acknowledged:
             continue
@@ -344,8 +350,11 @@ def _of_signals(state: BreakerState, signals: Signals, config: BreakerConfig, no
         causes["model"] = None, "the age of the model is unknown"
     elif now - signals.model_fitted_at > config.max_model_age:
         days = (now - signals.model_fitted_at) / timedelta(days=1)
-        most = config.max_model_age / timedelta(days=1)
-        causes["model"] = None, f"the model's data ended {quantity(round(days), 'day')} ago, at most {most:.0f} allowed"
+        max_days = config.max_model_age / timedelta(days=1)
+        causes["model"] = (
+            None,
+            f"the model's data ended {quantity(round(days), 'day')} ago, at most {max_days:.0f} allowed",
+        )
     for channel in signals.missing_channels:
         causes[f"channel {channel}"] = None, f"channel {channel} of the model no longer arrives"
     if state.decided_at is not None and state.decided_at - now > config.clock_slack:
@@ -368,7 +377,7 @@ def _of_listing(
     return causes
 
 
-def _of_group(name: str, members: list[ObservedNode], past: tuple[RiskyShare, ...], config: BreakerConfig) -> Causes:
+def _of_group(name: str, members: list[ObservedNode], earlier: tuple[RiskyShare, ...], config: BreakerConfig) -> Causes:
     causes: Causes = {}
     group = name or None
     scope_text = f"group {name}" if name else "the fleet"
@@ -382,7 +391,7 @@ def _of_group(name: str, members: list[ObservedNode], past: tuple[RiskyShare, ..
             units += unit_count
             missing += unit_count - observed.known
             without += observed.known < unit_count
-    usual = median(share.share for share in past) if len(past) >= config.min_history else None
+    usual = median(share.share for share in earlier) if len(earlier) >= config.min_history else None
     if risky >= config.min_risky:
         sentence = f"{risky} of {total} nodes of {scope_text} are at risk at the same time"
         if risky > config.max_risky * total:

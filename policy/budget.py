@@ -51,12 +51,12 @@ class DisruptionBudget:
         """Return how many nodes of a scope with ``total`` nodes may be out of service at a time."""
         if total < self.min_scope_size:
             return total
-        most = total if self.max_unavailable is None else min(self.max_unavailable, total)
+        limit = total if self.max_unavailable is None else min(self.max_unavailable, total)
         if self.max_unavailable_share is not None:
-            most = min(most, _share_of(self.max_unavailable_share, total), total - 1)
+            limit = min(limit, _share_of(self.max_unavailable_share, total), total - 1)
         if self.min_available is not None:
-            most = min(most, total - self.min_available)
-        return max(most, 0)
+            limit = min(limit, total - self.min_available)
+        return max(limit, 0)
 
 
 @checked(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class RateLimit:
 
     def allowed(self, total: int) -> int:
         """Return how many nodes of a scope with ``total`` nodes may newly be taken out within the window."""
-        most = total if self.max_nodes is None else self.max_nodes
-        return most if self.max_share is None else min(most, _share_of(self.max_share, total))
+        limit = total if self.max_nodes is None else self.max_nodes
+        return limit if self.max_share is None else min(limit, _share_of(self.max_share, total))
 
 
 FLEET_DISRUPTION_BUDGET = DisruptionBudget("fleet", max_unavailable_share=0.10)
@@ -239,8 +239,8 @@ def grant(
 
     def counts(ask: Ask) -> list[bool]:
         """Return for each rate limit whether the node counts as a new start."""
-        began = own_starts.get((ask.node, ask.episode))
-        return [began is None or began <= now - rate.window for rate in config.rate_limits]
+        started = own_starts.get((ask.node, ask.episode))
+        return [started is None or started <= now - rate.window for rate in config.rate_limits]
 
     def refusal(node: str, counted: list[bool]) -> str | None:
         """Return the limit that refuses a node; None if there is none."""

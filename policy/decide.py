@@ -35,13 +35,13 @@ from policy.plan import (
 from policy.stages import FIXED, Stage, StageState, advance_stage
 from policy.tiers import TIERS, Tier
 
-_NOTHING = NodeState()
+_NEW_NODE = NodeState()
 _TICK = timedelta(milliseconds=1)
 # An instant equal to now was recorded by this very decision.
 
 _COMPARED_ELSEWHERE = frozenset({"tier", "shares", "released_at", "reset_at", "maintenance"})
 # Fields that are compared for equality, or dropped when they are in the future.
-_WANTED: Mapping[str, Level] = {
+_LEVEL_OF_TIER: Mapping[str, Level] = {
     "clear": Level.NONE, "watch": Level.PUBLISH, "elevated": Level.AVOID, "high": Level.DRAIN,
 }  # fmt: skip
 
@@ -76,16 +76,16 @@ def decide(
     state = _past(state, now)
     nodes = sorted((_assessed(node, state, config, now) for node in fleet if node.units), key=attrgetter("name"))
     if len({node.name for node in nodes}) != len(nodes):
-        twice = next(a.name for a, b in pairwise(nodes) if a.name == b.name)
-        raise ValueError(f"node {twice} was given twice: give each node once, under one name")
+        repeated = next(a.name for a, b in pairwise(nodes) if a.name == b.name)
+        raise ValueError(f"node {repeated} was given twice: give each node once, under one name")
     cases = [_open(node, state, config, now) for node in nodes]
     # Release-all permits no new action and may be set while scores are missing. Evaluating the breaker then would open
     # it, and it would still be open when operation resumes. After a lost state, this is not yet the first decision:
     # otherwise the next one would process an old manual reset.
-    breaker, opened = replace(state.breaker, decided_at=state.breaker.decided_at and now), tuple[str, ...]()
+    breaker, openings = replace(state.breaker, decided_at=state.breaker.decided_at and now), tuple[str, ...]()
     if not signals.release_all:
-        breaker, opened = _breaker(cases, others, state, signals, config, now)
-    stages, moved = _stages(cases, state, signals.outcomes, config, now)
+        breaker, openings = _breaker(cases, others, state, signals, config, now)
+    stages, moves = _stages(cases, state, signals.outcomes, config, now)
     reasons = ["release-all is set: all predrain markers are removed"] if signals.release_all else []
     reasons += ["the kill switch is set: no new actions"] if signals.kill else []
     reasons += notices_of(fleet)
@@ -129,7 +129,7 @@ def decide(
         open_causes=breaker.causes,
         stages=stages,
         alerts=tuple(alerts),
-        reasons=(*reasons, *opened, *moved),
+        reasons=(*reasons, *openings, *moves),
         state=PolicyState(remembered, granted.starts, stages, breaker, checkpoints),
         requests=tuple(requests),
         stopped=stopped,
@@ -147,9 +147,9 @@ def carried_out(state: PolicyState, actions: Iterable[Action]) -> PolicyState:
     """
     nodes = dict(state.nodes)
     for action in actions:
-        known = nodes.get(action.node, _NOTHING)
-        seen = action.to if action.verb == "release" else max(known.seen, action.to)
-        nodes[action.node] = changed(known, seen=seen)
+        known = nodes.get(action.node, _NEW_NODE)
+        highest = action.to if action.verb == "release" else max(known.seen, action.to)
+        nodes[action.node] = changed(known, seen=highest)
     return replace(state, nodes=nodes)
 
 
@@ -158,8 +158,8 @@ def _past(state: PolicyState, now: datetime) -> PolicyState:
     decided_at = state.breaker.decided_at
     if decided_at is not None and decided_at <= now:
         return state
-    past: PolicyState = not_after(state, now if decided_at is None else now - _TICK, _COMPARED_ELSEWHERE)
-    return replace(past, breaker=replace(past.breaker, decided_at=decided_at))  # the breaker reports the clock
+    earlier: PolicyState = not_after(state, now if decided_at is None else now - _TICK, _COMPARED_ELSEWHERE)
+    return replace(earlier, breaker=replace(earlier.breaker, decided_at=decided_at))  # the breaker reports the clock
 
 
 def _assessed(node: NodeView, state: PolicyState, config: PolicyConfig, now: datetime) -> NodeView:
@@ -170,10 +170,10 @@ def _assessed(node: NodeView, state: PolicyState, config: PolicyConfig, now: dat
 
 def _open(node: NodeView, state: PolicyState, config: PolicyConfig, now: datetime) -> Case:
     thresholds = Thresholds(config.thresholds_of(node, now), config.hysteresis)
-    before, reading = state.nodes.get(node.name), read_node(node, config.node_risk, now)
-    assessment = assess(node, reading, before, thresholds, config.node_risk, config.rules, now)
-    wanted = _WANTED[assessment.tier]
-    return Case(node, assessment, wanted, wanted, list(assessment.reasons))
+    previous, reading = state.nodes.get(node.name), read_node(node, config.node_risk, now)
+    assessment = assess(node, reading, previous, thresholds, config.node_risk, config.rules, now)
+    level = _LEVEL_OF_TIER[assessment.tier]
+    return Case(node, assessment, level, level, list(assessment.reasons))
 
 
 def _breaker(
@@ -225,8 +225,8 @@ def _stages(
     reasons: list[str] = []
     for group, listed in sorted(of_group.items()):
         needed = FIXED if group in config.stages.pinned else _needed(members[group], config, now)
-        stages[group], why = advance_stage(group, stages.get(group), listed, config.stages, now, needed)
-        reasons += why
+        stages[group], moved = advance_stage(group, stages.get(group), listed, config.stages, now, needed)
+        reasons += moved
     return dict(sorted(stages.items())), tuple(reasons)
 
 
@@ -276,8 +276,8 @@ def _republish(case: Case, config: PolicyConfig, now: datetime) -> bool:
         return False
     if published is None or published.tier != case.assessment.tier or ends < published.expires_at:
         return True
-    near = published.expires_at - now < config.renew
-    return ends > published.expires_at and (near or ends - published.expires_at >= config.renew)
+    is_near = published.expires_at - now < config.renew
+    return ends > published.expires_at and (is_near or ends - published.expires_at >= config.renew)
 
 
 def _remember(
@@ -291,8 +291,10 @@ def _remember(
         if case.node.readable:
             level = case.level
             given_back = level.hard and not case.target.hard
-            at = now if given_back or node_state.released_at == now else None
-            node_state = changed(node_state, maintenance=maintenance, seen=level, target=case.target, released_at=at)
+            instant = now if given_back or node_state.released_at == now else None
+            node_state = changed(
+                node_state, maintenance=maintenance, seen=level, target=case.target, released_at=instant
+            )
         else:  # its taints are unknown
             node_state = changed(node_state, maintenance=maintenance)
         request, decided_at = requested.get(case.node.name), assessment.reading.decided_at
@@ -303,10 +305,10 @@ def _remember(
         if TIERS.index(assessment.tier) > max(TIERS.index(node_state.alerted), TIERS.index("watch")):
             node_state = replace(node_state, alerted=assessment.tier)
             unit, by_rule = assessment.blamed
-            at = now if by_rule else node_state.tier.counted or now
+            instant = now if by_rule else node_state.tier.counted or now
             group, node = case.node.group_key, case.node.name
-            alerts.append(Alert(unit, group, assessment.tier, at, config.horizon, node, by_rule, case.held_out))
-        if node_state != _NOTHING:
+            alerts.append(Alert(unit, group, assessment.tier, instant, config.horizon, node, by_rule, case.held_out))
+        if node_state != _NEW_NODE:
             remembered[case.node.name] = node_state
     current_nodes = {case.node.name for case in cases}
     for name in state.nodes.keys() - current_nodes:

@@ -32,10 +32,10 @@ def openings(node: Ints, time: Ints, reach_ms: int | Ints) -> Bools:
     Returns: true for the first alert of a node, and for each later one more than ``reach_ms`` after the opening of the
     previous episode; shape (n,).
     """
-    opened = np.zeros(len(node), dtype=np.bool_)
-    reach = np.broadcast_to(np.asarray(reach_ms, dtype=np.int64), opened.shape)
+    is_opening = np.zeros(len(node), dtype=np.bool_)
+    reach = np.broadcast_to(np.asarray(reach_ms, dtype=np.int64), is_opening.shape)
     if not reach.any():
-        return ~opened
+        return ~is_opening
     place = np.unique(node, return_inverse=True)[1]
     start = int(time.min())
     width = int(time.max()) - start + int(reach.max()) + 1
@@ -44,11 +44,11 @@ def openings(node: Ints, time: Ints, reach_ms: int | Ints) -> Bools:
     key, place, reach = key[order], place[order], reach[order]
     starts = np.flatnonzero(np.diff(place, prepend=-1) != 0)
     while len(starts):  # iteration i finds the i-th episode of every node
-        opened[order[starts]] = True
-        later = np.searchsorted(key, key[starts] + reach[starts], side="right")
-        inside = later < len(key)
-        starts = later[inside][place[later[inside]] == place[starts[inside]]]
-    return opened
+        is_opening[order[starts]] = True
+        next_start = np.searchsorted(key, key[starts] + reach[starts], side="right")
+        in_range = next_start < len(key)
+        starts = next_start[in_range][place[next_start[in_range]] == place[starts[in_range]]]
+    return is_opening
 
 
 Verdict = Literal["right", "wrong", "inconclusive", "open"]
@@ -127,14 +127,14 @@ def evaluate_alert(
     unit stayed in service through the horizon, or passed a diagnostic and had no incident for a further horizon.
     ``inconclusive``: can no longer be decided. ``open``: not decided yet.
     """
-    seen = sorted((event for event in happenings if event.at <= now), key=lambda event: event.at)
+    known = sorted((event for event in happenings if event.at <= now), key=lambda event: event.at)
     end = alert.at + alert.horizon
-    after = [event for event in seen if event.at > alert.at]
+    after = [event for event in known if event.at > alert.at]
     for event in after:
         if event.kind in _FAILURES and event.at <= end:
-            when = f"{event.at:%Y-%m-%d %H:%M} UTC"
-            return AlertOutcome(alert, "right", f"{_FAILURES[event.kind]} followed at {when}")
-    if now >= end and not _out_of_service(seen, alert.at, end):
+            time_text = f"{event.at:%Y-%m-%d %H:%M} UTC"
+            return AlertOutcome(alert, "right", f"{_FAILURES[event.kind]} followed at {time_text}")
+    if now >= end and not _out_of_service(known, alert.at, end):
         return AlertOutcome(alert, "wrong", "the unit stayed in service through the horizon")
     for passed in (event for event in after if event.kind == "diagnostic_passed"):
         until = passed.at + alert.horizon
@@ -150,10 +150,10 @@ def evaluate_alert(
     return AlertOutcome(alert, "inconclusive", "it was out of service within the horizon, without a diagnostic")
 
 
-def _out_of_service(seen: list[Happening], start: datetime, end: datetime) -> bool:
+def _out_of_service(known: list[Happening], start: datetime, end: datetime) -> bool:
     """Return whether a unit was out of service at any time within a span."""
     out = False
-    for event in (event for event in seen if event.at <= end):
+    for event in (event for event in known if event.at <= end):
         if event.kind in ("drained", "left"):
             out = True
         elif event.kind != "returned":

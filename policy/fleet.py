@@ -272,8 +272,8 @@ _NOTICES_SHOWN = 20
 def notices_of(fleet: Sequence[NodeView]) -> list[str]:
     """Return the first notices of all nodes, including nodes without units."""
     notices = sorted(f"{node.name}: {node.notice}" for node in fleet if node.notice is not None)
-    more = len(notices) - _NOTICES_SHOWN
-    return [*notices[:_NOTICES_SHOWN], *([f"and {more} more nodes with a notice"] if more > 0 else [])]
+    further = len(notices) - _NOTICES_SHOWN
+    return [*notices[:_NOTICES_SHOWN], *([f"and {further} more nodes with a notice"] if further > 0 else [])]
 
 
 @dataclass(frozen=True, slots=True)

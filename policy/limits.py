@@ -53,18 +53,18 @@ class Case:
         tier = f"its tier is {self.assessment.tier}: {of_tier[0]}" if of_tier else f"its tier is {self.assessment.tier}"
         return (limits[-1], *limits[:-1], tier, *of_tier[1:], *explained)
 
-    def lower(self, level: Level, why: str) -> None:
+    def lower(self, level: Level, reason: str) -> None:
         """Cap the target at a level."""
         if self.target > level:
             self.target = level
-            self.reasons.append(why)
+            self.reasons.append(reason)
 
-    def keep(self, why: str, *, publish: bool) -> None:
+    def keep(self, reason: str, *, publish: bool) -> None:
         """Block new actions on the node, except publishing if ``publish`` is set."""
         marks = self.node.marks
-        self.lower(max(marks.level, Level.PUBLISH) if publish else marks.level, why)
+        self.lower(max(marks.level, Level.PUBLISH) if publish else marks.level, reason)
         if self.target is Level.AVOID and not marks.soft:  # a hard taint may not be replaced by a soft one either
-            self.lower(Level.PUBLISH if publish or marks.published is not None else Level.NONE, why)
+            self.lower(Level.PUBLISH if publish or marks.published is not None else Level.NONE, reason)
 
     @property
     def urgency(self) -> float:

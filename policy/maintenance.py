@@ -17,7 +17,7 @@ _SETTLE = timedelta(minutes=10)
 # Resolution of the remembered end of a maintenance that only the scheduler reports.
 
 _GAP = timedelta(hours=1)
-_KEPT = timedelta(days=7)
+_RETENTION = timedelta(days=7)
 # The longest validity of any evidence.
 
 LONGEST = timedelta(days=31)
@@ -54,22 +54,24 @@ class Period:
     end: datetime
 
 
-def maintained(node: NodeView, calendar: Sequence[MaintenanceWindow], seen: Period | None, now: datetime) -> NodeView:
+def maintained(
+    node: NodeView, calendar: Sequence[MaintenanceWindow], observed_period: Period | None, now: datetime
+) -> NodeView:
     """Return the node with its current maintenance, and without scores and facts from within any."""
-    if not calendar and not node.planned and seen is None and node.maintenance is None:
+    if not calendar and not node.planned and observed_period is None and node.maintenance is None:
         return node
     periods = [*node.planned, *((window.start, window.end) for window in calendar if window.concerns(node))]
     current = next((end for start, end in periods if start <= now < end), None)
     if node.maintenance is None and current is not None:
         node = replace(node, maintenance=f"maintenance until {current:%Y-%m-%d %H:%M} UTC")
-    known = observed(node, seen, now)
+    known = observed(node, observed_period, now)
     if known is not None:
         periods.append((known.start, known.end + _SETTLE))
     if not periods:
         return node
 
-    def within(when: datetime) -> bool:
-        return any(start <= when < end for start, end in periods)
+    def within(instant: datetime) -> bool:
+        return any(start <= instant < end for start, end in periods)
 
     units = tuple(
         replace(
@@ -82,15 +84,15 @@ def maintained(node: NodeView, calendar: Sequence[MaintenanceWindow], seen: Peri
     return replace(node, units=units)
 
 
-def observed(node: NodeView, seen: Period | None, now: datetime) -> Period | None:
+def observed(node: NodeView, period: Period | None, now: datetime) -> Period | None:
     """Update the remembered maintenance of a node after it was read."""
-    if seen is not None and seen.end > now:  # the clock went backwards
-        seen = None if seen.start > now else replace(seen, end=now)
+    if period is not None and period.end > now:  # the clock went backwards
+        period = None if period.start > now else replace(period, end=now)
     if node.maintenance is None:
-        return seen if seen is not None and now - seen.end < _KEPT else None
-    if seen is None or now - seen.end > _GAP:
+        return period if period is not None and now - period.end < _RETENTION else None
+    if period is None or now - period.end > _GAP:
         return Period(now, now)
-    return replace(seen, end=now) if now - seen.end >= _SETTLE else seen
+    return replace(period, end=now) if now - period.end >= _SETTLE else period
 
 
 def planned(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tuple[tuple[datetime, datetime], ...]]:
@@ -103,9 +105,9 @@ def planned(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tuple
     known.sort(key=lambda row: row["timestamp"])
     coded = [(row, row["timestamp"], (row["code"] or "").strip().lower()) for row in known]
     ends: defaultdict[Any, list[datetime]] = defaultdict(list)
-    for row, at, code in coded:
+    for row, time_ms, code in coded:
         if code == "end":
-            ends[row["node"], row["gpu"]].append(at)
+            ends[row["node"], row["gpu"]].append(time_ms)
     windows: defaultdict[str, set[tuple[datetime, datetime]]] = defaultdict(set)
     for row, start, code in coded:
         last = start + LONGEST
@@ -116,6 +118,6 @@ def planned(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tuple
                 end = parse_utc(code.upper())
             except ValueError:
                 end = start
-        if end > max(start, now - _KEPT):
+        if end > max(start, now - _RETENTION):
             windows[row["node"]].add((start, end))
     return {node: tuple(sorted(periods)) for node, periods in windows.items()}

@@ -41,11 +41,11 @@ def format_utc(value: datetime) -> str:
 def parse_utc(text: Any) -> datetime:
     """Parse an ISO 8601 time with a zone to UTC; raises ``ValueError`` if invalid or without a zone."""
     try:
-        when = datetime.fromisoformat(text)
-        utc = when.astimezone(UTC)
+        instant = datetime.fromisoformat(text)
+        utc = instant.astimezone(UTC)
     except (TypeError, OverflowError):
         raise ValueError(f"{text!r} is not a time") from None
-    if when.tzinfo is None:
+    if instant.tzinfo is None:
         raise ValueError(f"a time without a time zone, {text}")
     return utc
 

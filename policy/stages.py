@@ -99,22 +99,22 @@ class TrackRecord:
         )
 
 
-def record_of(outcomes: Iterable[AlertOutcome], least: str, confidence: float, now: datetime) -> TrackRecord:
+def record_of(outcomes: Iterable[AlertOutcome], min_tier: str, confidence: float, now: datetime) -> TrackRecord:
     """Count outcomes and bound the precision.
 
     An alert counts only after two horizons: true positives are known sooner than false positives (a drained unit that
     passes a diagnostic is observed for a further horizon), so a young record would be biased upward.
 
     ``outcomes``: those of hard rules are ignored. Alerts within one episode count as the alert that opened it.
-    ``least``: minimum tier of the alerts.
+    ``min_tier``: minimum tier of the alerts.
     """
     size: Counter[str] = Counter()
-    right: Counter[str] = Counter()
+    correct: Counter[str] = Counter()
     inconclusive = still_open = 0
     counted = [
         outcome
         for outcome in outcomes
-        if not outcome.alert.by_rule and TIERS.index(outcome.alert.tier) >= TIERS.index(least)
+        if not outcome.alert.by_rule and TIERS.index(outcome.alert.tier) >= TIERS.index(min_tier)
     ]
     for outcome in compress(counted, opens_episode([outcome.alert for outcome in counted])):
         alert = outcome.alert
@@ -124,12 +124,12 @@ def record_of(outcomes: Iterable[AlertOutcome], least: str, confidence: float, n
             inconclusive += 1
         else:
             size[alert.node] += 1
-            right[alert.node] += outcome.verdict == "right"
+            correct[alert.node] += outcome.verdict == "right"
     alerts = np.array(list(size.values()), dtype=np.int64)
-    hits = np.array([right[node] for node in size], dtype=np.int64)
+    hits = np.array([correct[node] for node in size], dtype=np.int64)
     bound = bound_of_sizes(alerts, hits, confidence)
-    wrong = bound_of_sizes(alerts, alerts - hits, confidence)
-    return TrackRecord(bound, 1 - wrong.lower, inconclusive, still_open)
+    miss_bound = bound_of_sizes(alerts, alerts - hits, confidence)
+    return TrackRecord(bound, 1 - miss_bound.lower, inconclusive, still_open)
 
 
 def advance_stage(
@@ -160,17 +160,19 @@ def advance_stage(
     if pinned is not None:
         return state, ()
     if STAGES.index(state.stage) > STAGES.index(config.ceiling):
-        why = f"group {group} moves down from {state.stage} to {config.ceiling}, the ceiling of the settings"
-        return StageState(config.ceiling, now), (why,)
+        reason = f"group {group} moves down from {state.stage} to {config.ceiling}, the ceiling of the settings"
+        return StageState(config.ceiling, now), (reason,)
     since = max(state.since, now - config.window)
     counted = [outcome for outcome in outcomes if outcome.alert.at >= since]
     position = STAGES.index(state.stage)
     if position > 0:
-        record, least = _record_for(state.stage, counted, config, now, needed)
-        if record.bound.alerts >= config.min_outcomes and record.upper < least:
+        record, min_precision = _record_for(state.stage, counted, config, now, needed)
+        if record.bound.alerts >= config.min_outcomes and record.upper < min_precision:
             down = STAGES[position - 1]
-            why = f"group {group} moves down from {state.stage} to {down}: {record.summary}, below {least:.1%}"
-            return StageState(down, now), (why,)
+            reason = (
+                f"group {group} moves down from {state.stage} to {down}: {record.summary}, below {min_precision:.1%}"
+            )
+            return StageState(down, now), (reason,)
     return (state, ()) if state.stage == config.ceiling else _promoted(group, state, counted, config, now, needed)
 
 
@@ -182,27 +184,29 @@ def _promoted(
     now: datetime,
     needed: Mapping[Stage, float],
 ) -> tuple[StageState, tuple[str, ...]]:
-    up = STAGES[STAGES.index(state.stage) + 1]
-    record, least = _record_for(up, counted, config, now, needed)
-    if record.bound.alerts < config.min_outcomes or not record.bound.lower > least:
+    upper = STAGES[STAGES.index(state.stage) + 1]
+    record, min_precision = _record_for(upper, counted, config, now, needed)
+    if record.bound.alerts < config.min_outcomes or not record.bound.lower > min_precision:
         return state, ()
     if now - state.since < config.min_time:
         since = f"{state.since:%Y-%m-%d}"
-        return state, (f"group {group} qualifies for {up}, but has been in {state.stage} only since {since}",)
+        return state, (f"group {group} qualifies for {upper}, but has been in {state.stage} only since {since}",)
     share, limit = record.inconclusive / (record.bound.alerts + record.inconclusive), config.max_inconclusive
     if share > limit:
-        why = f"group {group} qualifies for {up}, but {share:.0%} of its alerts are inconclusive, above {limit:.0%}"
-        return state, (why,)
-    why = f"group {group} moves up from {state.stage} to {up}: {record.summary}, above {least:.1%}"
-    return StageState(up, now), (why,)
+        reason = (
+            f"group {group} qualifies for {upper}, but {share:.0%} of its alerts are inconclusive, above {limit:.0%}"
+        )
+        return state, (reason,)
+    reason = f"group {group} moves up from {state.stage} to {upper}: {record.summary}, above {min_precision:.1%}"
+    return StageState(upper, now), (reason,)
 
 
 def _record_for(
     stage: Stage, outcomes: list[AlertOutcome], config: StagesConfig, now: datetime, needed: Mapping[Stage, float]
 ) -> tuple[TrackRecord, float]:
     tier, bar = ("high", config.hard) if stage == "hard" else ("elevated", config.soft)
-    least = needed[stage] if bar.min_precision is None else bar.min_precision
-    return record_of(outcomes, tier, config.confidence, now), least
+    min_precision = needed[stage] if bar.min_precision is None else bar.min_precision
+    return record_of(outcomes, tier, config.confidence, now), min_precision
 
 
 def held_out(node: str, episode: datetime, share: float) -> bool:

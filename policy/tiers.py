@@ -177,18 +177,18 @@ def node_risk(risks: Iterable[float | None]) -> float | None:
 def _derive(name: str, decisions: Sequence[Mapping[str, Any]] | None, why_none: str) -> tuple[float | None, str]:
     if decisions is None:
         return None, f"none: {why_none}" if why_none else "none: the bundle has no decisions"
-    wanted = PROMISED.get(name)
-    kind, asked = ("budget", "budget") if wanted is None else ("precision", f"precision of {wanted:.0%}")
+    target = PROMISED.get(name)
+    kind, description = ("budget", "budget") if target is None else ("precision", f"precision of {target:.0%}")
     for decision in decisions:
-        if decision["kind"] != kind or (wanted is not None and not math.isclose(decision["asked"], wanted)):
+        if decision["kind"] != kind or (target is not None and not math.isclose(decision["asked"], target)):
             continue
-        if wanted is None:
+        if target is None:
             source = f"the budget of {decision['asked']:g} alerts per decision time"
             refusal = f"{source} gives no threshold"
         else:
-            source, refusal = f"a promised {asked}", f"a {asked} is not promised"
+            source, refusal = f"a promised {description}", f"a {description} is not promised"
         value = decision["threshold"]
         if not decision["promised"] or value is None or not 0 < value <= 1:
             return None, f"none: {refusal} ({decision.get('why') or 'no evidence'})"
         return float(value), source
-    return None, f"none: the backtest did not evaluate a {asked}"
+    return None, f"none: the backtest did not evaluate a {description}"

@@ -162,10 +162,10 @@ CHAMPION: Final = "champion"
 """Model argument that selects the registry's champion instead of a folder."""
 
 
-def copy_champion(copy: ChampionCopy, registry: str, name: str, *, again: bool = False) -> bool:
+def copy_champion(copy: ChampionCopy, registry: str, name: str, *, force: bool = False) -> bool:
     """Update the copy if the champion has changed, and return whether it was updated.
 
-    ``again``: fetch even if unchanged, so that a restart repairs a corrupted copy.
+    ``force``: fetch even if unchanged, so that a restart repairs a corrupted copy.
     Raises ``TooEarlyError`` if there is no champion yet, ``InputError`` if the registry is unreachable or its bundle is
     not the registered one.
     """
@@ -184,7 +184,7 @@ def copy_champion(copy: ChampionCopy, registry: str, name: str, *, again: bool =
             "`predrain retrain` makes the first one; or give the folder of a bundle.",
         )
     version = version_at(registry, name, number)
-    if (copy.version(), manifest_digest(copy.bundle)) == (number, version.digest) and not again:
+    if (copy.version(), manifest_digest(copy.bundle)) == (number, version.digest) and not force:
         return False
     with tempfile.TemporaryDirectory(prefix="predrain-champion-") as folder:
         copy.take(fetch_bundle(registry, name, version, Path(folder)), number)
@@ -251,7 +251,7 @@ class ChampionBundle(ChampionCopy):
         """Poll the registry once; a failure is stored in ``error``, and logged once."""
         error = None
         try:
-            if copy_champion(self, self._registry, self._name, again=not self._is_fetched):
+            if copy_champion(self, self._registry, self._name, force=not self._is_fetched):
                 _LOG.info("version %s is champion", self.version())
             self._is_fetched = True
         except Exception as fault:  # may be transient: a registry restart, a full disk
@@ -262,7 +262,7 @@ class ChampionBundle(ChampionCopy):
 
 
 _RETRY_POLLS = 10
-_NEVER = object()
+_NO_STAMP = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ class ModelHolder:
         self.refusals = 0
         self._source = FolderBundle(source) if isinstance(source, Path) else source
         self._poller = Poller("model", self.refresh, poll_s)
-        self._seen: object = _NEVER
+        self._last_stamp: object = _NO_STAMP
         self._polls_to_retry = 0
 
     def start(self) -> None:
@@ -350,9 +350,9 @@ class ModelHolder:
         assert self._source is not None
         stamp = self._source.stamp()
         self._polls_to_retry -= 1
-        if stamp == self._seen and (self.refused is None or self._polls_to_retry > 0):
+        if stamp == self._last_stamp and (self.refused is None or self._polls_to_retry > 0):
             return False
-        self._seen, self._polls_to_retry = stamp, _RETRY_POLLS
+        self._last_stamp, self._polls_to_retry = stamp, _RETRY_POLLS
         try:
             new = self._source.resolve()
             current = self.model
@@ -379,13 +379,13 @@ class ModelHolder:
         _LOG.info("loaded model %s (%s)", model.bundle.digest[:12], model.bundle.profile)
         return True
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, reason: str) -> None:
         self.refusals += 1
         reported = self.refused
         if self.model is None:
-            self.why_not_loaded = self.refused = f"the model cannot be served: {why}"
+            self.why_not_loaded = self.refused = f"the model cannot be served: {reason}"
         else:
-            self.refused = f"model {self.model.bundle.digest[:12]} stays in use: a newer one cannot be served: {why}"
+            self.refused = f"model {self.model.bundle.digest[:12]} stays in use: a newer one cannot be served: {reason}"
         if self.refused != reported:
             _LOG.error("%s", self.refused)
 

@@ -36,11 +36,11 @@ EXTENDER_HOST: Final = "127.0.0.1"
 class _Loop(asyncio.SelectorEventLoop):
     """An event loop with a timeout for TLS handshakes; connections are counted only after theirs."""
 
-    async def create_server(self, *given: Any, **more: Any) -> asyncio.Server:
+    async def create_server(self, *args: Any, **options: Any) -> asyncio.Server:
         """Listen, with the handshake timeout for TLS."""
-        if more.get("ssl") is not None:
-            more.setdefault("ssl_handshake_timeout", _HANDSHAKE_S)
-        return await super().create_server(*given, **more)
+        if options.get("ssl") is not None:
+            options.setdefault("ssl_handshake_timeout", _HANDSHAKE_S)
+        return await super().create_server(*args, **options)
 
 
 def serve(
@@ -118,7 +118,7 @@ class Tls:
     def __init__(self, certificate: Path, key: Path, poll_s: float = _POLL_S) -> None:
         self._certificate, self._key = certificate, key
         self._poll_s = poll_s
-        self._seen = self._stamps()
+        self._last_stamps = self._stamps()
         self.context = _context(certificate, key)
 
     def refresh(self) -> bool:
@@ -127,7 +127,7 @@ class Tls:
         Returns: whether new connections use another certificate. Open ones keep theirs.
         """
         stamps = self._stamps()
-        if stamps == self._seen:
+        if stamps == self._last_stamps:
             return False
         try:
             _context(self._certificate, self._key)  # a mismatched pair must not reach the context in use
@@ -137,7 +137,7 @@ class Tls:
             _LOG.warning("the new certificate is invalid, and the previous one stays in use: %s", error)
             return False
         finally:
-            self._seen = stamps
+            self._last_stamps = stamps
         _LOG.info("the certificate was reloaded")
         return True
 

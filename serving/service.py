@@ -174,8 +174,8 @@ class Service:
 
     def _health(self) -> dict[str, Any]:
         model = self.holder.model
-        about = None if model is None else model.about()
-        return {"reasons": self.why_not_ready(), "warnings": self._warnings(), "model": about}
+        facts = None if model is None else model.about()
+        return {"reasons": self.why_not_ready(), "warnings": self._warnings(), "model": facts}
 
     async def _healthz(self) -> Response:
         return PlainTextResponse("ok\n")

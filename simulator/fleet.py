@@ -110,11 +110,11 @@ def _node(parameters: Parameters, clock: SimulatedTime, seed: int, index: int, s
     rng = generator(seed, index, Purpose.TRAITS)
     low, high = fleet.age_days
     age = low + (high - low) * scattered(rack, seed, 2) + float(rng.uniform(0.0, 10.0))
-    late, arrival = float(rng.random()), float(rng.uniform(0.05, 0.7))
+    arrives_late, arrival = float(rng.random()), float(rng.uniform(0.05, 0.7))
     if mixed_delivery:
         age = float(rng.uniform(*fleet.bad_age_days))
     installed = clock.start - round(age * DAY)
-    if not mixed_delivery and late < fleet.late_share:
+    if not mixed_delivery and arrives_late < fleet.late_share:
         installed = clock.at_share(arrival)
     shares = np.cumsum([model.share for model in fleet.models])
     bad = (rng.random(parameters.fleet.gpus_per_node) < mixed.bad_slots) & mixed_delivery
@@ -171,10 +171,10 @@ def _plan(parameters: Parameters, clock: SimulatedTime, seed: int, index: int, s
             time = int(rng.integers(clock.start, clock.end))
             rows.append((slot, time, time + int(rng.uniform(0.5, 6.0) * HOUR)))
     replaced = clock.start + int(rng.exponential(365.25 / fleet.node_replaced_rate) * DAY)
-    back = replaced + int(rng.uniform(0.5, 3.0) * DAY)
+    reinstalled = replaced + int(rng.uniform(0.5, 3.0) * DAY)
     leaves = clock.start + int(rng.exponential(365.25 / fleet.node_leaves_rate) * DAY)
     if replaced < clock.end:
-        rows += [(slot, replaced, back) for slot in range(slots)]
+        rows += [(slot, replaced, reinstalled) for slot in range(slots)]
     if leaves < clock.end:
         rows = [row for row in rows if row[1] < leaves] + [(slot, leaves, NEVER) for slot in range(slots)]
     return np.asarray(sorted(rows), dtype=np.int64).reshape(-1, 3)

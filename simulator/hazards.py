@@ -116,12 +116,12 @@ def build_chain(parameters: Parameters, *, acceleration: float, detects: bool) -
             if share <= 0:
                 continue
             ends_badly += share if fails > 0 else 0.0
-            rate, into = 1.0 / mean_h, [entry * share / (fails if fails > 0 else _LOOKALIKE) for entry in first]
+            rate, branching = 1.0 / mean_h, [entry * share / (fails if fails > 0 else _LOOKALIKE) for entry in first]
             if phase != Phase.MILD:
-                states.append((phase, owner, into, 0.0, rate * (1 - fails), rate * fails))
+                states.append((phase, owner, branching, 0.0, rate * (1 - fails), rate * fails))
                 continue
             goes_on = hazards.mild_advances
-            states.append((phase, owner, into, rate * goes_on, rate * (1 - goes_on), 0.0))
+            states.append((phase, owner, branching, rate * goes_on, rate * (1 - goes_on), 0.0))
             count = hazards.advanced_phases
             rate, goes_on = count / hazards.advanced_mean_h, hazards.advanced_fails ** (1.0 / count)
             leave = rate * goes_on, rate * (1 - goes_on)
@@ -170,10 +170,10 @@ def age_table(mixed: HeterogeneityParameters) -> FloatArray:
     )
 
 
-def epidemic_by_day(parameters: Parameters, clock: SimulatedTime, *, on: bool) -> FloatArray:
+def epidemic_by_day(parameters: Parameters, clock: SimulatedTime, *, enabled: bool) -> FloatArray:
     """Return the bad batch's hazard multiplier per day from the clock's origin; -1: Weibull hazard instead."""
     total = clock.days + clock.warm_up_days + 2
-    if not on:
+    if not enabled:
         return np.full(total, -1.0)
     curve = np.array(parameters.drift.epidemic_curve)
     share = (np.arange(total) - clock.warm_up_days) / clock.days

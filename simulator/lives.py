@@ -81,12 +81,12 @@ def lemon_periods(parameters: Parameters, clock: SimulatedTime, seed: int, node:
         return np.empty((0, 2), np.int64)
     rng = generator(seed, node, Purpose.LEMON)
     installation = mixed.lemon_mean_days * DAY
-    between = installation * (1 - mixed.lemon_share) / mixed.lemon_share
+    mean_gap = installation * (1 - mixed.lemon_share) / mixed.lemon_share
     periods = []
     time = float(clock.origin)
     lemon = bool(rng.random() < mixed.lemon_share)
     while time < clock.end:
-        end = time + float(rng.exponential(installation if lemon else between))
+        end = time + float(rng.exponential(installation if lemon else mean_gap))
         if lemon:
             periods.append((int(time), int(min(end, clock.end))))
         time, lemon = end, not lemon
@@ -239,29 +239,29 @@ def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; piece
             start = int(time)
             segments.append((slot, installation, begin, start, state, degraded, reset))
             exchanged = uniform(rng) < laws.replaced[kind]
-            back = int(time + repair_time(rng, laws.repairs)) + 1
-            comes_back, again = uniform(rng) < laws.recurrence[0], normal(rng)
-            leaves = planned if planned <= back and plan[next_plan, 2] == NEVER else float(NEVER)
+            returns = int(time + repair_time(rng, laws.repairs)) + 1
+            comes_back, recurrence_noise = uniform(rng) < laws.recurrence[0], normal(rng)
+            leaves = planned if planned <= returns and plan[next_plan, 2] == NEVER else float(NEVER)
             stays_there = leaves >= NEVER
             failures.append(
                 (
-                    slot, installation, start, int(kind), int(cause), int(is_lemon), back if stays_there else NEVER,
+                    slot, installation, start, int(kind), int(cause), int(is_lemon), returns if stays_there else NEVER,
                     int(exchanged and stays_there), degraded if state != 0 else -1,
                 )
             )  # fmt: skip
-            stop = int(min(float(back), leaves, float(end)))
+            stop = int(min(float(returns), leaves, float(end)))
             segments.append((slot, installation, start, stop, DOWN, start, -1))
-            gone = int(leaves) if leaves < end else (back if exchanged and back < end else NEVER)
-            if gone < NEVER or stop == end:
-                installations.append((slot, installation, installed, gone, int(bad)))
+            end_time = int(leaves) if leaves < end else (returns if exchanged and returns < end else NEVER)
+            if end_time < NEVER or stop == end:
+                installations.append((slot, installation, installed, end_time, int(bad)))
             if stop == end or leaves < end:
                 break
-            time, state, begin = float(back), 0, back
+            time, state, begin = float(returns), 0, returns
             recurs_at = float(NEVER)
             if exchanged:
-                installed, bad, installation, reset = back, False, installation + 1, -1
+                installed, bad, installation, reset = returns, False, installation + 1, -1
             else:
-                reset, recurs_as = back, kind
+                reset, recurs_as = returns, kind
                 if comes_back:
-                    recurs_at = time + max(1.0, math.exp(laws.recurrence[1] + laws.recurrence[2] * again))
+                    recurs_at = time + max(1.0, math.exp(laws.recurrence[1] + laws.recurrence[2] * recurrence_noise))
     return segments, failures, installations

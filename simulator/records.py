@@ -91,8 +91,8 @@ class _Writer:
         known: int | None = None,
         detail: str | None = None,
     ) -> None:
-        at = time + KERNEL_DELAY if known is None else max(known, time)
-        self.out.events.append(SimulatedEvent(time, *device, kind, code, detail, source, at))
+        known_at = time + KERNEL_DELAY if known is None else max(known, time)
+        self.out.events.append(SimulatedEvent(time, *device, kind, code, detail, source, known_at))
 
     def xid(self, time: int, device: tuple[int, int], code: int) -> None:
         self.add(time, device, "xid", str(code))
@@ -112,9 +112,9 @@ class _Writer:
         for row in self.lives.failures:
             slot, installation, start, kind, cause, _, repaired, replaced, _ = (int(value) for value in row)
             device = (slot, installation)
-            late = int(self.rng.uniform(0.0, self.noise.onset_late_s) * 1000)
+            delay_ms = int(self.rng.uniform(0.0, self.noise.onset_late_s) * 1000)
             code_dice, lost_dice, misdated, shift, entry, drain_after, job_dice = self.rng.random(7)
-            logged = min(start + late, repaired - 2 * MINUTE)
+            logged = min(start + delay_ms, repaired - 2 * MINUTE)
             mechanism = self.parameters.hazards.mechanisms[max(kind, 0)]
             checked = cause == FailureCause.HEALTH_CHECK or kind < 0
             lost = mechanism.name == "bus" and lost_dice < self.noise.lost_without_xid
@@ -135,17 +135,17 @@ class _Writer:
                 logged = dated
             self.out.logged.append(logged)
             self.out.with_xid.append(has_xid)
-            drained = min(start + late + int((2.0 + 38.0 * drain_after) * MINUTE), repaired - MINUTE)
+            drained = min(start + delay_ms + int((2.0 + 38.0 * drain_after) * MINUTE), repaired - MINUTE)
             self.add(drained, device, "drain", "unhealthy", source="scheduler")
-            gone = mechanism.name == "bus" and not checked
-            self.out.lingers.append(start if gone else drained)
+            is_lost = mechanism.name == "bus" and not checked
+            self.out.lingers.append(start if is_lost else drained)
             if job_dice < self.noise.consequence_share:
                 for other in range(self.node.slots):
                     peer = None if other == slot else self.device_at(other, start)
                     if peer is not None:
-                        self.xid(start + late + int(self.rng.uniform(0.0, 60.0) * 1000), peer, 45)
+                        self.xid(start + delay_ms + int(self.rng.uniform(0.0, 60.0) * 1000), peer, 45)
             if repaired < NEVER:
-                self.repaired(device, start + late, repaired, exchanged=bool(replaced))
+                self.repaired(device, start + delay_ms, repaired, exchanged=bool(replaced))
 
     def repaired(self, device: tuple[int, int], logged: int, repaired: int, *, exchanged: bool) -> None:
         """Write the end of a repair: a ticket, a passed diagnostic of the current GPU, and its return to service."""
@@ -187,16 +187,16 @@ class _Writer:
     def applications(self) -> None:
         """Write XIDs caused by applications, on the whole node within a minute or on one GPU."""
         noise, rate = self.noise, self.noise.app_xid_rate * self.span_years
-        together = int(self.rng.poisson(rate * noise.app_xid_node_share))
-        for time in np.sort(self.rng.integers(self.clock.start, self.clock.end, together)):
+        node_wide = int(self.rng.poisson(rate * noise.app_xid_node_share))
+        for time in np.sort(self.rng.integers(self.clock.start, self.clock.end, node_wide)):
             code = self.pick(noise.app_xids)
             self.out.app_errors.append(int(time))
             for slot in range(self.node.slots):
                 device = self.device_at(slot, int(time))
                 if device is not None:
                     self.xid(int(time) + int(self.rng.uniform(0.0, 50.0) * 1000), device, code)
-        alone = int(self.rng.poisson(rate * (1.0 - noise.app_xid_node_share) * self.node.slots))
-        for time in self.rng.integers(self.clock.start, self.clock.end, alone):
+        single = int(self.rng.poisson(rate * (1.0 - noise.app_xid_node_share) * self.node.slots))
+        for time in self.rng.integers(self.clock.start, self.clock.end, single):
             device = self.device_at(int(self.rng.integers(0, self.node.slots)), int(time))
             code = self.pick(noise.app_xids)
             if device is not None:
@@ -259,10 +259,10 @@ class _Writer:
         noise = self.noise
         episodes = self.times(per_year * self.rate * (1.0 - noise.nvlink_recurs))
         for slot, time in list(episodes):
-            again = time
+            next_time = time
             while self.rng.random() < noise.nvlink_recurs:
-                again += DAY + int(self.rng.exponential(noise.nvlink_recurrence_days) * DAY)
-                episodes.append((slot, again))
+                next_time += DAY + int(self.rng.exponential(noise.nvlink_recurrence_days) * DAY)
+                episodes.append((slot, next_time))
         episodes += self.in_state(strong, ("nvlink",), noise.nvlink_episodes_per_day)
         episodes += self.in_state(weak, ("nvlink",), 0.5 * noise.nvlink_episodes_per_day)
         for slot, time in list(episodes):

@@ -42,37 +42,37 @@ def segments_at(segments: Int64Array, slot: Int64Array, time: Int64Array, origin
     width = 1 << 44
     keys = segments[:, 0] * width + (segments[:, 2] - origin)
     row = np.searchsorted(keys, slot * width + (time - origin), side="right") - 1
-    at = np.maximum(row, 0)
+    index = np.maximum(row, 0)
     if not len(segments):
         return np.full(len(slot), -1)
-    inside = (row >= 0) & (segments[at, 0] == slot) & (time < segments[at, 3])
-    return np.where(inside, row, -1)
+    is_alive = (row >= 0) & (segments[index, 0] == slot) & (time < segments[index, 3])
+    return np.where(is_alive, row, -1)
 
 
 def hidden_rows(
-    nodes: list[SimulatedNode], lives: list[Lives], laws: Laws, clock: SimulatedTime, *, every: int
+    nodes: list[SimulatedNode], lives: list[Lives], laws: Laws, clock: SimulatedTime, *, interval: int
 ) -> HiddenRows:
-    """Return the hidden states of all GPUs at every ``every`` ms of the simulated time."""
-    times = np.arange(clock.start, clock.end, every, dtype=np.int64)
+    """Return the hidden states of all GPUs at every ``interval`` ms of the simulated time."""
+    times = np.arange(clock.start, clock.end, interval, dtype=np.int64)
     columns: list[list[Int64Array]] = [[] for _ in range(10)]
     for node, life in zip(nodes, lives, strict=True):
         slot = np.repeat(np.arange(node.slots, dtype=np.int64), len(times))
         time = np.tile(times, node.slots)
         row = segments_at(life.segments, slot, time, clock.origin)
-        up = row >= 0
-        up[up] = life.segments[row[up], 4] != DOWN
-        slot, time, row = slot[up], time[up], row[up]
+        is_up = row >= 0
+        is_up[is_up] = life.segments[row[is_up], 4] != DOWN
+        slot, time, row = slot[is_up], time[is_up], row[is_up]
         segments = life.segments[row]
         installation_rows = {
             (int(installation[0]), int(installation[1])): number
             for number, installation in enumerate(life.installations)
         }
         pairs, inverse = np.unique(segments[:, :2], axis=0, return_inverse=True)
-        which = np.array([installation_rows[(int(a), int(b))] for a, b in pairs], np.int64)[inverse.reshape(-1)]
+        index = np.array([installation_rows[(int(a), int(b))] for a, b in pairs], np.int64)[inverse.reshape(-1)]
         lemon = np.zeros(len(time), np.int64)
         for begin, end in life.lemon:
             lemon |= (time >= begin) & (time < end)
-        installed, bad = life.installations[which, 2], life.installations[which, 4]
+        installed, bad = life.installations[index, 2], life.installations[index, 4]
         today, tomorrow = _multipliers(
             time, installed, bad, node.position_factor, clock.origin, laws.epidemic, laws.ages
         )
@@ -99,9 +99,11 @@ def _multipliers(
     tomorrow = np.empty(len(time), np.int64)
     for row in range(len(time)):
         day = (time[row] - origin) // DAY
-        at = origin + day * DAY
-        today[row] = multiplier_index(at, installed[row], bad[row] != 0, position, epidemic[day], ages)
-        tomorrow[row] = multiplier_index(at + DAY, installed[row], bad[row] != 0, position, epidemic[day + 1], ages)
+        day_start = origin + day * DAY
+        today[row] = multiplier_index(day_start, installed[row], bad[row] != 0, position, epidemic[day], ages)
+        tomorrow[row] = multiplier_index(
+            day_start + DAY, installed[row], bad[row] != 0, position, epidemic[day + 1], ages
+        )
     return today, tomorrow
 
 
@@ -114,7 +116,7 @@ def generator_matrix(laws: Laws, parameters: Parameters, *, model: int, regime: 
     fails = np.zeros(n)
     leaves = 1.0 / (mixed.lemon_mean_days * 24.0)
     enters = leaves * mixed.lemon_share / (1.0 - mixed.lemon_share)
-    every = np.arange(n)
+    states = np.arange(n)
     for lemon, factor in enumerate((1.0, laws.lemon_factor)):
         block = matrix[lemon * n : (lemon + 1) * n, lemon * n : (lemon + 1) * n]
         strength = math.exp(LOG_GRID * multiplier) * factor
@@ -126,8 +128,8 @@ def generator_matrix(laws: Laws, parameters: Parameters, *, model: int, regime: 
             block[lump[state], 0] = chain.heal[state]
             fails[lump[state]] = chain.fail[regime, state]
         switch = leaves if lemon else enters
-        block[every, every] -= block.sum(axis=1) + strength * chain.direct[model].sum() + fails + switch
-        matrix[lemon * n + every, (1 - lemon) * n + every] += switch
+        block[states, states] -= block.sum(axis=1) + strength * chain.direct[model].sum() + fails + switch
+        matrix[lemon * n + states, (1 - lemon) * n + states] += switch
     return matrix
 
 
@@ -161,9 +163,9 @@ def true_risk(rows: HiddenRows, laws: Laws, parameters: Parameters, clock: Simul
     def powers(model: int, regime: int, multiplier: int, duration: int) -> FloatArray:
         unit = 6 * HOUR
         if duration > unit:
-            whole, rest = divmod(duration, unit)
-            matrix = np.linalg.matrix_power(powers(model, regime, multiplier, unit), whole)
-            return matrix @ powers(model, regime, multiplier, rest) if rest else matrix
+            times, remainder = divmod(duration, unit)
+            matrix = np.linalg.matrix_power(powers(model, regime, multiplier, unit), times)
+            return matrix @ powers(model, regime, multiplier, remainder) if remainder else matrix
         rates = generator_matrix(laws, parameters, model=model, regime=regime, multiplier=multiplier)
         return expm(rates * (duration / HOUR))
 
@@ -171,16 +173,18 @@ def true_risk(rows: HiddenRows, laws: Laws, parameters: Parameters, clock: Simul
     n = int(lump.max()) + 1
     to_gap = np.empty((len(groups), 2 * n))
     to_end = np.empty((len(groups), 2 * n))
-    for number, (model, now, today, then, tomorrow, offset) in enumerate(groups.tolist()):
-        rest = DAY - offset
-        to_gap[number] = powers(model, now, today, min(gap, rest)).sum(axis=1)
-        if gap > rest:
-            to_gap[number] = powers(model, now, today, rest) @ powers(model, then, tomorrow, gap - rest).sum(axis=1)
-        if gap + horizon <= rest:
+    for number, (model, now, today, later, tomorrow, offset) in enumerate(groups.tolist()):
+        day_left = DAY - offset
+        to_gap[number] = powers(model, now, today, min(gap, day_left)).sum(axis=1)
+        if gap > day_left:
+            to_gap[number] = powers(model, now, today, day_left) @ powers(model, later, tomorrow, gap - day_left).sum(
+                axis=1
+            )
+        if gap + horizon <= day_left:
             to_end[number] = powers(model, now, today, gap + horizon).sum(axis=1)
         else:
-            late = powers(model, then, tomorrow, gap + horizon - rest).sum(axis=1)
-            to_end[number] = powers(model, now, today, rest) @ late
+            next_day = powers(model, later, tomorrow, gap + horizon - day_left).sum(axis=1)
+            to_end[number] = powers(model, now, today, day_left) @ next_day
     index = rows.lemon * n + lump[rows.state]
     alive_gap, alive_end = to_gap[inverse, index], to_end[inverse, index]
     age = (rows.time - rows.reset).astype(np.float64)

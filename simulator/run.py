@@ -43,7 +43,7 @@ def run_fleet(scenario: Scenario, clock: SimulatedTime, *, gpus: int, seed: int,
     parameters = scenario.parameters
     detects = "health_check" in scenario.drifts
     chain = build_chain(parameters, acceleration=acceleration, detects=detects)
-    epidemic = epidemic_by_day(parameters, clock, on="epidemic" in scenario.drifts)
+    epidemic = epidemic_by_day(parameters, clock, enabled="epidemic" in scenario.drifts)
     laws = make_laws(parameters, chain, epidemic, clock, detects=detects)
     nodes = build_fleet(parameters, clock, gpus=gpus, seed=seed)
     lives = [live(node, parameters, clock, laws, seed=seed) for node in nodes]
@@ -79,8 +79,8 @@ def outages(node: SimulatedNode, life: Lives, clock: SimulatedTime) -> NDArray[n
             (life.installations[:, 0] == slot) & (life.installations[:, 1] == installation + 1)
         ]
         if removed < NEVER:
-            back = int(following[0, 2]) if len(following) else clock.end
-            rows.append((removed, max(back, removed + 1), OUTCOMES.index("drained")))
+            returns = int(following[0, 2]) if len(following) else clock.end
+            rows.append((removed, max(returns, removed + 1), OUTCOMES.index("drained")))
     return np.array(rows, np.int64).reshape(-1, 3)
 
 
@@ -109,7 +109,7 @@ def node_devices(simulation: Simulation, number: int) -> list[Device]:
         if first == last:
             continue
         is_device = (segments[:, 0] == slot) & (segments[:, 1] == installation)
-        mine = (counter_events[:, 0] == slot) & (counter_events[:, 1] == installation)
+        of_device = (counter_events[:, 0] == slot) & (counter_events[:, 1] == installation)
         devices.append(
             Device(
                 name=gpu_name(simulation.seed, node.index, slot, installation),
@@ -120,7 +120,7 @@ def node_devices(simulation: Simulation, number: int) -> list[Device]:
                 first=first,
                 last=last,
                 segments=np.ascontiguousarray(segments[is_device]),
-                counter_events=np.ascontiguousarray(counter_events[mine][:, 2:]),
+                counter_events=np.ascontiguousarray(counter_events[of_device][:, 2:]),
                 reloads=reloads[reloads >= max(installed, clock.start)],
                 inflated_from=inflated,
                 inflation=simulation.inflation,

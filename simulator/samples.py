@@ -357,8 +357,8 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
         reason = _IDLE
         if use > 0.0:
             reason = np.uint64(0)
-            over = max(0.0, temperature - _SLOWDOWN_C) * 0.03
-            cut = min(0.6, loss + over)
+            slowdown = max(0.0, temperature - _SLOWDOWN_C) * 0.03
+            cut = min(0.6, loss + slowdown)
             clock = clock_mhz * (0.97 - 0.03 * use + 0.004 * n5) * (1.0 - cut)
             if power > 0.95 * tdp_w:
                 reason |= _POWER_CAP
@@ -378,8 +378,8 @@ def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splittin
         gauges[3, row] = np.float32(np.floor(highest * 2.0 + 0.5) * 0.5)
         gauges[4, row] = np.float32(np.floor(clock / 7.5 + 0.5) * 7.5)
         gauges[5, row] = np.float32(np.floor(min(100.0, 100.0 * use) * 2.0 + 0.5) * 0.5)
-        moved = use * (0.5 if kind == 1 else 0.3) * (1.0 + 0.04 * n6)
-        gauges[6, row] = np.float32(np.floor(min(100.0, max(0.0, 100.0 * moved)) * 2.0 + 0.5) * 0.5)
+        traffic = use * (0.5 if kind == 1 else 0.3) * (1.0 + 0.04 * n6)
+        gauges[6, row] = np.float32(np.floor(min(100.0, max(0.0, 100.0 * traffic)) * 2.0 + 0.5) * 0.5)
         used = memory_mib * series.memory[index] * (1.0 + 0.003 * n8) if kind > 0 else 520.0
         gauges[7, row] = np.float32(np.floor(min(memory_mib, used) / 16.0 + 0.5) * 16.0)
         active = use * (0.86 if kind == 1 else 0.55) * (1.0 - 0.3 * loss) * (1.0 + 0.01 * n7)

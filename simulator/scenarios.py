@@ -30,7 +30,7 @@ def _without_precursors() -> Parameters:
     """All failures are direct and memoryless; degradations still occur and always heal."""
     base = Parameters()
     hazards = replace(base.hazards, weak_fails=0.0, advanced_fails=0.0, structural_fails=0.0, recurs=0.0)
-    even = replace(
+    flat = replace(
         base.heterogeneity,
         lemon_share=0.0,
         bad_share=0.0,
@@ -38,7 +38,7 @@ def _without_precursors() -> Parameters:
         stressed_share=0.0,
         position_factors=(1.0, 1.0, 1.0),
     )
-    return replace(base, hazards=hazards, heterogeneity=even)
+    return replace(base, hazards=hazards, heterogeneity=flat)
 
 
 def _announced() -> Parameters:
@@ -177,9 +177,9 @@ def draw_fleet(seed: int, number: int) -> DrawnFleet:
     for section, ((low, high), names) in FACTORS.items():
         values = getattr(base, section)
         factors = np.exp(dice.uniform(np.log(low), np.log(high), size=len(names))).tolist()
-        drawn = {name: getattr(values, name) * factor for name, factor in zip(names, factors, strict=True)}
-        drawn |= {name: float(dice.uniform(*bounds)) for name, bounds in VALUES.get(section, {}).items()}
-        changed[section] = replace(values, **drawn)
+        values_drawn = {name: getattr(values, name) * factor for name, factor in zip(names, factors, strict=True)}
+        values_drawn |= {name: float(dice.uniform(*bounds)) for name, bounds in VALUES.get(section, {}).items()}
+        changed[section] = replace(values, **values_drawn)
     low, high = VALUES["fleet"]["mechanism"]
     mechanisms = tuple(
         _mechanism(mechanism, float(dice.uniform(low, high)), fleet["silent"], fleet["strong"])

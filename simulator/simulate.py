@@ -82,8 +82,8 @@ def events_frame(simulation: Simulation) -> pd.DataFrame:
     for node, records in zip(simulation.nodes, simulation.records, strict=True):
         for event in records.events:
             gpu = None if event.slot < 0 else gpu_name(simulation.seed, node.index, event.slot, event.installation)
-            rest = (event.type, event.code, event.detail, event.source, event.known)
-            rows.append((event.time, node.name, gpu, *rest))
+            fields = (event.type, event.code, event.detail, event.source, event.known)
+            rows.append((event.time, node.name, gpu, *fields))
     return with_instants(pd.DataFrame(rows, columns=EVENTS.names), "timestamp", "known_at")
 
 
@@ -151,12 +151,12 @@ def failures_frame(simulation: Simulation) -> pd.DataFrame:
                 failure_class, mechanism = mechanisms[kind].failure_class, mechanisms[kind].name
             announced = cause not in (FailureCause.DIRECT, FailureCause.RECURRENCE)
             gpu = gpu_name(simulation.seed, node.index, slot, installation)
-            back = repaired if repaired < min(NEVER, clock.end) else None
+            returned = repaired if repaired < min(NEVER, clock.end) else None
             rows.append(
                 (
                     gpu, node.name, str(slot), start, record.logged[number], failure_class, mechanism,
                     FailureCause(cause).name.lower(), PRECURSOR[cause], announced,
-                    onset if onset >= 0 and announced else None, bool(lemon), record.with_xid[number], back,
+                    onset if onset >= 0 and announced else None, bool(lemon), record.with_xid[number], returned,
                     bool(replaced),
                 )
             )  # fmt: skip
@@ -164,7 +164,7 @@ def failures_frame(simulation: Simulation) -> pd.DataFrame:
     return with_instants(frame, "start", "logged", "degraded_at", "repaired")
 
 
-def write_truth(folder: Path, simulation: Simulation, failures: pd.DataFrame, about: dict[str, Any]) -> None:
+def write_truth(folder: Path, simulation: Simulation, failures: pd.DataFrame, metadata: dict[str, Any]) -> None:
     """Write risk.parquet, failures.parquet and truth.json into an existing folder."""
     rows = 0
     with pq.ParquetWriter(folder / "risk.parquet", RISK, compression="zstd", compression_level=3) as writer:
@@ -174,7 +174,7 @@ def write_truth(folder: Path, simulation: Simulation, failures: pd.DataFrame, ab
             writer.write_table(part)
     pq.write_table(conform(failures, FAILURES), folder / "failures.parquet", compression="zstd")
     content = {
-        **about,
+        **metadata,
         "risk_rows": rows,
         "failures": len(failures),
         "by_class": counted(failures["failure_class"]),
@@ -189,7 +189,7 @@ def risk_table(simulation: Simulation, some: slice) -> pa.Table:
     """Return the true risks of a slice of the nodes, with schema :data:`RISK`, sorted by (timestamp, node, gpu)."""
     parameters, laws, clock = simulation.parameters, simulation.laws, simulation.clock
     nodes, lives = simulation.nodes[some], simulation.lives[some]
-    rows = hidden_rows(nodes, lives, laws, clock, every=parameters.risk_every_h * HOUR)
+    rows = hidden_rows(nodes, lives, laws, clock, interval=parameters.risk_every_h * HOUR)
     risk = true_risk(rows, laws, parameters, clock)
     devices, code = np.unique(rows.node << 32 | rows.slot << 24 | rows.installation, return_inverse=True)
     names = [gpu_name(simulation.seed, key >> 32, key >> 24 & 255, key & 0xFFFFFF) for key in devices.tolist()]
@@ -247,7 +247,7 @@ def simulate(
     _check_places(out, truth)
     simulation = run_fleet(chosen, clock, gpus=gpus, seed=seed, acceleration=acceleration)
     failures = failures_frame(simulation)
-    about = {
+    metadata = {
         "kind": "simulated",
         "scenario": scenario if isinstance(scenario, str) else "own",
         "seed": seed,
@@ -262,7 +262,7 @@ def simulate(
     # scenario (truth.json) distinguish from the new dataset's.
     with FolderSwap(truth) as swap:
         with disk_errors(truth):
-            write_truth(swap.path, simulation, failures, about)
+            write_truth(swap.path, simulation, failures, metadata)
         buckets = max(_LEAST_BUCKETS, -(-gpus * clock.steps // _ROWS_PER_BUCKET))  # each must fit in memory
         runs = choose_runs(gpus * (timedelta(days=1) / step) / buckets, days)
         with DatasetWriter(out, step=step, channels=channels(), buckets=buckets, runs=runs) as writer:
@@ -272,13 +272,13 @@ def simulate(
                 inventory=inventory_frame(simulation),
                 jobs=jobs_frame(simulation),
                 span=(start.astimezone(UTC), start.astimezone(UTC) + timedelta(days=days) - step),
-                sources=[about],
+                sources=[metadata],
             )
         swap.commit()
     return {
         "dataset": str(out),
         "truth": str(truth),
-        **{name: about[name] for name in ("scenario", "seed", "acceleration", "gpus", "days")},
+        **{name: metadata[name] for name in ("scenario", "seed", "acceleration", "gpus", "days")},
         "nodes": len(simulation.nodes),
         "samples": int(dataset.meta.counts["samples"]),
         "events": int(dataset.meta.counts["events"]),
@@ -296,19 +296,19 @@ def _write_samples(writer: DatasetWriter, simulation: Simulation, threads: int, 
     for number, node in enumerate(simulation.nodes):
         by_bucket.setdefault(writer.bucket_of(node.name), []).append(number)
     total = sum(node.slots for node in simulation.nodes) * clock.steps
-    done = 0
+    n_done = 0
     guard = threading.Lock()
 
     def write(bucket: int) -> None:
-        nonlocal done
+        nonlocal n_done
         devices = [device for number in by_bucket[bucket] for device in node_devices(simulation, number)]
         devices.sort(key=lambda device: device.name)
         table = sample_table(devices, signs, seed=simulation.seed, start=clock.start, step=clock.step)
         writer.write_samples(bucket, table)
         with guard:
-            done = min(total, done + sum(device.last - device.first for device in devices))
+            n_done = min(total, n_done + sum(device.last - device.first for device in devices))
             if progress is not None:
-                progress(done, total)
+                progress(n_done, total)
 
     # Largest bucket first, so that it does not run alone at the end.
     order = sorted(by_bucket, key=lambda bucket: (-len(by_bucket[bucket]), bucket))
@@ -332,7 +332,7 @@ def _checked(
         hint = f"{nearest_hint(scenario, SCENARIOS)} Choose one of {', '.join(SCENARIOS)}.".strip()
         raise InputError(f"unknown scenario {scenario!r}", "scenario", hint)
     ms = step // timedelta(milliseconds=1)
-    whole = ms > 0 and not timedelta(days=1) % step and step <= timedelta(hours=6)
+    is_whole = ms > 0 and not timedelta(days=1) % step and step <= timedelta(hours=6)
     begin = int(start.timestamp() * 1000)
     for sound, problem, location, advice in (
         (1 <= gpus <= MAX_GPUS, f"a fleet of {gpus} GPUs", "gpus", f"Give a number from 1 to {MAX_GPUS}."),
@@ -344,7 +344,7 @@ def _checked(
             "acceleration",
             "Give a number above 0, at most 100.",
         ),
-        (whole, f"a step of {step}", "step", "Give a duration that divides a day, at most 6 h."),
+        (is_whole, f"a step of {step}", "step", "Give a duration that divides a day, at most 6 h."),
         (start.tzinfo, f"start {start.isoformat()} has no time zone", "start", "Give an aware time in UTC."),
         (
             not begin % 86_400_000,

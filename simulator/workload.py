@@ -35,15 +35,15 @@ class Jobs(NamedTuple):
 
 def training_share(parameters: Parameters, clock: SimulatedTime, model: int, time: int, *, shifts: bool) -> float:
     """Return the share of training among the jobs that start at a time on nodes of a GPU model."""
-    before = parameters.fleet.models[model].training_share
+    initial = parameters.fleet.models[model].training_share
     if not shifts:
-        return before
+        return initial
     drift = parameters.drift
     mean = sum(model.share * model.training_share for model in parameters.fleet.models)
-    after = before * drift.workload_training_share / mean
+    after = initial * drift.workload_training_share / mean
     begins = clock.at_share(drift.workload_begins)
-    done = min(max((time - begins) / (drift.workload_days * DAY), 0.0), 1.0)
-    return before + (after - before) * done
+    progress = min(max((time - begins) / (drift.workload_days * DAY), 0.0), 1.0)
+    return initial + (after - initial) * progress
 
 
 def schedule(
@@ -78,7 +78,7 @@ def schedule(
             length = min(median * float(np.exp(sigma * rng.standard_normal())), 30 * 24.0)
             level = float(rng.uniform(*(work.training_level if training else work.serving_level)))
             memory = float(rng.uniform(0.6, 0.97) if training else rng.uniform(0.4, 0.9))
-            every = int(rng.uniform(*work.checkpoint_hours) * HOUR)
+            interval = int(rng.uniform(*work.checkpoint_hours) * HOUR)
             pause = int(rng.exponential(work.idle_hours) * HOUR)
             end, outcome = time + int(length * HOUR) + 60_000, 0
             following = outages[outages[:, 0] > time]
@@ -89,9 +89,9 @@ def schedule(
                 end, outcome = int(errors[error]), OUTCOMES.index("app_error")
             if end >= clock.end:
                 end, outcome = clock.end, OUTCOMES.index("running")
-            saved = time + (end - time) // every * every if training and end - time >= every else 0
+            saved = time + (end - time) // interval * interval if training and end - time >= interval else 0
             kind = TRAINING if training else SERVING
-            rows.append((time, end, kind, level, memory, every if training else 0, saved, outcome))
+            rows.append((time, end, kind, level, memory, interval if training else 0, saved, outcome))
             time = end + pause
     columns = list(zip(*rows, strict=True)) if rows else [()] * 8
     kinds: tuple[Any, ...] = (np.int64, np.int64, np.int64, np.float64, np.float64, np.int64, np.int64, np.int64)
@@ -100,10 +100,10 @@ def schedule(
 
 def _after_outages(outages: Int64Array, time: int) -> int:
     while True:
-        inside = (outages[:, 0] <= time) & (time < outages[:, 1])
-        if not inside.any():
+        in_outage = (outages[:, 0] <= time) & (time < outages[:, 1])
+        if not in_outage.any():
             return time
-        time = int(outages[inside, 1].max())
+        time = int(outages[in_outage, 1].max())
 
 
 class NodeSeries(NamedTuple):

@@ -110,15 +110,17 @@ def evaluate_drain(
     for until, turn in _turns(jobs, config):
         if now < until < now + horizon:
             meets = 1 - (1 - risk) ** ((until - now) / horizon)
-            later = (1 - meets) * _stop(jobs, config, now, until)
-            waits.append((hours.stop - later - meets * averted, until, turn))
+            stop_later = (1 - meets) * _stop(jobs, config, now, until)
+            waits.append((hours.stop - stop_later - meets * averted, until, turn))
     wait, wait_until, turn = max(waits, key=lambda waited: waited[0], default=(None, None, ""))
     worthy = config.always or (saved - lost > 0)
     choice: Literal["drain", "wait", "leave"] = "drain" if worthy else "leave"
     if config.may_wait and wait is not None and wait > 0 and (worthy or saved - lost + wait > 0):
         choice = "wait"
-    shown = "no break-even" if break_even is None else f"break-even: {break_even:.1%}"
-    summary = f"a drain now saves {saved:.1f} and loses {lost:.1f} GPU-hours at a risk of {risk:.1%} ({shown})"
+    break_even_text = "no break-even" if break_even is None else f"break-even: {break_even:.1%}"
+    summary = (
+        f"a drain now saves {saved:.1f} and loses {lost:.1f} GPU-hours at a risk of {risk:.1%} ({break_even_text})"
+    )
     if wait is not None and wait_until is not None:
         side = "better" if wait > 0 else "worse"
         summary += f"; waiting for {turn} at {wait_until:%Y-%m-%d %H:%M} UTC is {abs(wait):.1f} {side}"
@@ -156,12 +158,12 @@ class JobHours:
 
 def hours_of(jobs: Sequence[JobView], config: CostBenefitConfig, now: datetime) -> JobHours:
     """Return the expected costs of a node's jobs."""
-    able = [job for job in jobs if job.can_checkpoint and job.checkpointed_at is not None]
+    with_checkpoint = [job for job in jobs if job.can_checkpoint and job.checkpointed_at is not None]
     return JobHours(
         _stop(jobs, config, now, now),
         sum(job.gpus * _hours(_rework_at_failure(job, config, now) + _restart_time(job, config)) for job in jobs),
-        sum(job.gpus * _hours(config.checkpoint) for job in able),
-        sum(job.gpus * _hours(max(now - (job.checkpointed_at or now), timedelta(0))) for job in able),
+        sum(job.gpus * _hours(config.checkpoint) for job in with_checkpoint),
+        sum(job.gpus * _hours(max(now - (job.checkpointed_at or now), timedelta(0))) for job in with_checkpoint),
     )
 
 
@@ -174,10 +176,10 @@ def _turns(jobs: Sequence[JobView], config: CostBenefitConfig) -> list[tuple[dat
     return turns
 
 
-def _stop(jobs: Sequence[JobView], config: CostBenefitConfig, now: datetime, at: datetime) -> float:
-    """Return the GPU-hours that stopping the jobs at time ``at`` is expected to cost."""
-    stopped = [job for job in jobs if at == now or job.ends_at is None or job.ends_at > at]
-    return sum(job.gpus * _hours(_rework(job, config, now, at) + _restart_time(job, config)) for job in stopped)
+def _stop(jobs: Sequence[JobView], config: CostBenefitConfig, now: datetime, start: datetime) -> float:
+    """Return the GPU-hours that stopping the jobs at time ``start`` is expected to cost."""
+    stopped = [job for job in jobs if start == now or job.ends_at is None or job.ends_at > start]
+    return sum(job.gpus * _hours(_rework(job, config, now, start) + _restart_time(job, config)) for job in stopped)
 
 
 def _restart_time(job: JobView, config: CostBenefitConfig) -> timedelta:
@@ -188,20 +190,22 @@ def _hours(value: timedelta) -> float:
     return value / _HOUR
 
 
-def _rework(job: JobView, config: CostBenefitConfig, now: datetime, at: datetime) -> timedelta:
-    """Return the work lost if a job is stopped at time ``at``, or the duration of its on-demand checkpoint."""
-    every = config.checkpoint_every
+def _rework(job: JobView, config: CostBenefitConfig, now: datetime, instant: datetime) -> timedelta:
+    """Return the work lost if a job is stopped at time ``instant``, or the duration of its on-demand checkpoint."""
+    interval = config.checkpoint_every
     if job.can_checkpoint:
         return config.checkpoint
     if job.checkpointed_at is None:
-        return every / 2 if job.started_at is None else min(max(at - job.started_at, timedelta(0)), every / 2)
-    age = max(at - job.checkpointed_at, timedelta(0))
-    if at == now or now - job.checkpointed_at > every or age < every:
+        return (
+            interval / 2 if job.started_at is None else min(max(instant - job.started_at, timedelta(0)), interval / 2)
+        )
+    age = max(instant - job.checkpointed_at, timedelta(0))
+    if instant == now or now - job.checkpointed_at > interval or age < interval:
         return age
-    return max(age % every, config.checkpoint)  # the next checkpoint takes time to be written and reported
+    return max(age % interval, config.checkpoint)  # the next checkpoint takes time to be written and reported
 
 
 def _rework_at_failure(job: JobView, config: CostBenefitConfig, now: datetime) -> timedelta:
-    every = config.checkpoint_every
-    age = every if job.checkpointed_at is None else now - job.checkpointed_at
-    return age if age > every else every / 2  # an overdue checkpoint: the job's interval must be longer
+    interval = config.checkpoint_every
+    age = interval if job.checkpointed_at is None else now - job.checkpointed_at
+    return age if age > interval else interval / 2  # an overdue checkpoint: the job's interval must be longer

@@ -49,23 +49,23 @@ def requests_of(
     candidates: Sequence[Candidate],
     mean_risk: float,
     signals: Signals,
-    asked: Mapping[str, LastRequest],
+    last_requests: Mapping[str, LastRequest],
     config: PolicyConfig,
     now: datetime,
 ) -> tuple[list[RungRequest], dict[str, str], Mapping[str, LastRequest]]:
     """Return the requests for nodes that stay in service, the probes to stop, and the checkpoint requests to remember.
 
     ``mean_risk``: mean risk of the fleet's nodes.
-    ``asked``: last checkpoint requests, by ``cluster/job``.
+    ``last_requests``: last checkpoint requests, by ``cluster/job``.
     """
     requests: list[RungRequest] = []
     stopped: dict[str, str] = {}
     if signals.probes is not None:
         requests, stopped = probes_of(candidates, mean_risk, signals.probes, config.probes, config.cost_benefit, now)
     if signals.checkpoints:
-        checkpoints, asked = checkpoints_of(candidates, asked, config.horizon, config.cost_benefit, now)
+        checkpoints, last_requests = checkpoints_of(candidates, last_requests, config.horizon, config.cost_benefit, now)
         requests += checkpoints
-    return requests, stopped, asked
+    return requests, stopped, last_requests
 
 
 def candidates_of(
@@ -165,8 +165,8 @@ def probes_of(
             continue
         if units not in price_of:
             price_of[units] = prices(units, hours_of((), costs, now), costs, config)["probe"]
-        even = price_of[units].break_even
-        if even is not None and risk >= even:
+        break_even = price_of[units].break_even
+        if break_even is not None and risk >= break_even:
             nodes[name] = IdleNode(name, risk, rested), candidate
     idle = sum(candidate.idle for candidate in candidates) if nodes else 0
     chosen = choose_probes(
@@ -192,7 +192,7 @@ def _why_stopped(candidate: Candidate | None) -> str | None:
 
 def checkpoints_of(
     candidates: Sequence[Candidate],
-    asked: Mapping[str, LastRequest],
+    last_requests: Mapping[str, LastRequest],
     horizon: timedelta,
     costs: CostBenefitConfig,
     now: datetime,
@@ -203,7 +203,7 @@ def checkpoints_of(
     regular checkpoint, exceeds the cost of a checkpoint. It is requested again only on a newer decision, and only if
     the risk has doubled or the horizon has passed since the last request.
 
-    ``asked``: last requests, by ``cluster/job``.
+    ``last_requests``: last requests, by ``cluster/job``.
     """
     parts: defaultdict[str, list[tuple[Candidate, JobView]]] = defaultdict(list)
     for candidate in candidates:
@@ -211,16 +211,18 @@ def checkpoints_of(
             if job.can_checkpoint:
                 parts[f"{candidate.node.cluster}/{job.name}"].append((candidate, job))
     by_node: defaultdict[str, list[tuple[JobView, float]]] = defaultdict(list)
-    remembered = {key: last for key, last in asked.items() if now < last.at + 2 * horizon}
+    remembered = {key: last for key, last in last_requests.items() if now < last.at + 2 * horizon}
     riskiest: dict[str, Candidate] = {}
     for key, members in sorted(parts.items()):
         candidate, job = max(members, key=lambda member: (member[0].risk, member[0].node.name))
         unsaved = _unsaved(job, costs, now)
         if unsaved is None or any(member.barred["checkpoint"] is not None for member, _ in members):
             continue
-        ahead = min(max(costs.checkpoint_every - unsaved, timedelta(0)) or costs.checkpoint_every, horizon) / horizon
+        share_ahead = (
+            min(max(costs.checkpoint_every - unsaved, timedelta(0)) or costs.checkpoint_every, horizon) / horizon
+        )
         risks = [member.risk for member, _ in members]
-        spared = -math.expm1(ahead * math.fsum(math.log1p(-min(risk, 1 - 1e-12)) for risk in risks))
+        spared = -math.expm1(share_ahead * math.fsum(math.log1p(-min(risk, 1 - 1e-12)) for risk in risks))
         gain = unsaved * spared - costs.checkpoint
         last = remembered.get(key)
         if gain <= timedelta(0) or not _is_new(last, candidate, horizon, now):

@@ -185,9 +185,9 @@ class HardRulesConfig:
 
     def __post_init__(self) -> None:
         names = [rule.fact for rule in self.rules]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"rules has more than one rule on {', '.join(twice)}: give one rule per fact")
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"rules has more than one rule on {', '.join(repeated)}: give one rule per fact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +202,9 @@ class RuleHit:
     @property
     def reason(self) -> str:
         """Description with unit, remedy, time seen and expiry."""
-        seen, end = (f"{when:%Y-%m-%d %H:%M} UTC" for when in (self.seen_at, self.expires_at))
+        seen_at, end = (f"{instant:%Y-%m-%d %H:%M} UTC" for instant in (self.seen_at, self.expires_at))
         remedy = INSTRUCTIONS[self.rule.remedy]
-        return f"{self.unit}: {self.rule.description} (seen {seen}, valid until {end}; remedy: {remedy})"
+        return f"{self.unit}: {self.rule.description} (seen {seen_at}, valid until {end}; remedy: {remedy})"
 
 
 def hits_of(node: NodeView, config: HardRulesConfig, now: datetime) -> Iterator[RuleHit]:

@@ -19,8 +19,8 @@ _State = TypeVar("_State")
 def changed(state: _State, **fields: Any) -> _State:
     """Replace fields of a dataclass with slots; return the same object if nothing changes, as for most nodes."""
     for name, value in fields.items():
-        had = getattr(state, name)
-        if had is not value and had != value:
+        old_value = getattr(state, name)
+        if old_value is not value and old_value != value:
             names: tuple[str, ...] = state.__slots__  # type: ignore[attr-defined]
             return type(state)(**{name: getattr(state, name) for name in names} | fields)  # faster than `replace`
     return state
@@ -119,7 +119,7 @@ def advance(
             else min(state.tier, thresholds.rise.tier(supported_risk), key=TIERS.index)
         )
         if tier != state.tier:
-            state = _moved(state, tier, "; ".join(ended.values()))
+            state = _moved_to(state, tier, "; ".join(ended.values()))
         state = changed(state, calm=0, calm_worst=0.0)
     if supported_risk is None:
         return changed(state, tier="clear", elevated=0, high=0, calm=0, support=())
@@ -178,7 +178,7 @@ def _count(state: TierState, reading: "RiskReading", fresh: float, valid: float,
             if TIERS.index(name) > TIERS.index(tier) and streak >= thresholds.config.rise_after:
                 tier = name
         if tier != state.tier:
-            state = _moved(state, tier, f"a risk of {fresh:.1%} at {decided_at:%Y-%m-%d %H:%M} UTC")
+            state = _moved_to(state, tier, f"a risk of {fresh:.1%} at {decided_at:%Y-%m-%d %H:%M} UTC")
     if tier == "clear" or valid >= thresholds.lower(tier):
         return changed(state, calm=0, calm_worst=0.0)
     calm, worst = state.calm + 1, max(state.calm_worst, valid)
@@ -186,11 +186,11 @@ def _count(state: TierState, reading: "RiskReading", fresh: float, valid: float,
         return replace(state, calm=calm, calm_worst=worst)
     fallen = thresholds.fall_to(worst, tier)
     why = f"a risk of at most {worst:.1%} in {calm} consecutive decisions"
-    return replace(_moved(state, fallen, why), calm=0, calm_worst=0.0)
+    return replace(_moved_to(state, fallen, why), calm=0, calm_worst=0.0)
 
 
-def _moved(state: TierState, tier: Tier, why: str) -> TierState:
-    return replace(state, tier=tier, moved=f"from {state.tier} to {tier}: {why}")
+def _moved_to(state: TierState, tier: Tier, reason: str) -> TierState:
+    return replace(state, tier=tier, moved=f"from {state.tier} to {tier}: {reason}")
 
 
 def _why_ended(prediction: "ValidRisk", reading: "RiskReading", now: datetime) -> str | None:
@@ -222,8 +222,8 @@ def _support(
         if risk is not None and risk >= needed:
             return tuple(predictions[:count])
     # Below the lower threshold, but the tier has not fallen yet: keep the units that raised it.
-    before = {prediction.unit for prediction in state.support}
-    return tuple(prediction for prediction in predictions if prediction.unit in before)
+    previous = {prediction.unit for prediction in state.support}
+    return tuple(prediction for prediction in predictions if prediction.unit in previous)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,10 +280,10 @@ def read_node(node: NodeView, risks: NodeRiskConfig, now: datetime) -> RiskReadi
         score = unit.score
         if score is None or score.risk is None:
             continue
-        at, until = score.decided_at, score.expires_at
-        if at <= now < until and (unit.valid_from is None or at >= unit.valid_from):
-            known[unit.name] = ValidRisk(unit.name, score.risk, at, until)
-            newest = at if newest is None else max(newest, at)
+        decided_at, until = score.decided_at, score.expires_at
+        if decided_at <= now < until and (unit.valid_from is None or decided_at >= unit.valid_from):
+            known[unit.name] = ValidRisk(unit.name, score.risk, decided_at, until)
+            newest = decided_at if newest is None else max(newest, decided_at)
     risk = risks.combine([prediction.risk for prediction in known.values()])
     return RiskReading(now, node.units, known, newest, risk)
 

@@ -21,7 +21,7 @@ from policy.plan import NodeState
 from policy.tiers import TIERS, Tier
 
 _UNKNOWN_SHOWN = 3
-_NOTHING = NodeState()
+_NEW_NODE = NodeState()
 _QUICK = timedelta(minutes=10)
 
 
@@ -93,18 +93,18 @@ def assess(
 ) -> Assessment:
     """Assess one node; ``remembered`` is None for a new node or after the state was lost."""
     fresh = reading.risk
-    before = remembered or _NOTHING
+    previous = remembered or _NEW_NODE
     if remembered is None and node.readable and node.marks.level >= Level.AVOID:
         at_most: Tier = "high" if node.marks.level.hard else "elevated"
-        before = replace(before, tier=adopt(at_most, reading, thresholds, risks))
+        previous = replace(previous, tier=adopt(at_most, reading, thresholds, risks))
     by_risk: Tier = "clear" if fresh is None else thresholds.rise.tier(fresh)
-    tiered = advance(before.tier, reading, thresholds, risks, now)
+    tiered = advance(previous.tier, reading, thresholds, risks, now)
     hits = rule_hits(node, rules, now)
     by_rule: Tier = hits[0].rule.tier if hits else "clear"
     tier = max(tiered.tier, by_rule, key=TIERS.index)
     carried = [prediction for prediction in tiered.support if prediction.unit not in reading.known]
     risk = risks.combine([prediction.risk for prediction in (*reading.known.values(), *carried)]) if carried else fresh
-    state, marker_removed = _remember(node, before, hits, tier, tiered, now)
+    state, marker_removed = _remember(node, previous, hits, tier, tiered, now)
     ends = [hit.expires_at for hit in hits if hit.rule.tier == tier]
     if tiered.tier == tier and (end := tiered.expires_at) is not None:
         ends.append(end)
@@ -119,33 +119,33 @@ def assess(
     )  # fmt: skip
 
 
-def _is_repeated(node: NodeView, hits: tuple[RuleHit, ...], within: timedelta) -> bool:
+def _is_repeated(node: NodeView, hits: tuple[RuleHit, ...], window: timedelta) -> bool:
     remedied = {
         (unit.name, fact.name): fact.seen_at for unit in node.units for fact in unit.facts if fact.name in REMEDIED
     }
     return any(
-        hit.rule.tier == "high" and at is not None and at <= hit.seen_at < at + within
+        hit.rule.tier == "high" and remedied_at is not None and remedied_at <= hit.seen_at < remedied_at + window
         for hit in hits
-        for at in [remedied.get((hit.unit, f"remedied {hit.rule.remedy}"))]
+        for remedied_at in [remedied.get((hit.unit, f"remedied {hit.rule.remedy}"))]
     )
 
 
 def _remember(
-    node: NodeView, before: NodeState, hits: tuple[RuleHit, ...], tier: Tier, tiered: TierState, now: datetime
+    node: NodeView, previous: NodeState, hits: tuple[RuleHit, ...], tier: Tier, tiered: TierState, now: datetime
 ) -> tuple[NodeState, bool]:
     if tier == "clear":
-        state = changed(before, tier=tiered, absent_since=None, episode=None, alerted="clear", marker_removed_at=None)
+        state = changed(previous, tier=tiered, absent_since=None, episode=None, alerted="clear", marker_removed_at=None)
     else:
-        state = changed(before, tier=tiered, absent_since=None)
-    if node.software is not None and node.software != before.software:
-        changed_at = now if before.software is not None else before.changed_at
+        state = changed(previous, tier=tiered, absent_since=None)
+    if node.software is not None and node.software != previous.software:
+        changed_at = now if previous.software is not None else previous.changed_at
         state = replace(state, software=node.software, changed_at=changed_at)
     if tier == "clear":
         return state, False
     if state.episode is None:
         state = replace(state, episode=now)
     level = node.marks.level
-    lowered = before.seen >= Level.AVOID and level < before.seen and before.target >= before.seen
+    lowered = previous.seen >= Level.AVOID and level < previous.seen and previous.target >= previous.seen
     if (node.readable and lowered) or (node.marker_removed and state.marker_removed_at is None):
         state = replace(state, marker_removed_at=now)
     since = state.marker_removed_at
@@ -171,11 +171,11 @@ def removals_of(removed: Iterable[tuple[NodeView, Assessment]]) -> dict[str, str
     for name, age in ages.items():
         removals[name] = "an operator or another tool removed predrain's marker"
         if age is not None and age <= _QUICK:
-            within = f"predrain's marker was removed within {age.total_seconds():.0f} s"
-            by = (
+            removal = f"predrain's marker was removed within {age.total_seconds():.0f} s"
+            actor = (
                 f", on {quick} nodes: another controller or an admission webhook" if quick > 1 else " by another client"
             )
-            removals[name] = f"{within}{by}"
+            removals[name] = f"{removal}{actor}"
     return removals
 
 

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from foundation.server.problems import RequestRefused
 from foundation.version import VERSION
-from serving.http.bodies import PROBLEM, shown, unknown_name
+from serving.http.bodies import PROBLEM, quoted, unknown_name
 from serving.http.middleware import Access
 from serving.http.schemas import Problem
 
@@ -131,4 +131,4 @@ def _of_validation(route: APIRoute, error: Any) -> RequestRefused:
     if kind in ("literal_error", "enum"):
         choices = [part.strip("'\" ") for part in str(context["expected"]).replace(" or ", ", ").split(",")]
         return RequestRefused(400, unknown_name(str(error["input"]), choices, name), "invalid")
-    return RequestRefused(400, f"{name} is {shown(error.get('input'))}: {error['msg']}", "invalid")
+    return RequestRefused(400, f"{name} is {quoted(error.get('input'))}: {error['msg']}", "invalid")

@@ -53,7 +53,7 @@ def as_json(value: Any) -> Response:
     return Response(write_json(value), media_type=JSON)
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """Return the truncated repr of a value from a request, for error details."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
@@ -78,10 +78,10 @@ def one_of(content: Any, keys: tuple[str, ...]) -> tuple[str, Any]:
 
 def unknown_name(name: str, known: tuple[str, ...] | list[str], kind: str) -> str:
     """Return the error detail for an unknown name, with the closest valid one."""
-    near = closest(name, known)
-    if near:
-        return f"{kind} {shown(name)} is not known: did you mean {near!r}?"
+    closest_name = closest(name, known)
+    if closest_name:
+        return f"{kind} {quoted(name)} is not known: did you mean {closest_name!r}?"
     if not known:
-        return f"{kind} {shown(name)} is not known: this route takes none"
+        return f"{kind} {quoted(name)} is not known: this route takes none"
     hint = f"choose from {', '.join(known)}" if len(known) < 20 else "manifest.json of the bundle lists the known ones"
-    return f"{kind} {shown(name)} is not known: {hint}"
+    return f"{kind} {quoted(name)} is not known: {hint}"

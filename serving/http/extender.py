@@ -153,15 +153,17 @@ def kept_nodes(
         known = NodeNames(out)
         ends = {state.node: out.get(known.find(state.node) or "") for state in riskiest}
         riskiest = [state for state in riskiest if (end := ends[state.node]) is not None and now < end]
-    places = {state.node: place for place, state in enumerate(riskiest[: _most(max_share, len(fleet.scores.nodes))])}
+    places = {
+        state.node: place for place, state in enumerate(riskiest[: _max_excluded(max_share, len(fleet.scores.nodes))])
+    }
     removed = sorted((name for name in high if high[name].node in places), key=lambda name: places[high[name].node])
-    removed = removed[: min(_most(max_share, len(names)), len(names) - 1)]
+    removed = removed[: min(_max_excluded(max_share, len(names)), len(names) - 1)]
     return [name for name in names if name not in removed], {
         name: f"predrain: a GPU is at high risk of failing (node risk {high[name].risk:.2g})" for name in removed
     }
 
 
-def _most(share: float, nodes: int) -> int:
+def _max_excluded(share: float, nodes: int) -> int:
     return max(1, math.floor(share * nodes))
 
 
@@ -172,14 +174,14 @@ def priority(state: ScoredNode | None) -> int:
     return _BEST[state.tier] - round(_SPREAD[state.tier] * state.risk)
 
 
-def filter_result(kept: list[str], removed: dict[str, str]) -> dict[str, Any]:
+def filter_result(allowed: list[str], removed: dict[str, str]) -> dict[str, Any]:
     """Return ``ExtenderFilterResult``.
 
     Preempting other pods would not make a node safer, so schedulers from 1.21 look for victims elsewhere;
     older ones only know FailedNodes.
     """
     failed = {"FailedNodes": removed, "FailedAndUnresolvableNodes": removed}
-    return {"Nodes": None, "NodeNames": kept, **failed, "Error": ""}
+    return {"Nodes": None, "NodeNames": allowed, **failed, "Error": ""}
 
 
 def priorities(

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from foundation.errors import InputError
 from foundation.server.problems import RequestRefused
 from foundation.server.token_file import TokenFile
-from serving.http.bodies import shown
+from serving.http.bodies import quoted
 from serving.http.limits import ServiceSettings, is_own_host
 from serving.http.metrics import RequestMetrics
 from serving.logs import AccessLog
@@ -54,17 +54,17 @@ EVERYTHING: Final = TokenGrant("", frozenset({"admin"}))
 
 def scoped_token(line: str, number: int, location: str) -> tuple[bytes, TokenGrant]:
     """Parse a line: scopes, ``sha256:`` with the hexadecimal SHA-256 of the token, and a name for the log."""
-    written, *rest = line.split()
+    written, *scope_names = line.split()
     scopes = frozenset(written.split(","))
     if not scopes <= set(SCOPES):
         # The word may be a token written without a scope, so the error must not contain it.
         raise InputError(
             "a line does not begin with scopes", location, f"Choose from {', '.join(SCOPES)}. {HOW_TO_WRITE}"
         )
-    match = _DIGEST.fullmatch(rest[0]) if rest else None
+    match = _DIGEST.fullmatch(scope_names[0]) if scope_names else None
     if match is None:
         raise InputError("a line has no SHA-256 of a token", location, HOW_TO_WRITE)
-    return bytes.fromhex(match[1]), TokenGrant(" ".join(rest[1:]) or f"line {number}", scopes)
+    return bytes.fromhex(match[1]), TokenGrant(" ".join(scope_names[1:]) or f"line {number}", scopes)
 
 
 class ScopedTokens:
@@ -132,10 +132,12 @@ class RequestGuard:
     body_bytes: int = 0
     active: Counter[RequestClass] = field(default_factory=Counter)
 
-    def limit(self, taken: RequestClass) -> int:
+    def limit(self, request_class: RequestClass) -> int:
         """Return the maximum number of concurrent requests of a class."""
         of = self.settings
-        return {"anonymous": of.concurrent_anonymous, "read": of.concurrent_reads, "page": of.concurrent_pages}[taken]
+        return {"anonymous": of.concurrent_anonymous, "read": of.concurrent_reads, "page": of.concurrent_pages}[
+            request_class
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
@@ -160,11 +162,11 @@ class _Exchange:
         self.started = False
         self.grant: TokenGrant | None = None
         self.timer: asyncio.Timeout | None = None
-        self.began = asyncio.get_running_loop().time()
+        self.began_s = asyncio.get_running_loop().time()
 
     async def run(self) -> None:
         """Handle the request, record its metrics and log it."""
-        guard, began = self.guard, time.perf_counter()
+        guard, began_s = self.guard, time.perf_counter()
         guard.metrics.active.inc()
         try:
             await self._answer()
@@ -172,7 +174,7 @@ class _Exchange:
             guard.body_bytes -= self.body_bytes
             guard.metrics.active.dec()
             route = UNMATCHED if self.status == 405 else getattr(self.scope.get("route"), "path_format", UNMATCHED)
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - began_s
             guard.metrics.note(route, self.status, seconds)
             client = self.scope.get("client")
             guard.log.write(
@@ -188,11 +190,11 @@ class _Exchange:
 
     async def _answer(self) -> None:
         guard, settings = self.guard, self.guard.settings
-        taken: RequestClass | None = None
+        request_class: RequestClass | None = None
         try:
-            taken = self._admit()
+            request_class = self._admit()
             limit = settings.body_timeout_s + (settings.work_timeout_s if self.body_read else 0.0)
-            async with asyncio.timeout_at(self.began + limit) as self.timer:
+            async with asyncio.timeout_at(self.began_s + limit) as self.timer:
                 await guard.app(self.scope, self.receive, self.send)
         except ClientDisconnect:
             return
@@ -201,8 +203,8 @@ class _Exchange:
             if not self.started:
                 await self._refuse(refused)
         finally:
-            if taken is not None:
-                guard.active[taken] -= 1
+            if request_class is not None:
+                guard.active[request_class] -= 1
 
     def _refusal(self, error: Exception) -> RequestRefused:
         """Convert an exception to an error response; log it if it is internal."""
@@ -240,20 +242,20 @@ class _Exchange:
             host = self.headers.get(b"host", b"").decode("latin-1") if b"host" in self.headers else None
             if not is_own_host(host, guard.hosts):
                 detail = (
-                    f"host {shown(host)} is not allowed: use localhost, or start the service with --allow-host NAME"
+                    f"host {quoted(host)} is not allowed: use localhost, or start the service with --allow-host NAME"
                 )
                 raise RequestRefused(421, detail, "host")
         grant = self.grant = None if access.grant is None else access.grant(Request(self.scope))
         self.scope["grant"] = EVERYTHING if access.grant is None else grant  # the routes check it
-        taken: RequestClass | None = None
+        request_class: RequestClass | None = None
         if path not in ALWAYS:
-            taken = self._class(grant)
-            if guard.active[taken] >= guard.limit(taken):
+            request_class = self._class(grant)
+            if guard.active[request_class] >= guard.limit(request_class):
                 retry = guard.settings.retry_after_s
                 raise RequestRefused(503, "too many concurrent requests", "concurrency", retry_after_s=retry)
-        if taken is not None:
-            guard.active[taken] += 1
-        return taken
+        if request_class is not None:
+            guard.active[request_class] += 1
+        return request_class
 
     def _class(self, grant: TokenGrant | None) -> RequestClass:
         if self.guard.access.grant is not None and grant is None:
@@ -269,21 +271,21 @@ class _Exchange:
     async def receive(self) -> Message:
         """Pass on a chunk of the body, within the size and memory limits."""
         settings = self.guard.settings
-        most = settings.body_bytes
+        max_bytes = settings.body_bytes
         if self.bytes_in == 0 and not self.body_read:
             length = self.headers.get(b"content-length", b"0")
-            if not length.isdigit() or int(length) > most:
-                raise _too_large(most)
+            if not length.isdigit() or int(length) > max_bytes:
+                raise _too_large(max_bytes)
         message = await self._receive()
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
             self.bytes_in += size
-            if self.bytes_in > most:
-                raise _too_large(most)
+            if self.bytes_in > max_bytes:
+                raise _too_large(max_bytes)
             self._count_bytes(size)
             if not message.get("more_body", False) and not self.body_read:
                 self.body_read = True
-                self._until(self.began + settings.body_timeout_s + settings.work_timeout_s)
+                self._until(self.began_s + settings.body_timeout_s + settings.work_timeout_s)
             # One request is always admitted.
             if self.guard.body_bytes > max(settings.held_bytes, self.body_bytes):
                 raise RequestRefused(
@@ -315,8 +317,8 @@ class _Exchange:
             return
         for start in range(0, len(body), _PIECE):
             self._until(loop.time() + pause)
-            more = start + _PIECE < len(body) or message.get("more_body", False)
-            await self._send({"type": message["type"], "body": body[start : start + _PIECE], "more_body": more})
+            has_more = start + _PIECE < len(body) or message.get("more_body", False)
+            await self._send({"type": message["type"], "body": body[start : start + _PIECE], "more_body": has_more})
 
     def _count_bytes(self, size: int) -> None:
         """Count bytes as held until the request ends."""

@@ -22,7 +22,7 @@ from policy.risk_record import RiskRecord, format_utc
 from policy.tiers import UNKNOWN
 from serving.champion import LoadedModel, ModelHolder
 from serving.http.application import TEXT, TOKEN
-from serving.http.bodies import ARROW, JSON, as_json, media_of, one_of, read_json, shown, unknown_name
+from serving.http.bodies import ARROW, JSON, as_json, media_of, one_of, quoted, read_json, unknown_name
 from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.schemas import (
     INVOCATIONS,
@@ -98,8 +98,8 @@ class QueryRoutes:
         if not self.holder.wanted:
             raise RequestRefused(409, "feature rows are scored by a service that was started with --model", "model")
         if self.holder.model is None:
-            why = str(self.holder.why_not_loaded)
-            raise RequestRefused(503, why, "model", retry_after_s=self.settings.retry_after_s)
+            reason = str(self.holder.why_not_loaded)
+            raise RequestRefused(503, reason, "model", retry_after_s=self.settings.retry_after_s)
         return self.holder.model
 
     async def score(
@@ -166,7 +166,7 @@ class QueryRoutes:
             raise RequestRefused(415, f"send {JSON} or {ARROW}", "media_type")
         body = await request.body()
         if len(body) <= _AT_ONCE:
-            kind, value = self._asked(body)
+            kind, value = self._request_of(body)
             if kind in ("nodes", "gpus"):
                 return self._looked_up(kind, value)
         answer = await self.reading.run(lambda: self._large(body))
@@ -177,7 +177,7 @@ class QueryRoutes:
 
     def _large(self, body: bytes) -> "Response | tuple[LoadedModel, FeatureRows]":
         """Return the response to a lookup, or the model and the rows to score."""
-        kind, value = self._asked(body)
+        kind, value = self._request_of(body)
         if kind in ("nodes", "gpus"):
             return self._looked_up(kind, value)
         from serving.http.rows import rows_of_records
@@ -185,7 +185,7 @@ class QueryRoutes:
         model = self.model()
         return model, rows_of_records(value, model.columns, self.settings.rows)
 
-    def _asked(self, body: bytes) -> tuple[str, Any]:
+    def _request_of(self, body: bytes) -> tuple[str, Any]:
         model, rows = self.holder.model, self.settings.rows
         values = rows * (1 if model is None else len(model.columns) + _OWN_COLUMNS)
         return one_of(read_json(body, containers=rows + _CONTAINERS, values=values), _KINDS)
@@ -213,12 +213,12 @@ class QueryRoutes:
     def _unit_of(fleet: ScoredFleet, name: str, now: datetime) -> dict[str, Any]:
         record = fleet.unit(name)
         if record is None:
-            why = "no score has this name"
+            reason = "no score has this name"
             return {
                 "unit": name,
                 "gpu": name,
                 "status": UNKNOWN,
-                "unknown_reason": why,
+                "unknown_reason": reason,
                 "risk": None,
                 "tier": UNKNOWN,
                 "scored": False,
@@ -245,8 +245,8 @@ def without_score(fleet: ScoredFleet, node: str) -> str:
     """Return why a node has no score."""
     candidates = fleet.names.candidates(node)
     if len(candidates) > 1:
-        return f"node {shown(node)} is ambiguous: it may be {' or '.join(map(shown, candidates[:3]))}"
-    return f"there is no score of node {shown(node)}"
+        return f"node {quoted(node)} is ambiguous: it may be {' or '.join(map(quoted, candidates[:3]))}"
+    return f"there is no score of node {quoted(node)}"
 
 
 def frame(fleet: ScoredFleet, now: datetime) -> dict[str, Any]:

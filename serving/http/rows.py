@@ -13,11 +13,11 @@ import numpy.typing as npt
 from foundation.server.problems import RequestRefused
 from policy.risk_record import parse_utc
 from serving.champion import FeatureRows
-from serving.http.bodies import shown, unknown_name
+from serving.http.bodies import quoted, unknown_name
 
 UNIT: Final = "unit"
 DECISION_TIME: Final = "decision_time"
-_OWN: Final = (UNIT, DECISION_TIME)
+_KEY_COLUMNS: Final = (UNIT, DECISION_TIME)
 _LARGEST: Final = float(np.finfo(np.float32).max)
 _MS: Final = 1000
 _NUMBERS: Final = frozenset({int, float, type(None)})
@@ -38,7 +38,7 @@ def rows_of_records(records: Any, columns: Sequence[str], limit: int, field: str
         data = [list(record.values()) for record in records]
         return rows_of_table(first, data, columns, limit, field)
     names = list(dict.fromkeys(chain.from_iterable(records)))
-    if len(names) > len(columns) + len(_OWN):  # some are unknown: reject them before expanding all rows
+    if len(names) > len(columns) + len(_KEY_COLUMNS):  # some are unknown: reject them before expanding all rows
         _places(names, columns)
     data = [[record.get(name) for name in names] for record in records]
     return rows_of_table(names, data, columns, limit, field)
@@ -63,14 +63,14 @@ def rows_of_table(
                 422, f"{field}: row {number} has {len(row)} values for {len(names)} columns", "invalid"
             )
     places = _places(names, columns)
-    keys = {name: names.index(name) for name in _OWN if name in names}
+    keys = {name: names.index(name) for name in _KEY_COLUMNS if name in names}
     aside = {name: [row[place] for row in data] for name, place in keys.items()}
     for place in sorted(keys.values(), reverse=True):
         for row in data:
             del row[place]
     features = [name for name in names if name not in keys]
-    given = _numbers(data, features, field)
-    values = _spread(given, [places[name] for name in features], len(columns))
+    numbers = _numbers(data, features, field)
+    values = _spread(numbers, [places[name] for name in features], len(columns))
     return FeatureRows(
         values,
         _units(aside.get(UNIT), len(data), field),
@@ -95,10 +95,10 @@ def rows_of_arrow(body: bytes, columns: Sequence[str], limit: int, byte_limit: i
     if count * len(columns) * 4 > byte_limit:
         raise RequestRefused(413, f"{count} rows of {len(columns)} features are too many: send fewer rows", "too_large")
     kinds = dict(zip(names, table.schema.types, strict=True))
-    aside = [name for name, kind in kinds.items() if name in _OWN or pa.types.is_null(kind)]
+    aside = [name for name, kind in kinds.items() if name in _KEY_COLUMNS or pa.types.is_null(kind)]
     features = [name for name in names if name not in aside]
-    given = _matrix(table.drop_columns(aside), {name: kinds[name] for name in features})
-    values = _spread(given, [places[name] for name in features], len(columns))
+    numbers = _matrix(table.drop_columns(aside), {name: kinds[name] for name in features})
+    values = _spread(numbers, [places[name] for name in features], len(columns))
     units = table.column(UNIT).to_pylist() if UNIT in names else None
     times = table.column(DECISION_TIME) if DECISION_TIME in names else None
     if times is not None and pa.types.is_timestamp(times.type):
@@ -116,35 +116,35 @@ def _matrix(table: Any, kinds: Mapping[str, Any]) -> npt.NDArray[Any]:
     floats = (pa.float32(), pa.float64())
     for name, kind in kinds.items():
         if kind not in floats and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-            raise RequestRefused(422, f"column {shown(name)} has the type {str(kind)[:60]}: send numbers", "invalid")
+            raise RequestRefused(422, f"column {quoted(name)} has the type {str(kind)[:60]}: send numbers", "invalid")
     if not set(kinds.values()) <= set(floats):
         as_floats = {name: kind if kind in floats else pa.float64() for name, kind in kinds.items()}
         table = table.cast(pa.schema(as_floats), safe=False)
     batches = table.to_batches()
     batch = batches[0] if len(batches) == 1 else table.combine_chunks().to_batches()[0]
-    given: npt.NDArray[Any] = batch.to_tensor(null_to_nan=True).to_numpy()
-    _check_range(given, list(kinds), "the table")
-    return given
+    numbers: npt.NDArray[Any] = batch.to_tensor(null_to_nan=True).to_numpy()
+    _check_range(numbers, list(kinds), "the table")
+    return numbers
 
 
 def _numbers(data: Sequence[Sequence[Any]], names: Sequence[str], field: str) -> npt.NDArray[np.float64]:
     """Return rows of numbers and nulls as one array, filled row by row so that other threads can run."""
-    given = np.empty((len(data), len(names)), dtype=np.float64)
+    numbers = np.empty((len(data), len(names)), dtype=np.float64)
     for number, row in enumerate(data):
         if not _NUMBERS.issuperset(map(type, row)):
             name, value = next(pair for pair in zip(names, row, strict=True) if type(pair[1]) not in _NUMBERS)
-            raise RequestRefused(422, f"{field}: row {number}, {name}: {shown(value)} is not a number", "invalid")
-        given[number] = row
-    _check_range(given, names, field)
-    return given
+            raise RequestRefused(422, f"{field}: row {number}, {name}: {quoted(value)} is not a number", "invalid")
+        numbers[number] = row
+    _check_range(numbers, names, field)
+    return numbers
 
 
-def _spread(given: npt.NDArray[Any], places: Sequence[int], width: int) -> npt.NDArray[np.float32]:
+def _spread(numbers: npt.NDArray[Any], places: Sequence[int], width: int) -> npt.NDArray[np.float32]:
     """Put columns into the model's order; the model's other columns are NaN."""
     if list(places) == list(range(width)):
-        return given.astype(np.float32, order="C")
-    values = np.full((len(given), width), np.nan, dtype=np.float32)
-    values[:, places] = given
+        return numbers.astype(np.float32, order="C")
+    values = np.full((len(numbers), width), np.nan, dtype=np.float32)
+    values[:, places] = numbers
     return values
 
 
@@ -177,45 +177,47 @@ def _check_count(count: int, limit: int, field: str) -> None:
 def _places(names: Sequence[str], columns: Sequence[str]) -> dict[str, int]:
     places = {name: place for place, name in enumerate(columns)}
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RequestRefused(422, f"column {shown(twice)} is duplicated", "invalid")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise RequestRefused(422, f"column {quoted(repeated)} is duplicated", "invalid")
     for name in names:
-        if name not in places and name not in _OWN:
-            raise RequestRefused(422, unknown_name(name, [*columns, *_OWN], "feature"), "invalid")
+        if name not in places and name not in _KEY_COLUMNS:
+            raise RequestRefused(422, unknown_name(name, [*columns, *_KEY_COLUMNS], "feature"), "invalid")
     if not any(name in places for name in names):
         raise RequestRefused(422, "the rows have no feature of the model", "invalid")
     return places
 
 
 def _check_range(values: npt.NDArray[np.float64], names: Sequence[str], field: str) -> None:
-    wrong = np.abs(values) > _LARGEST  # includes infinity, not NaN
-    if wrong.any():
-        row, column = np.argwhere(wrong)[0]
+    out_of_range = np.abs(values) > _LARGEST  # includes infinity, not NaN
+    if out_of_range.any():
+        row, column = np.argwhere(out_of_range)[0]
         detail = f"{field}: row {row}, {names[column]}: {values[row, column]} exceeds the range of float32"
         raise RequestRefused(422, detail, "invalid")
 
 
-def _units(given: Sequence[Any] | None, count: int, field: str) -> list[str]:
-    if given is None:
+def _units(units: Sequence[Any] | None, count: int, field: str) -> list[str]:
+    if units is None:
         return [str(number) for number in range(count)]
-    for number, unit in enumerate(given):
+    for number, unit in enumerate(units):
         if not isinstance(unit, str) or not unit.isprintable() or not unit:
-            raise RequestRefused(422, f"{field}: row {number}, unit: {shown(unit)} is not a valid name", "invalid")
-    return list(given)
+            raise RequestRefused(422, f"{field}: row {number}, unit: {quoted(unit)} is not a valid name", "invalid")
+    return list(units)
 
 
-def _times(given: Sequence[Any] | None, count: int, field: str) -> npt.NDArray[np.int64]:
+def _times(values: Sequence[Any] | None, count: int, field: str) -> npt.NDArray[np.int64]:
     times = np.zeros(count, dtype=np.int64)
-    if given is None or all(text is None for text in given):
+    if values is None or all(text is None for text in values):
         return times
-    for number, text in enumerate(given):
+    for number, text in enumerate(values):
         if text is None:
             raise _no_time(field, number)
         try:
             times[number] = round(parse_utc(text).timestamp() * _MS)
         except ValueError:
-            why = "is not a time with a zone: write ISO 8601, such as '2026-01-01T06:00:00Z'"
-            raise RequestRefused(422, f"{field}: row {number}, decision_time: {shown(text)} {why}", "invalid") from None
+            reason = "is not a time with a zone: write ISO 8601, such as '2026-01-01T06:00:00Z'"
+            raise RequestRefused(
+                422, f"{field}: row {number}, decision_time: {quoted(text)} {reason}", "invalid"
+            ) from None
     return times
 
 

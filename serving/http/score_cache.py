@@ -53,7 +53,7 @@ class ScoreCache:
         self.failures = 0
         self.poller = Poller("scores", self.refresh, poll_s)
         self._folder = folder
-        self._seen: object = None
+        self._last_stamp: object = None
         self._seen_facts: object = None
         self._wait = 0
 
@@ -74,9 +74,9 @@ class ScoreCache:
         self._refresh_status()
         stamp = self._stamp()
         self._wait -= 1
-        if stamp == self._seen and (self.served.error is None or self._wait > 0):
+        if stamp == self._last_stamp and (self.served.error is None or self._wait > 0):
             return False
-        self._seen, self._wait = stamp, _RETRY_ROUNDS
+        self._last_stamp, self._wait = stamp, _RETRY_ROUNDS
         try:
             scores = read_scores(self._folder)
         except InputError as error:

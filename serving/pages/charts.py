@@ -42,11 +42,11 @@ class HeatMap:
 
 def draw(rows: Sequence[FleetRow], fleet: ScoredFleet, now: datetime) -> HeatMap:
     """Draw nodes by rack, in natural order of names."""
-    drawn = list(rows)
-    if len(drawn) > MOST_NODES:
-        drawn = sorted(drawn, key=lambda row: row.tier == _CLEAR)[:MOST_NODES]
+    rows_drawn = list(rows)
+    if len(rows_drawn) > MOST_NODES:
+        rows_drawn = sorted(rows_drawn, key=lambda row: row.tier == _CLEAR)[:MOST_NODES]
     racks: dict[str, list[FleetRow]] = {}
-    for row in sorted(drawn, key=lambda drawn_row: drawn_row.order):
+    for row in sorted(rows_drawn, key=lambda drawn_row: drawn_row.order):
         racks.setdefault(row.place.rack, []).append(row)
     first = True
     blocks = []
@@ -56,22 +56,22 @@ def draw(rows: Sequence[FleetRow], fleet: ScoredFleet, now: datetime) -> HeatMap
             parts.append(_node(row, fleet.scores.nodes[row.node], now, first=first))
             first = False
         blocks.append((rack, Markup("".join(parts))))  # noqa: S704 - every name in it is escaped
-    return HeatMap(blocks, len(drawn), len(rows) - len(drawn))
+    return HeatMap(blocks, len(rows_drawn), len(rows) - len(rows_drawn))
 
 
 def _node(row: FleetRow, records: Sequence[RiskRecord], now: datetime, *, first: bool) -> str:
     """Draw a node; the whole map is one tab stop, in which the arrow keys move between nodes."""
     label = escape(f"{row.node}: {row.tier}" + ("" if row.risk is None else f", {percent(row.risk)}"))
     columns = 1 if len(records) == 1 else math.ceil(len(records) / 2)
-    rest = "" if first else ' tabindex="-1"'
+    focus = "" if first else ' tabindex="-1"'
     place = quote(row.node, safe="")
-    head = f'<a class="b{min(columns, 8)}" href="/nodes/{place}"{rest} title="{label}" aria-label="{label}">'
+    head = f'<a class="b{min(columns, 8)}" href="/nodes/{place}"{focus} title="{label}" aria-label="{label}">'
     cells = list(_cells(records, columns, now))
     if not cells:
         return f"{head}</a>"
     lines = 1 if len(records) == 1 else 2
-    drawn = f'<svg viewBox="0 0 {columns} {lines}" preserveAspectRatio="none" aria-hidden="true">{"".join(cells)}</svg>'
-    return f"{head}{drawn}</a>"
+    svg = f'<svg viewBox="0 0 {columns} {lines}" preserveAspectRatio="none" aria-hidden="true">{"".join(cells)}</svg>'
+    return f"{head}{svg}</a>"
 
 
 def _cells(records: Sequence[RiskRecord], columns: int, now: datetime) -> Iterable[str]:
@@ -117,8 +117,8 @@ def risk_chart(
     low = min(0.1, 10 ** math.floor(math.log10(max(_FLOOR, min(known, default=_FLOOR)))))
     width = max((last - first).total_seconds(), 1.0)
 
-    def x(when: datetime) -> float:
-        return round(_LEFT + (when - first).total_seconds() / width * (_WIDTH - _LEFT - _RIGHT), 1)
+    def x(instant: datetime) -> float:
+        return round(_LEFT + (instant - first).total_seconds() / width * (_WIDTH - _LEFT - _RIGHT), 1)
 
     def y(risk: float) -> float:
         share = math.log(max(risk, low) / low) / math.log(1 / low)
@@ -148,18 +148,21 @@ def risk_chart(
                 f"<title>{title}</title></circle>"
             )
     ends = [0.0] * _LINES  # where the last label of each line ends
-    for annotation in sorted((one for one in annotations if one.at >= first), key=lambda one: one.at):
-        at, width_px = x(annotation.at), 3 + _LETTER_PX * len(annotation.label)
-        side, start = ("end", at - width_px) if at + width_px > _WIDTH else ("start", at)
+    for annotation in sorted(
+        (annotation_at for annotation_at in annotations if annotation_at.at >= first),
+        key=lambda annotation_at: annotation_at.at,
+    ):
+        x_px, width_px = x(annotation.at), 3 + _LETTER_PX * len(annotation.label)
+        side, start = ("end", x_px - width_px) if x_px + width_px > _WIDTH else ("start", x_px)
         free = next((line for line, end in enumerate(ends) if end <= start), None)
         text = ""
         if free is not None:  # without room for a label there is only the title
             ends[free] = start + width_px
-            label_x, height = at - 3 if side == "end" else at + 3, _TOP + 10 + 12 * free
+            label_x, height = x_px - 3 if side == "end" else x_px + 3, _TOP + 10 + 12 * free
             text = f'<text class="tick {side}" x="{label_x}" y="{height}">{escape(annotation.label)}</text>'
         parts.append(
             f'<g class="annotation {escape(annotation.kind)}"><title>{escape(annotation.title)}</title>'
-            f'<path d="M{at} {_TOP}V{_HEIGHT - _BOTTOM}"/>{text}</g>'
+            f'<path d="M{x_px} {_TOP}V{_HEIGHT - _BOTTOM}"/>{text}</g>'
         )
     return Markup("".join([*parts, "</svg>"]))  # noqa: S704 - every text in it is escaped or our own
 
@@ -216,5 +219,5 @@ def _days(first: datetime, last: datetime) -> list[datetime]:
     """Return the UTC midnights to mark, at most eight."""
     start = datetime.combine(first.astimezone(UTC).date(), datetime.min.time(), UTC) + timedelta(days=1)
     count = (last - start).days + 1
-    every = max(1, -(-count // 8))
-    return [start + timedelta(days=day) for day in range(0, max(count, 0), every)]
+    interval = max(1, -(-count // 8))
+    return [start + timedelta(days=day) for day in range(0, max(count, 0), interval)]

@@ -173,5 +173,5 @@ def _gpu(record: RiskRecord, place: UnitPlace, now: datetime) -> FleetRow:
     )
 
 
-def _searched(name: str, place: UnitPlace, *more: str) -> str:
-    return "\n".join((name, place.rack, place.group, place.cluster, place.model, *more)).lower()
+def _searched(name: str, place: UnitPlace, *words: str) -> str:
+    return "\n".join((name, place.rack, place.group, place.cluster, place.model, *words)).lower()

@@ -34,11 +34,11 @@ def percent(value: float | None) -> str:
     return f"{scaled:.{digits}f} %"
 
 
-def instant(when: datetime | str | None) -> str:
+def instant(value: datetime | str | None) -> str:
     """Format a time, or an ISO 8601 text, to the minute: ``2026-01-01 06:00 UTC``."""
-    if when is None:
+    if value is None:
         return "not known"
-    time = datetime.fromisoformat(when) if isinstance(when, str) else when
+    time = datetime.fromisoformat(value) if isinstance(value, str) else value
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 

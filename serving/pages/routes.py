@@ -20,7 +20,7 @@ from foundation.server.problems import RequestRefused
 from policy.risk_record import format_utc
 from policy.tiers import TIERS, UNKNOWN, node_risk
 from serving.http.application import PASSWORD, TOKEN, refusals
-from serving.http.bodies import as_json, shown
+from serving.http.bodies import as_json, quoted
 from serving.http.limits import ThreadWork
 from serving.http.metrics import fitted_at
 from serving.http.schemas import Query as QueryModel
@@ -142,10 +142,10 @@ class FleetPages:
 
         return handle
 
-    def _frame(self, here: str | None = None) -> dict[str, Any]:
+    def _frame(self, page: str | None = None) -> dict[str, Any]:
         """Return the template values that all pages share."""
         return {
-            "here": here,
+            "here": page,
             "has_ledger": self.ledger is not None,
             "notice": None if self.notice is None else self.notice(),
             "now": self.clock(),
@@ -159,7 +159,7 @@ class FleetPages:
         matching = select(rows, query)
         shown_rows = matching[query.offset : query.offset + query.limit]
         matching_nodes = {row.node for row in matching}
-        seen = {place.rack for place in places.values()}, {place.group for place in places.values()}
+        groups = {place.rack for place in places.values()}, {place.group for place in places.values()}
         return page(
             request,
             "fleet",
@@ -173,8 +173,8 @@ class FleetPages:
             verdicts=self._verdicts(),
             shades=range(1, SHADES + 1),
             map=draw([row for row in nodes if row.node in matching_nodes], fleet, now),
-            racks=sorted((rack for rack in seen[0] if rack), key=natural),
-            groups=sorted((group for group in seen[1] if group), key=natural),
+            racks=sorted((rack for rack in groups[0] if rack), key=natural),
+            groups=sorted((group for group in groups[1] if group), key=natural),
             tiers=[*reversed(TIERS), UNKNOWN],
             counts=node_tiers if query.show == "nodes" else gpu_tiers,
             tier_counts=[(tier, gpu_tiers[tier], node_tiers[tier]) for tier in (*reversed(TIERS), UNKNOWN)],
@@ -198,10 +198,12 @@ class FleetPages:
         alerts = [] if outcomes is None else outcomes["alerts"]
         return {alert["node"]: alert for alert in sorted(alerts, key=lambda alert: alert["at"])}
 
-    def _timeline(self, node: str, past: Mapping[str, Sequence[PastScore]], alerts: Sequence[Mapping[str, Any]]) -> Any:
+    def _timeline(
+        self, node: str, history: Mapping[str, Sequence[PastScore]], alerts: Sequence[Mapping[str, Any]]
+    ) -> Any:
         """Draw a node's risk with actions and failures; None if no score is stored."""
         decided: dict[datetime, list[PastScore]] = {}
-        for scores in past.values():
+        for scores in history.values():
             for score in scores:
                 decided.setdefault(score.decided, []).append(score)
         thresholds = self.newest.fleet(_RETRY_S).thresholds
@@ -250,9 +252,9 @@ class FleetPages:
         fleet, now, places = self.newest.fleet(_RETRY_S), self.clock(), self.newest.served.facts.places
         state = fleet.state(node, now)
         if state is None:
-            raise RequestRefused(404, f"there is no score of node {shown(node)}", "node")
+            raise RequestRefused(404, f"there is no score of node {quoted(node)}", "node")
         records = fleet.scores.nodes[state.node]
-        past = past_scores(self.scores, [record.unit for record in records])
+        history = past_scores(self.scores, [record.unit for record in records])
         alerts = self._recent_alerts(state.node)
         return page(
             request,
@@ -262,7 +264,7 @@ class FleetPages:
             expired=fleet.expired(now),
             state=state,
             units=[
-                (record, record.status == "ok" and not record.expired(now), spark(past[record.unit]))
+                (record, record.status == "ok" and not record.expired(now), spark(history[record.unit]))
                 for record in records
             ],
             place=next((places[record.unit] for record in records if record.unit in places), NOWHERE),
@@ -270,9 +272,9 @@ class FleetPages:
                 (record.sample_age_seconds for record in records if record.sample_age_seconds is not None), default=None
             ),
             since_s=max((now - fleet.scores.decided).total_seconds(), 0.0),
-            decisions=max((len(scores) for scores in past.values()), default=0),
+            decisions=max((len(scores) for scores in history.values()), default=0),
             recent_alerts=alerts,
-            timeline=self._timeline(state.node, past, alerts or ()),
+            timeline=self._timeline(state.node, history, alerts or ()),
             **self._telemetry([record.unit for record in records]),
         )
 
@@ -280,8 +282,8 @@ class FleetPages:
         fleet, now = self.newest.fleet(_RETRY_S), self.clock()
         record = fleet.unit(gpu)
         if record is None:
-            raise RequestRefused(404, f"there is no score of GPU {shown(gpu)}", "gpu")
-        past = past_scores(self.scores, [record.unit])[record.unit]
+            raise RequestRefused(404, f"there is no score of GPU {quoted(gpu)}", "gpu")
+        history = past_scores(self.scores, [record.unit])[record.unit]
         named = () if fleet.thresholds is None else fleet.thresholds.thresholds.items()
         bounds = {str(tier): value for tier, value in named if value is not None}
         return page(
@@ -293,8 +295,10 @@ class FleetPages:
             holds=record.status == "ok" and not record.expired(now),
             place=self.newest.served.facts.places.get(record.unit, NOWHERE),
             since_s=max((now - record.decision_time).total_seconds(), 0.0),
-            past=past,
-            chart=risk_chart(past, bounds, f"Risk of {record.unit} over {len(past)} decisions") if past else None,
+            past=history,
+            chart=risk_chart(history, bounds, f"Risk of {record.unit} over {len(history)} decisions")
+            if history
+            else None,
             recent_alerts=self._recent_alerts(record.node),
             **self._telemetry([record.unit]),
         )
@@ -302,12 +306,12 @@ class FleetPages:
     def _telemetry(self, units: Iterable[str]) -> dict[str, Any]:
         """Draw the telemetry behind the reasons of units."""
         facts = self.newest.served.facts
-        drawn = []
+        charts = []
         for unit in units:
             for channel, values in facts.courses.get(unit, {}).items():
                 if known := [value for value in values if value is not None]:
-                    drawn.append((unit, channel, course(values), min(known), max(known), known[-1]))
-        return {"telemetry": drawn, "data_end": facts.data_end}
+                    charts.append((unit, channel, course(values), min(known), max(known), known[-1]))
+        return {"telemetry": charts, "data_end": facts.data_end}
 
     def _recent_alerts(self, node: str) -> list[Mapping[str, Any]] | None:
         """Return the alerts on a node in the last 30 days; None: not evaluated yet."""
@@ -377,15 +381,17 @@ def drains_came_to(drains: Sequence[Mapping[str, Any]], alerts: Sequence[Mapping
 
     ``drains``: ``at``, ``node``, ``worth``. ``alerts``: newest first; the last one before a drain gives its outcome.
     """
-    came: dict[str, float] = {"right": 0, "wrong": 0, "open": 0, "saved": 0.0, "lost": 0.0}
+    totals: dict[str, float] = {"right": 0, "wrong": 0, "open": 0, "saved": 0.0, "lost": 0.0}
     for drain in drains:
-        began, worth = datetime.fromisoformat(drain["at"]), drain["worth"]
-        before = (a for a in alerts if a["node"] == drain["node"] and datetime.fromisoformat(a["at"]) <= began)
-        verdict = next((alert["verdict"] for alert in before), "open")
+        drained_at, worth = datetime.fromisoformat(drain["at"]), drain["worth"]
+        earlier_alerts = (
+            a for a in alerts if a["node"] == drain["node"] and datetime.fromisoformat(a["at"]) <= drained_at
+        )
+        verdict = next((alert["verdict"] for alert in earlier_alerts), "open")
         if worth is not None and verdict == "right" and worth["risk"] > 0:
-            came["right"], came["saved"] = came["right"] + 1, came["saved"] + worth["saved"] / worth["risk"]
+            totals["right"], totals["saved"] = totals["right"] + 1, totals["saved"] + worth["saved"] / worth["risk"]
         elif worth is not None and verdict == "wrong" and worth["risk"] < 1:
-            came["wrong"], came["lost"] = came["wrong"] + 1, came["lost"] + worth["lost"] / (1 - worth["risk"])
+            totals["wrong"], totals["lost"] = totals["wrong"] + 1, totals["lost"] + worth["lost"] / (1 - worth["risk"])
         else:
-            came["open"] += 1
-    return came
+            totals["open"] += 1
+    return totals

@@ -59,24 +59,24 @@ def _courses(scores: Path, dataset: Dataset) -> dict[str, dict[str, list[float |
     """Read the telemetry behind the reasons of the riskiest units: hourly means, or hourly increases of counters."""
     _, newest = decision_folders(scores)[-1]
     records = pq.read_table(newest / PARQUET, columns=["unit", "node", "risk", "reasons"]).to_pylist()
-    wanted: dict[str, list[str]] = {}
+    units_of: dict[str, list[str]] = {}
     of_bucket: defaultdict[int, list[str]] = defaultdict(list)
     for record in sorted(records, key=lambda record: -(record["risk"] or 0.0)):
         named = dict.fromkeys(reason.get("channel") for reason in record["reasons"])
         channels = [name for name in named if name in dataset.schema.names]
-        if channels and len(wanted) < _MOST_COURSES:
-            wanted[record["unit"]] = channels
+        if channels and len(units_of) < _MOST_COURSES:
+            units_of[record["unit"]] = channels
             of_bucket[dataset.bucket_of(record["node"])].append(record["unit"])
     key, end, catalogue = dataset.meta.unit, dataset.meta.span[1], resolve_channels({})
     courses: dict[str, dict[str, list[float | None]]] = {}
     for bucket, units in of_bucket.items():
-        names = sorted({name for unit in units for name in wanted[unit]})
+        names = sorted({name for unit in units for name in units_of[unit]})
         samples = dataset.read_bucket(bucket, [key, "timestamp", *names], since=end - COURSE, until=end).to_pandas()
         hour = (samples["timestamp"] - pd.Timestamp(end - COURSE)) // pd.Timedelta(hours=1)
         for unit in units:
             rows = samples[key] == unit
             course: dict[str, list[float | None]] = {}
-            for name in wanted[unit]:
+            for name in units_of[unit]:
                 values = samples.loc[rows, name].astype("float64")
                 rises = name in catalogue and catalogue[name].kind == "counter"
                 by_hour = (values.diff().clip(lower=0) if rises else values).groupby(hour[rows])
@@ -125,14 +125,14 @@ def outcomes_of(
     decisions = _decisions(scores, data_end - WINDOW, data_end)
     installations = Installations.of(inventory)
     incidents = find_incidents(events, inventory, labels, data_end=data_end)
-    sure = counted(incidents)
+    certain = counted(incidents)
     placed = _at_nodes(happenings_of(events, installations, incidents), installations)
     if labels.acts_on == "unit":
-        decisions = [(when, horizon, raised.assign(node=raised["unit"])) for when, horizon, raised in decisions]
-        sure = sure.assign(node=sure["unit"])
+        decisions = [(time, horizon, alerted.assign(node=alerted["unit"])) for time, horizon, alerted in decisions]
+        certain = certain.assign(node=certain["unit"])
         placed = ((unit, happening) for _, unit, happening in happenings_of(events, installations, incidents))
     onsets: dict[str, list[tuple[datetime, str]]] = {}
-    for node, start, kind in zip(sure["node"], sure["start"], sure["failure_class"], strict=True):
+    for node, start, kind in zip(certain["node"], certain["start"], certain["failure_class"], strict=True):
         onsets.setdefault(str(node), []).append((start.to_pydatetime(), str(kind)))
     happenings: dict[str, list[Happening]] = {}
     for node, happening in placed:
@@ -169,7 +169,7 @@ def outcomes_of(
             for tier in sorted({alert["tier"] for alert in alerts})
         },
         "weeks": _by_week(alerts),
-        **_recall(decisions, sure[sure["start"] <= data_end], labels.gap, drain_horizon),
+        **_recall(decisions, certain[certain["start"] <= data_end], labels.gap, drain_horizon),
         "lead_hours": None if not leads else {"median": median(leads), "least": leads[0], "greatest": leads[-1]},
         "alerts": listed,
         "not_listed": len(alerts) - len(listed),
@@ -214,8 +214,8 @@ def _counted(alerts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _by_week(alerts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     weeks: dict[str, list[Mapping[str, Any]]] = {}
     for alert in alerts:
-        at = datetime.fromisoformat(alert["at"])
-        weeks.setdefault(f"{at - timedelta(days=at.weekday()):%Y-%m-%d}", []).append(alert)
+        time = datetime.fromisoformat(alert["at"])
+        weeks.setdefault(f"{time - timedelta(days=time.weekday()):%Y-%m-%d}", []).append(alert)
     ordered = sorted(weeks)
     so_far = [[alert for week in ordered[: number + 1] for alert in weeks[week]] for number in range(len(ordered))]
     return [
@@ -226,23 +226,23 @@ def _by_week(alerts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _recall(
     decisions: Sequence[tuple[datetime, float, pd.DataFrame]],
-    sure: pd.DataFrame,
+    certain: pd.DataFrame,
     gap: timedelta,
     drain_horizon: timedelta,
 ) -> dict[str, Any]:
     """Count the incidents within the horizon of a decision, and those preceded by an alert."""
     if not decisions:
         return {"incidents": 0, "caught": 0, "by_class": {}}
-    first = np.array([when.timestamp() for when, _, _ in decisions]) + gap.total_seconds()
+    first = np.array([time.timestamp() for time, _, _ in decisions]) + gap.total_seconds()
     horizons = np.array([horizon for _, horizon, _ in decisions])
     last, reached = first + horizons, first + np.maximum(horizons, drain_horizon.total_seconds())
-    raised = [set(frame["node"]) for _, _, frame in decisions]
+    alerted_nodes = [set(frame["node"]) for _, _, frame in decisions]
     outcomes = []
-    for _, incident in sure.groupby("node_incident", sort=True):
+    for _, incident in certain.groupby("node_incident", sort=True):
         node, start = str(incident["node"].iloc[0]), incident["start"].min().timestamp()
         after = first < start
         if (after & (start <= last)).any():
-            alerted = after & (start <= reached) & np.array([node in nodes for nodes in raised])
+            alerted = after & (start <= reached) & np.array([node in nodes for nodes in alerted_nodes])
             lead_s = start - first[alerted].min() + gap.total_seconds() if alerted.any() else math.nan
             classes = set(map(str, incident["failure_class"]))
             outcomes.append((int(incident["common_cause"].iloc[0]), bool(alerted.any()), lead_s / 3600, classes))
@@ -256,24 +256,24 @@ def _recall(
 
 def _of_causes(outcomes: Sequence[tuple[int, bool, float, set[str]]]) -> dict[str, Any]:
     cause = np.array([row[0] for row in outcomes], dtype=np.int64)
-    _, right = caught_causes(cause, np.array([row[1] for row in outcomes], dtype=np.bool_))
-    return {"incidents": len(right), "caught": int(right.sum())}
+    _, hits = caught_causes(cause, np.array([row[1] for row in outcomes], dtype=np.bool_))
+    return {"incidents": len(hits), "caught": int(hits.sum())}
 
 
 def _decisions(scores: Path, since: datetime, until: datetime) -> list[tuple[datetime, float, pd.DataFrame]]:
     """Read the decisions of a period, oldest first: decision time, horizon in seconds, and the alerting records."""
     decisions = []
-    for when, folder in decision_folders(scores):
-        if not since <= when <= until:
+    for time, folder in decision_folders(scores):
+        if not since <= time <= until:
             continue
         try:
             frame = pq.read_table(folder / PARQUET, columns=_COLUMNS).to_pandas()
         except (FileNotFoundError, pa.ArrowInvalid):  # being replaced or pruned, or of an older format
             continue
-        raised = frame["tier"].isin(ALERTED) | frame["alert"]
+        is_alert = frame["tier"].isin(ALERTED) | frame["alert"]
         horizon = float(frame["horizon_seconds"].iloc[0]) if len(frame) else 0.0
         if horizon > 0:
-            decisions.append((when, horizon, frame[raised]))
+            decisions.append((time, horizon, frame[is_alert]))
     return decisions
 
 
@@ -282,22 +282,22 @@ def _alerts(
 ) -> Iterator[tuple[Alert, str, float | None]]:
     """Yield the alerts that open an episode, each with its tier and risk at the time."""
     frames = [
-        raised.assign(at=when, reach=max(timedelta(seconds=horizon), drain_horizon) + gap)
-        for when, horizon, raised in decisions
+        alerted.assign(at=time, reach=max(timedelta(seconds=horizon), drain_horizon) + gap)
+        for time, horizon, alerted in decisions
     ]
     if not frames:
         return
-    raised = pd.concat(frames, ignore_index=True)
-    raised["place"] = raised["tier"].map({tier: place for place, tier in enumerate(TIERS)}).fillna(-1)
-    raised = raised.sort_values(["at", "place", "risk", "unit"], ascending=[True, False, False, True], kind="stable")
-    raised = raised.drop_duplicates(["at", "node"], ignore_index=True)  # the worst unit represents its node
-    reach_ms = (raised["reach"] / timedelta(milliseconds=1)).to_numpy(dtype=np.int64)
-    opened = openings(pd.factorize(raised["node"])[0], milliseconds(raised["at"], "decision_time"), reach_ms)
-    for row in raised[opened].itertuples():
+    alerted = pd.concat(frames, ignore_index=True)
+    alerted["place"] = alerted["tier"].map({tier: place for place, tier in enumerate(TIERS)}).fillna(-1)
+    alerted = alerted.sort_values(["at", "place", "risk", "unit"], ascending=[True, False, False, True], kind="stable")
+    alerted = alerted.drop_duplicates(["at", "node"], ignore_index=True)  # the worst unit represents its node
+    reach_ms = (alerted["reach"] / timedelta(milliseconds=1)).to_numpy(dtype=np.int64)
+    starts = openings(pd.factorize(alerted["node"])[0], milliseconds(alerted["at"], "decision_time"), reach_ms)
+    for row in alerted[starts].itertuples():
         # A unit that only the model selects may have any tier; the evaluation ignores the alert's tier.
-        asked: Tier = "high" if row.tier == "high" else "elevated"
+        alert_tier: Tier = "high" if row.tier == "high" else "elevated"
         known = None if pd.isna(row.risk) else float(row.risk)
-        alert = Alert(str(row.unit), "", asked, row.at.to_pydatetime(), row.reach.to_pytimedelta(), str(row.node))
+        alert = Alert(str(row.unit), "", alert_tier, row.at.to_pydatetime(), row.reach.to_pytimedelta(), str(row.node))
         yield alert, str(row.tier), known
 
 
@@ -324,8 +324,8 @@ def happenings_of(
     }
     for kind, chosen in kinds.items():
         for position, code in zip(*facts.at_units(chosen, installations), strict=True):
-            known, at = from_ms(int(facts.known[position])), from_ms(int(facts.time[position]))
-            yield known, str(installations.units[code]), Happening(kind, at)
+            known, happened_at = from_ms(int(facts.known[position])), from_ms(int(facts.time[position]))
+            yield known, str(installations.units[code]), Happening(kind, happened_at)
     for code, time in zip(*installations.leaves(), strict=True):
         left_at = from_ms(int(time))
         yield left_at, str(installations.units[code]), Happening("left", left_at)

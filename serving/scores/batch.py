@@ -67,7 +67,7 @@ def score_decision(
     Raises ``InputError`` if no decision is due, the bundle does not match the dataset, another run is in progress, or
     the disk is full.
     """
-    began = time.monotonic()
+    started_s = time.monotonic()
     now = clock()
     config = live_config(model.bundle, dataset.meta)
     t = due_decision(config, now) if at is None else asked_decision(config, at, now)
@@ -78,7 +78,7 @@ def score_decision(
             if summary is None:
                 issued_at = now.astimezone(UTC).replace(microsecond=0)
                 records, summary = _score(dataset, model, config, settings, tiers or TierThresholds(), t, issued_at)
-                summary = summary | {"duration_seconds": round(time.monotonic() - began, 3)}
+                summary = summary | {"duration_seconds": round(time.monotonic() - started_s, 3)}
                 write_decision(swap.path, records, summary)
                 swap.commit()
                 written = True
@@ -146,10 +146,10 @@ def _score(
     records += [record(unit, node, None, sample_age_seconds=None, completeness=0.0) for unit, node in idle]
     records.sort(key=lambda entry: (entry.rank is None, entry.rank or 0, entry.unit))
     fitted = model.bundle.fitted
-    usable = rows.values[[why is None for why in rows.why]]
+    usable = rows.values[[reason is None for reason in rows.why]]
     newest = None if rows.newest_ms is None else from_ms(rows.newest_ms)
     counted = Counter(record.tier for record in records)
-    why = Counter(record.unknown_reason for record in records if record.unknown_reason is not None)
+    unknown_reasons = Counter(record.unknown_reason for record in records if record.unknown_reason is not None)
     summary = {
         "format": FORMAT,
         "decision_time": format_utc(t),
@@ -166,7 +166,7 @@ def _score(
         "tiers": {name: counted[name] for name in (*TIERS, UNKNOWN)},
         "alerts": sum(record.alert for record in records),
         "alert_budget": fitted.k,
-        "unknown_reasons": dict(why.most_common(_REASONS_COUNTED)),
+        "unknown_reasons": dict(unknown_reasons.most_common(_REASONS_COUNTED)),
         "thresholds": dict(chosen.thresholds.items()),
         "threshold_sources": dict(chosen.sources),
         "newest_sample": None if newest is None else format_utc(newest),
@@ -223,12 +223,12 @@ def asked_decision(config: MatrixConfig, at: datetime, now: datetime) -> datetim
     Raises ``InputError`` if it is off the decision grid, outside the dataset, or in the future.
     """
     at = at.astimezone(UTC)
-    before = _floor(at, config)
-    if before != at:
+    decision = _floor(at, config)
+    if decision != at:
         raise InputError(
             f"{format_utc(at)} is not a decision time of this model",
             "--at",
-            f"Give {format_utc(before)} or {format_utc(before + config.decision.every)}.",
+            f"Give {format_utc(decision)} or {format_utc(decision + config.decision.every)}.",
         )
     first, last = config.span
     if not first <= at <= last:
@@ -253,8 +253,8 @@ def expiry(config: MatrixConfig, t: datetime, issued_at: datetime) -> datetime:
 
 
 def _floor(t: datetime, config: MatrixConfig) -> datetime:
-    origin, every = config.decision.origin, config.decision.every
-    return (origin + (t - origin) // every * every).astimezone(UTC)
+    origin, interval = config.decision.origin, config.decision.every
+    return (origin + (t - origin) // interval * interval).astimezone(UTC)
 
 
 FLEET_UNITS = 2048
@@ -280,9 +280,9 @@ def score_units(
     scored = fitted.score_arrays(values, times, tie, node_codes(rows.keys)[known])[profile]
     risk = fitted.risk(profile, scored.score)
     risks = fitted.risks(profile, scored.score)
-    raised = np.array([thresholds.tier(plain(value)) in RAISED for value in risk], dtype=np.bool_)
-    wanted = np.flatnonzero(raised | scored.alert)
-    explained = wanted[np.lexsort((scored.rank[wanted], -risk[wanted]))][: settings.max_explained]
+    is_raised = np.array([thresholds.tier(plain(value)) in RAISED for value in risk], dtype=np.bool_)
+    candidates = np.flatnonzero(is_raised | scored.alert)
+    explained = candidates[np.lexsort((scored.rank[candidates], -risk[candidates]))][: settings.max_explained]
     noun = "GPUs" if rows.keys["gpu"].notna().any() else "nodes"
     unit_reasons = top_reasons(fitted, profile, values, explained, top=settings.max_reasons, noun=noun)
     reasons = dict(zip(explained.tolist(), unit_reasons, strict=True))
@@ -297,7 +297,7 @@ def score_units(
         }
         for i, row in enumerate(known.tolist())
     }
-    return scores, len(wanted) - len(explained)
+    return scores, len(candidates) - len(explained)
 
 
 def top_reasons(
@@ -319,13 +319,15 @@ def top_reasons(
     of = {column.name: column for column in fitted.columns}
     reasons = []
     for number, row in enumerate(rows.tolist()):
-        weightiest, raised = largest_reasons(attributed[number], values[row], plan, top=top, fleet=fleet, noun=called)
+        weightiest, increases = largest_reasons(
+            attributed[number], values[row], plan, top=top, fleet=fleet, noun=called
+        )
         reasons.append(
             tuple(
                 RiskReason(
                     reason.text,
                     of[reason.column].group,
-                    round(reason.contribution / raised, 4),
+                    round(reason.contribution / increases, 4),
                     None if of[reason.column].group in ("history", "static") else of[reason.column].channel,
                 )
                 for reason in weightiest

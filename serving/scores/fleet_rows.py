@@ -120,13 +120,15 @@ def fleet_rows(
 def in_service(inventory: pd.DataFrame, t_ms: int) -> pd.DataFrame:
     """Return a row for each unit installed at a time, including units that are down, sorted by unit."""
     none = np.zeros(0, dtype=np.int64)
-    never = pd.DataFrame({"unit": pd.array([], dtype="str"), "down_from": instants(none), "down_until": instants(none)})
-    return decision_rows(instants(np.array([t_ms], dtype=np.int64)), inventory, never)
+    no_downtime = pd.DataFrame(
+        {"unit": pd.array([], dtype="str"), "down_from": instants(none), "down_until": instants(none)}
+    )
+    return decision_rows(instants(np.array([t_ms], dtype=np.int64)), inventory, no_downtime)
 
 
-def stale_after(config: MatrixConfig, asked: timedelta) -> timedelta:
-    """Return the age at which a sample becomes stale: ``asked``, but at least two steps plus the delay."""
-    return max(asked, config.features.delay + MIN_STEPS_STALE * config.step)
+def stale_after(config: MatrixConfig, requested: timedelta) -> timedelta:
+    """Return the age at which a sample becomes stale: ``requested``, but at least two steps plus the delay."""
+    return max(requested, config.features.delay + MIN_STEPS_STALE * config.step)
 
 
 def _buckets(
@@ -152,26 +154,26 @@ class RawWindows:
         self._plan, self._config = plan, config
         self._everyone, self._inventory, self._t = everyone, inventory, t
         self._rows = everyone.reset_index(drop=True).groupby("node").indices
-        self._at = {unit: i for i, unit in enumerate(everyone["unit"].tolist())}
+        self._position = {unit: i for i, unit in enumerate(everyone["unit"].tolist())}
         self._values = np.full((len(everyone), plan.steps * len(plan.channels)), np.nan, dtype=np.float32)
 
     def take(self, table: pa.Table) -> None:
         """Extract the windows of a table's nodes; the table must hold all their samples."""
-        wanted = {*key_columns(self._config.unit), *layout_of(self._plan, self._config.channels).numbers}
+        columns = {*key_columns(self._config.unit), *layout_of(self._plan, self._config.channels).numbers}
         rows = [self._rows[node] for node in pc.unique(table.column("node")).to_pylist() if node in self._rows]
-        mine = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *rows]))
+        row_positions = np.sort(np.concatenate([np.zeros(0, dtype=np.int64), *rows]))
         windows = live_windows(
-            table.select([name for name in table.column_names if name in wanted]),
-            self._everyone.iloc[mine],
+            table.select([name for name in table.column_names if name in columns]),
+            self._everyone.iloc[row_positions],
             self._inventory,
             self._t,
             self._config,
         )
-        self._values[mine] = windows.reshape(len(mine), -1)
+        self._values[row_positions] = windows.reshape(len(row_positions), -1)
 
     def of(self, units: Sequence[str]) -> NDArray[np.float32]:
         """Return the windows of units, shape (len(units), steps * channels); NaN: unknown."""
-        return self._values[[self._at[unit] for unit in units]]
+        return self._values[[self._position[unit] for unit in units]]
 
 
 def _unknown_reasons(
@@ -234,8 +236,8 @@ class FreshnessWatch:
             for table in runs:
                 times = epoch_ms(table.column("timestamp"))
                 self._count(table, times)
-                wanted = (times > oldest_ms) & (times <= self._border_ms)
-                recent.append(table if wanted.all() else table.filter(pa.array(wanted)))
+                is_recent = (times > oldest_ms) & (times <= self._border_ms)
+                recent.append(table if is_recent.all() else table.filter(pa.array(is_recent)))
             yield recent
 
     def of(self, nodes: Sequence[str], units: Sequence[str]) -> tuple[Floats, Floats]:
@@ -279,8 +281,8 @@ def _slots_at(inventory: pd.DataFrame, t_ms: int, unit: str) -> dict[str, str | 
     """Return the slot of each unit installed at a time; None if the inventory has none."""
     installed = milliseconds(inventory["installed_at"], "installed_at")
     removed = milliseconds(inventory["removed_at"], "removed_at")
-    here = np.flatnonzero((installed <= t_ms) & (removed > t_ms))
-    here = here[np.argsort(installed[here], kind="stable")]
+    in_service = np.flatnonzero((installed <= t_ms) & (removed > t_ms))
+    in_service = in_service[np.argsort(installed[in_service], kind="stable")]
     names = text(inventory["node" if unit == "node" else "gpu"])
     slots = text(inventory["slot"]) if "slot" in inventory else np.full(len(inventory), None, dtype=object)
-    return {str(names[at]): None if slots[at] is None else str(slots[at]) for at in here.tolist()}
+    return {str(names[index]): None if slots[index] is None else str(slots[index]) for index in in_service.tolist()}

@@ -148,7 +148,7 @@ def past_scores(folder: Path, units: Collection[str]) -> dict[str, list[PastScor
     import pyarrow.parquet as pq
 
     scores: dict[str, list[PastScore]] = {unit: [] for unit in units}
-    wanted = pa.array(scores, pa.string())
+    units = pa.array(scores, pa.string())
     for decided, decision in decision_folders(folder)[-MOST_DECISIONS:]:
         path = decision / "risks.parquet"
         try:
@@ -159,7 +159,7 @@ def past_scores(folder: Path, units: Collection[str]) -> dict[str, list[PastScor
         except (OSError, ValueError) as error:
             _LOG.warning("an earlier decision is left out of the pages: %s: %s", path, error)
             continue
-        for row in table.filter(pc.is_in(table["unit"], value_set=wanted)).to_pylist():
+        for row in table.filter(pc.is_in(table["unit"], value_set=units)).to_pylist():
             scores[row["unit"]].append(PastScore(decided, row["risk"], row["tier"]))
     return scores
 
@@ -292,15 +292,15 @@ def state_of(
     node: str, records: Iterable[RiskRecord], thresholds: ChosenThresholds | None, now: datetime
 ) -> ScoredNode:
     """Return a node's state; unknown and expired records affect neither tier nor risk."""
-    every = list(records)
-    known = [record for record in every if record.status == "ok"]
+    all_records = list(records)
+    known = [record for record in all_records if record.status == "ok"]
     holding = [record for record in known if not record.expired(now)]
     return ScoredNode(
         node,
         tier_of(holding, thresholds),
         node_risk(record.risk for record in holding),
         len(holding),
-        len(every) - len(known),
+        len(all_records) - len(known),
         len(known) - len(holding),
     )
 

@@ -37,7 +37,7 @@ JSON_LINES = "risks.jsonl"
 STATUS = "status.json"
 
 _HIDDEN = re.compile(r"\.(\d{8}T\d{6}Z)\.(building|lock|previous|removing|reading-.*)")
-_OWN = frozenset({LATEST, DECISIONS, STATUS, TEXTFILE, FACTS})
+_RESERVED = frozenset({LATEST, DECISIONS, STATUS, TEXTFILE, FACTS})
 
 _NULLABLE = frozenset({"gpu", "slot", "unknown_reason", "risk", "risks", "score", "rank", "sample_age_seconds"})
 _COLUMNS = {
@@ -83,7 +83,7 @@ class ScoresFolder:
                 raise InputError("the path is a file", str(path), "Choose another folder.")
             path.mkdir(parents=True, exist_ok=True)
             existing = [entry.name for entry in path.iterdir() if not entry.name.startswith(".")]
-            if existing and not _OWN & set(existing):
+            if existing and not _RESERVED & set(existing):
                 raise InputError(
                     f"the path exists and is not a folder of scores ({sorted(existing)[0]})",
                     str(path),
@@ -131,15 +131,15 @@ class ScoresFolder:
         root = self.path / DECISIONS
         oldest = decisions[-1][0] - retention
         pointed = (read_json(self.path / LATEST) or {}).get("decision")
-        gone = [folder for when, folder in decisions[:-1] if when < oldest and folder.name != pointed]
-        for folder in gone:
+        expired = [folder for time, folder in decisions[:-1] if time < oldest and folder.name != pointed]
+        for folder in expired:
             shutil.rmtree(folder, ignore_errors=True)  # readers skip incomplete decisions
         for folder in root.iterdir():
             match = _HIDDEN.fullmatch(folder.name)
             if match is not None and match[1] < stamp(oldest):
                 with contextlib.suppress(InputError):  # it is being written, so it is no leftover
                     FolderSwap(root / match[1]).discard()
-        return len(gone)
+        return len(expired)
 
 
 def write_decision(folder: Path, records: Sequence[RiskRecord], summary: Mapping[str, Any]) -> None:
@@ -204,18 +204,18 @@ def record_attempt(
     last success) and its ``notes``. A run whose decision was scored before counts as a success.
     Raises ``InputError`` if the disk is full.
     """
-    before = read_json(scores.path / STATUS) or {}
+    previous = read_json(scores.path / STATUS) or {}
     _, newest = scores.newest()
-    failures = before.get("consecutive_failures")
+    failures = previous.get("consecutive_failures")
     status = {
         "format": FORMAT,
         "last_attempt": format_utc(at),
-        "last_success": before.get("last_success") if result is None else format_utc(at),
+        "last_success": previous.get("last_success") if result is None else format_utc(at),
         "error": error,
         "consecutive_failures": 0 if result is not None else (failures if isinstance(failures, int) else 0) + 1,
         "decision": None if newest is None else newest.get("decision_time"),
-        "lag_seconds": before.get("lag_seconds") if result is None else _behind_s(result, newest),
-        "notes": before.get("notes", []) if result is None else list(result.notes),
+        "lag_seconds": previous.get("lag_seconds") if result is None else _behind_s(result, newest),
+        "notes": previous.get("notes", []) if result is None else list(result.notes),
     }
     write_json(scores.path / STATUS, status)
     try:

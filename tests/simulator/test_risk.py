@@ -20,7 +20,9 @@ Fleet = Callable[..., Simulation]
 def risks(simulation: Simulation) -> tuple[HiddenRows, np.ndarray, np.ndarray]:
     """Hidden rows whose interval ends in time, their risks, and what came."""
     parameters, clock = simulation.parameters, simulation.clock
-    rows = hidden_rows(simulation.nodes, simulation.lives, simulation.laws, clock, every=parameters.risk_every_h * HOUR)
+    rows = hidden_rows(
+        simulation.nodes, simulation.lives, simulation.laws, clock, interval=parameters.risk_every_h * HOUR
+    )
     risk = true_risk(rows, simulation.laws, parameters, clock)
     table = failure_rows(simulation)
     failures = pd.DataFrame({"unit": table[:, 0] << 32 | table[:, 1] << 24 | table[:, 2], "start": table[:, 3]})

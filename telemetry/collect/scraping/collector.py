@@ -139,7 +139,7 @@ class ScrapeSettings:
             raise InputError(
                 f"a timeout of {self.timeout_s:g} s is longer than the interval of {self.interval_s:g} s",
                 "--timeout",
-                "Give a timeout of at most the interval: two scrapes of one target never overlap.",
+                "Give a timeout of at most the interval, because scrapes of a target must not overlap.",
             )
 
 

@@ -251,6 +251,8 @@ AT_REST = [
     NodeObject("n", conditions={"DrainScheduled": "True"}),
     with_taints("karpenter.sh/unregistered", "NoExecute"),
     with_taints("node.cloudprovider.kubernetes.io/uninitialized"),
+    with_taints("node.deckhouse.io/uninitialized"),
+    NodeObject("n", annotations={"update.node.deckhouse.io/draining": "bashible"}),
     with_taints("node.cilium.io/agent-not-ready", "NoExecute"),
     with_taints("ebs.csi.aws.com/agent-not-ready"),
     with_taints("autoscaling.cast.ai/draining"),
@@ -285,6 +287,7 @@ IN_REPAIR = [
     with_taints("node.coreweave.cloud/evict"),
     NodeObject("n", {"node.coreweave.cloud/state": "triage"}),
     with_taints("amd-gpu-unhealthy"),
+    with_taints("drbd.linbit.com/lost-quorum"),
 ]
 NOBODYS = [
     with_taints("nvidia.com/gpu"),

@@ -19,12 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict
 
 from foundation.files import disk_errors
-from foundation.yaml import read_yaml
 from telemetry.dataset.layout import write_small
 from telemetry.importing.samples.block import Block, ChannelValues
+from telemetry.importing.samples.instrument_rules import RULES, Least
 from telemetry.importing.samples.pages import Pages
 
 STATE_NAME: Final = "instruments.parquet"
@@ -40,60 +39,9 @@ DEAD_CHANNEL: Final = "dead field"
 _MINUTE_MS: Final = 60_000
 _NEVER: Final = -1
 
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Least(_Model):
-    """Minimum number of samples and minutes before a condition counts as detected."""
-
-    samples: int
-    minutes: int
-
-
-class _Frozen(_Model):
-    vanished: Least
-    energy: Least
-    load: Least
-    page: Least
-
-
-class _DeviceFields(_Model):
-    fewest: int
-    channels: tuple[str, ...]
-
-
-class _Activity(Least):
-    channels: tuple[str, ...]
-    busy_pct: float
-
-
-class InstrumentRules(_Model):
-    """Content of ``instruments.yaml``."""
-
-    power: tuple[str, ...]
-    temperature: tuple[str, ...]
-    load: str
-    energy: str
-    page_age: str
-    device_fields: _DeviceFields
-    frozen: _Frozen
-    activity: _Activity
-    kept: tuple[str, ...]
-
-    @property
-    def fluctuating(self) -> tuple[str, ...]:
-        """Channels that fluctuate on every healthy GPU."""
-        return *self.power, *self.temperature
-
-
-RULES: Final = InstrumentRules.model_validate(
-    read_yaml(Path(__file__).with_name("instruments.yaml").read_text(encoding="utf-8"))
-)
-
 _SERIES: Final = (*RULES.fluctuating, RULES.load, RULES.energy)
 _ACTIVITY: Final = RULES.activity.channels
+_LASTING: Final = {name: f"{name}_above_zero_ms" for name in RULES.lasting_counters.channels}
 _NUMBERS: Final = ("last_ms", "since_ms", "samples", "fields_before", "fields")
 STATE: Final = pa.schema(
     [
@@ -102,6 +50,7 @@ STATE: Final = pa.schema(
         pa.field("is_frozen", pa.bool_(), nullable=False),
         *(pa.field(name, pa.float64()) for name in _SERIES),
         *(pa.field(f"{name}_zero_{what}", pa.int64()) for name in _ACTIVITY for what in ("samples", "since_ms")),
+        *(pa.field(name, pa.int64()) for name in _LASTING.values()),
         pa.field("stretches_ms", pa.list_(pa.int64()), nullable=False),
     ]
 )
@@ -159,6 +108,7 @@ class Instruments:
             **{name: column(name, np.nan, np.float64) for name in _SERIES},
             **{f"{name}_zero_samples": column(f"{name}_zero_samples", 0, np.int64) for name in _ACTIVITY},
             **{f"{name}_zero_since_ms": column(f"{name}_zero_since_ms", _NEVER, np.int64) for name in _ACTIVITY},
+            **{name: column(name, _NEVER, np.int64) for name in _LASTING.values()},
         }
         for code, row in known:
             ends = row["stretches_ms"]
@@ -187,6 +137,7 @@ class Instruments:
             self._follow_zeros(name, block, rows[~is_apart], marks)
         if is_apart.any():
             onsets = np.sort(np.append(onsets, self._follow_pages(block, rows[is_apart], frozen, dead)))
+        dead |= {name: self._dropped_to_zero(name, block, rows) for name in _LASTING if name in block.series}
         last = _ends(block.unit[rows])
         self._state["last_ms"][block.unit[rows[last]]] = block.ms[rows[last]]
         return InstrumentFindings(frozen, onsets, dead)
@@ -319,6 +270,22 @@ class Instruments:
         units = block.unit[rows[_ends(block.unit[rows])]]
         self._state[samples_name][units] = samples[join.ends]
         self._state[since_name][units] = begin_ms[join.ends]
+
+    def _dropped_to_zero(self, name: str, block: Block, rows: _Ints) -> _Bools:
+        """Return the rows in which a counter that the board stores is zero, shortly after it was above zero."""
+        dead = np.zeros(len(block), np.bool_)
+        values = _column(block, name, rows)
+        rows, values = rows[~np.isnan(values)], values[~np.isnan(values)]
+        if len(rows):
+            ms, state, join = block.ms[rows], self._state[_LASTING[name]], _Joined.of(block.unit[rows])
+            above_zero_ms = join(state, np.where(values > 0, ms, _NEVER))
+            is_latest = join.is_head | (above_zero_ms != _NEVER)
+            above_zero_ms = above_zero_ms[np.maximum.accumulate(np.where(is_latest, join.position, 0))]
+            state[join.units] = above_zero_ms[join.ends]
+            since_ms = above_zero_ms[join.rows]
+            is_recent = ms - since_ms < RULES.lasting_counters.minutes * _MINUTE_MS
+            dead[rows] = (values == 0) & (since_ms != _NEVER) & is_recent
+        return dead
 
     def table(self) -> pa.Table:
         """Return the state as :data:`STATE`, one row per unit with samples."""

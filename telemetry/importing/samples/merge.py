@@ -18,11 +18,11 @@ from telemetry.dataset.store import Dataset
 from telemetry.importing.event_runs import event_frame
 from telemetry.importing.quarantine import VALUES, Quarantine, row_text
 from telemetry.importing.samples.block import ORDER_SHIFT, Block, ChannelValues, Spill, block_table, join, read_block
+from telemetry.importing.samples.instrument_rules import RULES
 from telemetry.importing.samples.instruments import (
     DEAD_CHANNEL,
     EVENT_CODE,
     FROZEN,
-    RULES,
     Instruments,
     has_values,
     read_instruments,

@@ -10,7 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from telemetry.importing.samples.block import Block, ChannelValues
-from telemetry.importing.samples.instruments import RULES, InstrumentFindings, Instruments, without_dead_values
+from telemetry.importing.samples.instrument_rules import RULES
+from telemetry.importing.samples.instruments import InstrumentFindings, Instruments, without_dead_values
 
 MINUTE = 60_000
 Row = dict[str, Any]
@@ -174,6 +175,23 @@ def test_a_field_that_is_zero_while_busy_is_dead_until_it_moves(name: str) -> No
 def test_a_field_of_an_idle_gpu_may_be_zero_for_ever() -> None:
     rows = [{**working(m, gr_engine_active_ratio=0.0), "gpu_util_pct": 0.0} for m in range(0, 3000, 30)]
     assert not Instruments(["g0"]).check(block(rows)).dead["gr_engine_active_ratio"].any()
+
+
+@pytest.mark.parametrize("cut", [0, 3, 5, 8])
+@pytest.mark.parametrize("order", [1, -1, 0])
+def test_a_lasting_counter_that_drops_to_zero_is_not_read_for_a_day(cut: int, order: int) -> None:
+    counts = [0, 5, 0, 0, 5, 6, *[0] * 50, 1]
+    rows = [working(60 * hour, ecc_dbe_aggregate_total=float(count)) for hour, count in enumerate(counts)]
+    rows = [row | {"unit": unit} for unit in (0, 1) for row in (apart(rows, order) if order else rows)]
+    dead = []
+    state = None
+    for is_early in (True, False):
+        part = [row for row in rows if (row["minute"] < 60 * cut) == is_early]
+        instruments = Instruments(["g0", "g1"], state)
+        marks = instruments.check(block(part)).dead.get("ecc_dbe_aggregate_total", [])
+        dead += [(row["unit"], row["minute"] // 60) for row, is_dead in zip(part, marks, strict=False) if is_dead]
+        state = instruments.table()
+    assert sorted(dead) == [(unit, hour) for unit in (0, 1) for hour in (2, 3, *range(6, 29))]
 
 
 def slow(rows: list[Row]) -> list[bool]:

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from telemetry.importing.samples.instrument_rules import RULES
+from telemetry.importing.samples.instruments import DEAD_CHANNEL
 from telemetry.importing.samples.rollup import IMPOSSIBLE_RISE, impossible_rises
 from tests.telemetry.helpers import all_samples, gpu, inventory_frame, run_import, samples_frame
 
@@ -43,6 +45,17 @@ def test_a_counter_that_stays_garbage_for_long_is_garbage_for_long(tmp_path: Pat
     result = run_import(tmp_path, samples=frame, max_loss=1.0)
     assert all_samples(result)["ecc_dbe_volatile_total"].dropna().tolist() == [0] * 5 + [1] * 5
     assert result.quarantined == {IMPOSSIBLE_RISE: 20}
+
+
+@pytest.mark.parametrize("name", RULES.lasting_counters.channels)
+def test_a_lasting_counter_that_returns_from_zero_has_not_risen(tmp_path: Path, name: str) -> None:
+    frame = samples_frame(gpus=1, times=12, every="5min").astype(object)
+    frame[name] = [5, 5, 0, 5, 0, 0, 0, 0, 7, 7, 0, 7]
+    result = run_import(tmp_path, samples=frame)
+    rows = all_samples(result)
+    assert rows[name].fillna(-1).tolist() == [5, 5, 5, -1, 7, 7, 7]
+    assert rows[f"{name}_rise"].sum() == 2
+    assert result.accounting.tables["sample values"].left_out[DEAD_CHANNEL] == 6
 
 
 def test_a_burst_of_corrected_errors_is_believed(tmp_path: Path) -> None:

@@ -85,6 +85,11 @@ class Batch:
         self.quarantine.leave_out(self.kind, self.file, BY_MAPPING, int((self.good & ~chosen).sum()))
         self.rows, self.table, self.good = self.rows[chosen], self.table.filter(pa.array(chosen)), self.good[chosen]
 
+    def repeat(self, places: npt.NDArray[np.int64]) -> None:
+        """Replace the rows by those at ``places``; repetitions count as read."""
+        self.quarantine.read(self.kind, len(places) - len(self.rows))
+        self.rows, self.table, self.good = self.rows[places], self.table.take(pa.array(places)), self.good[places]
+
     def __contains__(self, name: str) -> bool:
         return name in self.columns or name in self.mapping.constants
 

@@ -1,6 +1,5 @@
 """Reads event sources and assigns each event to a node and GPU."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -33,6 +32,7 @@ from telemetry.importing.tickets import (
     name_gpus,
     node_finder,
     nodes_of_list,
+    one_row_per_xid,
     resolutions,
     resolve_tickets,
     types_of,
@@ -116,7 +116,6 @@ def _locate(
         text["gpu"][row] = places.gpu_at(str(node), buses[addresses[row]], int(ms[row]))
 
 
-_XID = re.compile(r"(?:XID[\s:#_-]*)?(\d{1,6})(?:\.0+)?\Z", re.IGNORECASE)
 _PLACE = ("node", "gpu", "type", "pci_bus_id")
 _TEXTS = ("node", "gpu", "code", "detail", "source")
 
@@ -157,10 +156,10 @@ def parse_events(
         rows["node"] = np.array([*map(node_finder(installations), rows["node"]), None], dtype=object)[:-1]
     details = rows["detail"].copy()
     rows["type"] = types_of(kinds[wanted], rows, review or PhraseReview())
+    details = details[one_row_per_xid(batch, rows)]
     instants = batch.instants("timestamp", day_end=True)  # for a date, no earlier time is certain
     assert instants is not None
     batch.refuse(NUMBER_AS_TYPE, pd.isna(rows["type"]))
-    rows["code"] = _codes(rows["code"], rows["type"])
     _write_ends(batch, rows, instants.ms)
     batch.refuse("xid event without a code", (rows["type"] == "xid") & pd.isna(rows["code"]))
     name_gpus(batch, rows, instants.ms, installations, counts)
@@ -350,13 +349,3 @@ def _spread(rows: dict[str, npt.NDArray[Any]], installations: InstallationIndex)
             rows["node"][row] = (existing or names)[0]
             out[row] = existing or names[:1]
     return out
-
-
-def _codes(codes: npt.NDArray[np.object_], kinds: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
-    chosen = np.flatnonzero((kinds == "xid") & ~pd.isna(codes))
-    place, distinct = pd.factorize(codes[chosen])
-    matches = [(_XID.match(text), text) for text in distinct]
-    bare = np.array([text if match is None else str(int(match[1])) for match, text in matches], dtype=object)
-    made = codes.copy()
-    made[chosen] = bare[place]
-    return made

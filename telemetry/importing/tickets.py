@@ -19,7 +19,7 @@ from telemetry.identity.devices import GpuNames, is_placeholder, normalise_pci_b
 from telemetry.importing.batch import Batch
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.slots import is_index, slot_key
-from telemetry.kernel_log.quotations import gpu_names, xid_codes
+from telemetry.kernel_log.quotations import gpu_names, listed_codes, xid_codes
 from telemetry.phrases import OTHER, UNSURE, WORK, PhraseReview, classify
 
 RESOLVED: Final = "resolved_at"
@@ -43,6 +43,7 @@ _OF_NODES: Final = ("drain", "maintenance")
 _LIMITS: Final = {"installed_at": -NEVER, "removed_at": NEVER}
 Texts = npt.NDArray[np.object_]
 _PLAIN_NUMBER: Final = re.compile(r"\s*-?\d+(?:\.\d*)?\s*\Z")
+_ONE_XID: Final = re.compile(r"(?:XID[\s:#_-]*)?(\d{1,6})(?:\.0+)?\Z", re.IGNORECASE)
 _RELEASE: Final = "resume"
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _INDEX_IN_TEXT: Final = re.compile(
@@ -58,7 +59,7 @@ def types_of(kinds: Texts, rows: Mapping[str, Texts], review: PhraseReview) -> T
     """Return the type of each event; null if the given type is a number.
 
     Words that are not event types are classified as ticket text. They become the ``detail`` if the event has none, and
-    an XID in them the ``code``: ``rows`` is modified in place.
+    XIDs in them the ``code``: ``rows`` is modified in place.
     """
     types = np.array([None if kind is None else str(kind).strip().lower() for kind in kinds], dtype=object)
     for row in np.flatnonzero(~np.isin(types.astype(str), EVENT_TYPES)).tolist():
@@ -68,13 +69,36 @@ def types_of(kinds: Texts, rows: Mapping[str, Texts], review: PhraseReview) -> T
             continue
         kind = classify(phrase, "ticket").type if phrase else UNSURE.type
         if kind == "xid" and pd.isna(rows["code"][row]):
-            rows["code"][row] = next(iter(xid_codes(phrase)), None)
+            rows["code"][row] = ", ".join(xid_codes(phrase)) or None
             kind = OTHER if rows["code"][row] is None else kind
         if phrase and pd.isna(rows["detail"][row]):
             rows["detail"][row] = phrase
         review.add(phrase or "(empty)", kind)
         types[row] = kind
     return types
+
+
+def one_row_per_xid(batch: Batch, rows: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
+    """Repeat the row of an XID event for each XID in its ``code``; return the earlier index of each row.
+
+    ``batch`` and ``rows`` are modified in place.
+    """
+    given = zip(rows["type"], rows["code"], strict=True)
+    codes = [_xids(code) if kind == "xid" and isinstance(code, str) else (code,) for kind, code in given]
+    places = np.repeat(np.arange(len(codes)), [len(listed) for listed in codes])
+    if len(places) > len(codes):
+        batch.repeat(places)
+        rows |= {name: column[places] for name, column in rows.items()}
+    rows["code"] = np.array([*(code for listed in codes for code in listed), None], dtype=object)[:-1]
+    return places
+
+
+@cache
+def _xids(text: str) -> Sequence[str]:
+    match = _ONE_XID.match(text)
+    if match is not None:
+        return (str(int(match[1])),)
+    return xid_codes(text) or listed_codes(text) or (text,)
 
 
 def node_finder(installations: InstallationIndex) -> Callable[[str | None], str | None]:

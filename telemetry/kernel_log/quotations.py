@@ -53,7 +53,7 @@ def xid_faults(name: str, reason: str, message: str) -> list[KernelFinding]:
         KernelFinding("xid", code, None, *named_gpu(segment)) for segment in segments for code in xid_codes(segment)
     ]
     if not faults:
-        codes = _listed_codes(reason) or xid_codes(reason) or xid_codes(name) or _listed_codes(message)
+        codes = listed_codes(reason) or xid_codes(reason) or xid_codes(name) or listed_codes(message)
         faults = [KernelFinding("xid", code, None, *named_gpu(message)) for code in codes]
     return list(dict.fromkeys(faults))[:_MAX_CODES]
 
@@ -85,7 +85,7 @@ def xid_codes(text: str) -> list[str]:
     return list(dict.fromkeys(code for listed in _AFTER_XID.findall(plain) for code in _numbers(listed)))
 
 
-def _listed_codes(text: str) -> list[str]:
+def listed_codes(text: str) -> list[str]:
     """Return the codes of a text that is a list of codes or a JSON object keyed by code."""
     try:
         content = json.loads(text)

@@ -48,10 +48,20 @@ def test_an_entry_time_is_kept_and_never_before_the_event(tmp_path: Path):
     assert result.counts["known_at_before_the_event"] == 1
 
 
-def test_ways_to_write_an_xid(tmp_path: Path):
-    codes = ["79", "79.0", "XID 79", "xid79", "0079"]
-    events = events_frame([(f"0{hour}:00", gpu(0), "xid", code) for hour, code in enumerate(codes)])
-    assert run_import(tmp_path, events=events).dataset.events()["code"].tolist() == ["79"] * len(codes)
+def test_ways_to_write_xids(tmp_path: Path):
+    ways = [
+        *(("xid", code, ["79"]) for code in ("79", "79.0", "XID 79", "xid79", "0079", "Xid 79: fallen off the bus")),
+        *(("xid", code, ["48", "79"]) for code in ("79, 48", "79/48", "XID 79; XID 48", "[48, 79]")),
+        ("Xid 79, then Xid 48 and 31 an hour later", None, ["31", "48", "79"]),
+        ("XIDs: 48, 79", "79", ["79"]),
+        ("repair", None, [None]),
+    ]
+    rows = [(f"{hour:02}:00", gpu(0), kind, code) for hour, (kind, code, _) in enumerate(ways)]
+    result = run_import(tmp_path, events=events_frame(rows))
+    events = result.dataset.events().groupby("timestamp")["code"].agg(list)
+    assert events.tolist() == [codes for *_, codes in ways]
+    account = result.accounting.tables["events"]
+    assert (account.read, account.unaccounted, result.quarantined) == (len(result.dataset.events()), 0, {})
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,11 @@ def test_ways_to_write_xids(tmp_path: Path):
         *(("xid", code, ["48", "79"]) for code in ("79, 48", "79/48", "XID 79; XID 48", "[48, 79]")),
         ("Xid 79, then Xid 48 and 31 an hour later", None, ["31", "48", "79"]),
         ("XIDs: 48, 79", "79", ["79"]),
-        ("repair", None, [None]),
+        ("repair", "", [""]),
     ]
     rows = [(f"{hour:02}:00", gpu(0), kind, code) for hour, (kind, code, _) in enumerate(ways)]
     result = run_import(tmp_path, events=events_frame(rows))
-    events = result.dataset.events().groupby("timestamp")["code"].agg(list)
+    events = result.dataset.events().fillna({"code": ""}).groupby("timestamp")["code"].agg(list)
     assert events.tolist() == [codes for *_, codes in ways]
     account = result.accounting.tables["events"]
     assert (account.read, account.unaccounted, result.quarantined) == (len(result.dataset.events()), 0, {})

@@ -32,6 +32,7 @@ OTHER_METRIC: Final = "a metric that is no channel"
 
 _CLOCK_REASON: Final = re.compile(r"clocks_(?:event|throttle)_reasons[._](?!active|supported)\w+")
 _CLOCK_REASONS: Final = "clocks_event_reasons"
+_LINK: Final = re.compile(r"(DCGM_FI_DEV_NVLINK_\w+)_L\d+")
 
 _PAIR: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_.]*)\s*=~?\s*"?((?:[^",}\\]|\\.)*)"?')
 
@@ -105,31 +106,41 @@ def _labels(text: str) -> dict[str, str]:
     return dict(_PAIR.findall(text))
 
 
-def _reason_columns(names: list[str]) -> dict[str, int]:
-    """Return the bit of each nvidia-smi clock event reason column; empty if a column has the complete mask."""
-    if any(re.fullmatch(r"clocks_(?:event|throttle)_reasons(?:[._]active)?", name) for name in names):
-        return {}
-    return {name: bit for name in names if _CLOCK_REASON.fullmatch(name) and (bit := clock_reason(name))}
+def _combined_columns(names: list[str]) -> dict[str, dict[str, int]]:
+    """Return the columns to add, and for each the columns that it combines with their bit (0: values are summed).
+
+    The bit mask of nvidia-smi's clock event reasons, and the totals of NVLink links, unless the table has them.
+    """
+    combined: dict[str, dict[str, int]] = {}
+    for name in names:
+        if (link := _LINK.fullmatch(name)) is not None and f"{link[1]}_TOTAL" not in names:
+            combined.setdefault(f"{link[1]}_TOTAL", {})[name] = 0
+    has_mask = any(re.fullmatch(r"clocks_(?:event|throttle)_reasons(?:[._]active)?", name) for name in names)
+    reasons = {name: bit for name in names if _CLOCK_REASON.fullmatch(name) and (bit := clock_reason(name))}
+    return combined if has_mask or not reasons else combined | {_CLOCK_REASONS: reasons}
 
 
-def _with_reasons(batches: Iterable[FileRows]) -> Iterator[FileRows]:
-    """Add the bit mask of clock event reason columns; missing and unsupported reasons are 0."""
+def _with_combined(batches: Iterable[FileRows]) -> Iterator[FileRows]:
+    """Add the combined columns; missing and unsupported parts are 0."""
     for rows in batches:
-        mask, is_known = np.zeros(len(rows.numbers), np.int64), np.zeros(len(rows.numbers), np.bool_)
-        unreadable: list[tuple[pa.Array, pa.ChunkedArray]] = []
-        for name, bit in _reason_columns(rows.table.column_names).items():
-            numbers = read_numbers(rows.table.column(name), "bool")
-            mask |= bit * (numbers.values > 0)
-            is_known |= ~np.isnan(numbers.values)
-            if numbers.unreadable.any():
-                unreadable.append((pa.array(numbers.unreadable), rows.table.column(name).cast(pa.string())))
-        if not is_known.any() and not unreadable:
-            yield rows
-            continue
-        texts = pa.chunked_array([pa.array(mask, mask=~is_known).cast(pa.string())])
-        for is_wrong, column in unreadable:
-            texts = pc.if_else(is_wrong, column, texts)
-        yield rows._replace(table=rows.table.append_column(_CLOCK_REASONS, texts))
+        table = rows.table
+        for target, parts in _combined_columns(table.column_names).items():
+            total, is_known = np.zeros(table.num_rows), np.zeros(table.num_rows, np.bool_)
+            unreadable: list[tuple[pa.Array, pa.ChunkedArray]] = []
+            for name, bit in parts.items():
+                numbers = read_numbers(table.column(name), "bool" if bit else "errors")
+                values = np.nan_to_num(numbers.values)
+                total += bit * (values > 0) if bit else values
+                is_known |= ~np.isnan(numbers.values)
+                if numbers.unreadable.any():
+                    unreadable.append((pa.array(numbers.unreadable), table.column(name).cast(pa.string())))
+            if not is_known.any() and not unreadable:
+                continue
+            texts = pa.chunked_array([pa.array(total, mask=~is_known).cast(pa.string())])
+            for is_wrong, column in unreadable:
+                texts = pc.if_else(is_wrong, column, texts)
+            table = table.append_column(target, texts)
+        yield rows._replace(table=table)
 
 
 def read_batches(
@@ -157,7 +168,7 @@ def read_batches(
     with read_errors(path):
         decimal, batches = _rows_of(path, kind, table, quarantine)
         if table == "samples":
-            batches = _with_reasons(batches)
+            batches = _with_combined(batches)
         if long is not None:
             batches = widen(batches, long, wanted, leave_out)
         for rows, content, disagreeing in batches:
@@ -186,7 +197,7 @@ def column_names(
                     raise InputError(problem, f"{path}, mapping, long", f"The columns are {names}.")
             return long_columns(_rows_of(path, kind, table, Quarantine())[1], long, wanted)
         names = _names_of(path, kind, table)
-        return [*names, _CLOCK_REASONS] if table == "samples" and _reason_columns(names) else names
+        return [*names, *_combined_columns(names)] if table == "samples" else names
 
 
 def _names_of(path: Path, kind: str, table: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Counters that rise faster than any device counts, and samples that say that a GPU is lost."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,20 @@ def test_a_lasting_counter_that_returns_from_zero_has_not_risen(tmp_path: Path, 
     assert rows[name].fillna(-1).tolist() == [5, 5, 5, -1, 7, 7, 7]
     assert rows[f"{name}_rise"].sum() == 2
     assert result.accounting.tables["sample values"].left_out[DEAD_CHANNEL] == 6
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_links_of_a_gpu_are_summed_unless_the_table_has_their_total(tmp_path: Path, kind: str) -> None:
+    frame = samples_frame(gpus=1, times=4)
+    names = "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT", "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT"
+    for name, (link, last) in product(names, ((0, 9), (1, None), (17, 7))):
+        frame[f"{name}_L{link}"] = [0, 1, 2, last]
+    frame[f"{names[1]}_TOTAL"] = 4
+    path = tmp_path / f"samples.{kind}"
+    frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
+    rows = all_samples(run_import(tmp_path, samples=[path]))
+    assert rows["nvlink_crc_flit_total"].tolist() == [0, 3, 6, 16]
+    assert rows["nvlink_replay_total"].tolist() == [4] * 4
 
 
 def test_a_burst_of_corrected_errors_is_believed(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class MemoryScheduler(SchedulerExtras):
         states = [self.nodes[reading.view.name].object]
         for action in actions:
             states.append(after(action, states[-1], self.keys, self._clock.now()))
-        return tuple(writes_between(before, then) for before, then in itertools.pairwise(states))
+        return tuple(writes_between(old, new) for old, new in itertools.pairwise(states))
 
     def apply(self, action: Action, precondition: Precondition) -> WriteResult:
         """Carry out an action."""
@@ -92,14 +92,14 @@ class MemoryScheduler(SchedulerExtras):
         conflict = precondition.conflict(self._reading(node))
         if conflict is not None:
             return conflict
-        held = self.lease is not None and self.lease.holder == precondition.holder and now < self.lease.until
-        if not held and precondition.until is not None:
+        holds_lease = self.lease is not None and self.lease.holder == precondition.holder and now < self.lease.until
+        if not holds_lease and precondition.until is not None:
             return WriteResult("refused", f"{precondition.holder} does not hold the lease")
-        then = after(action, node.object, self.keys, now)
-        writes = writes_between(node.object, then)
+        written = after(action, node.object, self.keys, now)
+        writes = writes_between(node.object, written)
         if not writes:
             return WriteResult("already", "no change", (), str(node.version))
-        self.nodes[action.node] = replace(node, object=then, version=node.version + 1)
+        self.nodes[action.node] = replace(node, object=written, version=node.version + 1)
         return WriteResult("done", "", writes, str(node.version + 1))
 
     def load_state(self) -> StoredState:
@@ -286,15 +286,15 @@ def _node(listed: ListedNode) -> MemoryNode:
         listed.name, listed.cluster, listed.group, listed.rack, listed.domain, tuple(map(UnitView, listed.units)),
         listed.jobs, down=listed.down, software=listed.software,
     )  # fmt: skip
-    thing = NodeObject(listed.name, listed.labels, listed.annotations, listed.taints, listed.unschedulable)
-    return MemoryNode(thing, base, listed.boot_id, listed.version)
+    item = NodeObject(listed.name, listed.labels, listed.annotations, listed.taints, listed.unschedulable)
+    return MemoryNode(item, base, listed.boot_id, listed.version)
 
 
 def _listed(node: MemoryNode) -> ListedNode:
-    base, thing = node.base, node.object
+    base, item = node.base, node.object
     return ListedNode(
         base.name, base.cluster, base.group, base.rack, base.domain, tuple(unit.name for unit in base.units),
-        base.jobs, dict(thing.labels), dict(thing.annotations), thing.taints, thing.unschedulable, base.down,
+        base.jobs, dict(item.labels), dict(item.annotations), item.taints, item.unschedulable, base.down,
         base.software, node.boot_id, node.version,
     )  # fmt: skip
 
@@ -327,11 +327,11 @@ class MemoryWorkloads:
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WriteResult:
         """Send a workload a checkpoint request."""
-        wrong = self._wrong(workload, fence)
-        if wrong is not None:
-            return wrong
-        before = self.asked.get(workload.uid)
-        if before is not None and before.key == ask.key:
+        refusal = self._refusal(workload, fence)
+        if refusal is not None:
+            return refusal
+        earlier = self.asked.get(workload.uid)
+        if earlier is not None and earlier.key == ask.key:
             return WriteResult("already")
         self.asked[workload.uid] = ask
         return WriteResult("done")
@@ -346,9 +346,9 @@ class MemoryWorkloads:
 
     def evict(self, workload: Workload, fence: Fence) -> WriteResult:
         """Evict a workload."""
-        wrong = self._wrong(workload, fence)
-        if wrong is not None:
-            return wrong
+        refusal = self._refusal(workload, fence)
+        if refusal is not None:
+            return refusal
         result = self.running[workload.uid]
         if result.ending:
             return WriteResult("already")
@@ -373,7 +373,7 @@ class MemoryWorkloads:
         self.text, self.version = text, self.version + 1
         return WriteResult("done", "", (), str(self.version))
 
-    def _wrong(self, workload: Workload, fence: Fence) -> WriteResult | None:
+    def _refusal(self, workload: Workload, fence: Fence) -> WriteResult | None:
         if self._clock.now() >= fence.until:
             return WriteResult("refused", "the lease has ended")
         if workload.uid in self.running:

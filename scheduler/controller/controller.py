@@ -188,12 +188,12 @@ class Controller:
         A release is idempotent and removes only markers that predrain owns. It could at most undo a renewal, so only
         markers are released that no replica has renewed or released long after their expiry.
         """
-        fleet, before = self._read_fleet(log), self.clock.now() - _OVERDUE
-        due = _due(fleet, before, log.report)
+        fleet, expired_before = self._read_fleet(log), self.clock.now() - _OVERDUE
+        due = _due(fleet, expired_before, log.report)
         if fleet.switches.release_all:
-            before = datetime.max.replace(tzinfo=UTC)
+            expired_before = datetime.max.replace(tzinfo=UTC)
         expected = _expected(fleet, (reading.view for reading in fleet.nodes))
-        executor = Executor(self.scheduler, log, self.settings, expected, self._newest, expired_before=before)
+        executor = Executor(self.scheduler, log, self.settings, expected, self._newest, expired_before=expired_before)
         self._release_expired(due, executor, log)
 
     def _follow_up(self, decision: _Decision, executor: Executor, log: RoundLog, *, ready: bool) -> None:
@@ -231,13 +231,13 @@ class Controller:
     def _read_fleet(self, log: RoundLog) -> FleetReading:
         """Read the fleet; duplicate nodes (the first entry counts) or an incomplete state block new actions."""
         fleet = self.scheduler.read_fleet()
-        once = {reading.view.name: reading for reading in reversed(fleet.nodes)}
-        if len(once) < len(fleet.nodes):
+        by_name = {reading.view.name: reading for reading in reversed(fleet.nodes)}
+        if len(by_name) < len(fleet.nodes):
             listed = Counter(reading.view.name for reading in fleet.nodes)
-            twice = ", ".join(name for name, count in listed.items() if count > 1)
+            repeated = ", ".join(name for name, count in listed.items() if count > 1)
             log.forward = False
-            log.error(f"the scheduler lists nodes more than once: {twice}")
-            fleet = replace(fleet, nodes=tuple(once[name] for name in listed))
+            log.error(f"the scheduler lists nodes more than once: {repeated}")
+            fleet = replace(fleet, nodes=tuple(by_name[name] for name in listed))
         if fleet.partial:
             log.forward = False
             log.error(f"the scheduler state is incomplete: {fleet.error}")
@@ -313,9 +313,9 @@ class Controller:
     def _passed_probes(self) -> frozenset[Alert]:
         """Return recently passed probes as alerts, to evaluate whether a failure followed."""
         results = () if self.evacuation is None else self.evacuation.results() or ()
-        within = self.policy.probes.lowers_for
+        lasts = self.policy.probes.lowers_for
         return frozenset(
-            Alert(result.units[0] if result.units else result.node, "", "watch", result.at, within, result.node)
+            Alert(result.units[0] if result.units else result.node, "", "watch", result.at, lasts, result.node)
             for result in results
             if (result.rung, result.kind) == ("probe", "passed")
         )
@@ -337,21 +337,21 @@ class Controller:
             return True
         stored = False
         with log.boundary("the safety state"):
-            why = self._store.save(state)
-            stored = why is None
-            if why is not None:
-                log.error(f"no new actions, because the safety state cannot be stored: {why}")
+            reason = self._store.save(state)
+            stored = reason is None
+            if reason is not None:
+                log.error(f"no new actions, because the safety state cannot be stored: {reason}")
         return stored
 
     def _release_expired(self, due: frozenset[str], executor: Executor, log: RoundLog) -> None:
         """Release the nodes in ``due`` that the decision neither renewed nor released."""
         now = self.clock.now()
-        renewed = {done.node for done in executor.done if done.expires_at is not None and done.expires_at > now}
-        tried = {
+        renewed = {action.node for action in executor.done if action.expires_at is not None and action.expires_at > now}
+        attempted = {
             step.action.node for step in log.report.steps
             if step.action.verb == "release" and step.action.to is Level.NONE and step.outcome != "skipped"
         }  # fmt: skip
-        plan = release_plan(due - renewed - tried, now)
+        plan = release_plan(due - renewed - attempted, now)
         if not plan.actions:
             return
         if log.report.number is None:
@@ -387,11 +387,11 @@ def _due(fleet: FleetReading, now: datetime, report: RoundReport) -> frozenset[s
     due = set()
     for view in (reading.view for reading in fleet.nodes):
         if view.marks.level and (fleet.switches.release_all or has_expired(view, now)):
-            why = view.unwritable if view.readable else "the state of the node cannot be read"
-            if why is None:
+            reason = view.unwritable if view.readable else "the state of the node cannot be read"
+            if reason is None:
                 due.add(view.name)
             else:
-                report.notes.append(f"{view.name}: expired markers stay, {why}")
+                report.notes.append(f"{view.name}: expired markers stay, {reason}")
     return frozenset(due)
 
 
@@ -407,15 +407,15 @@ def release_plan(nodes: Iterable[str], now: datetime) -> Plan:
     return Plan(now, actions, {}, {}, (), {}, {}, (), reasons, PolicyState())
 
 
-def _same(state: PolicyState, before: PolicyState) -> bool:
+def _same(state: PolicyState, previous: PolicyState) -> bool:
     """Whether two states differ only in the decision time, and by less than ``_KEEP_AT_LEAST``.
 
     Idle rounds thus write nothing. The decision time only serves to detect a clock that was set back.
     """
-    then, now = before.breaker.decided_at, state.breaker.decided_at
-    if then is None or now is None or not timedelta(0) <= now - then < _KEEP_AT_LEAST:
-        return state == before
-    return replace(state, breaker=replace(state.breaker, decided_at=then)) == before
+    decided_before, now = previous.breaker.decided_at, state.breaker.decided_at
+    if decided_before is None or now is None or not timedelta(0) <= now - decided_before < _KEEP_AT_LEAST:
+        return state == previous
+    return replace(state, breaker=replace(state.breaker, decided_at=decided_before)) == previous
 
 
 _HOUR = timedelta(hours=1)
@@ -425,15 +425,15 @@ def odd_thresholds(policy: PolicyConfig, risks: Risks) -> tuple[str, ...]:
     """Return warnings about missing thresholds, and about scores with another horizon than the policy's."""
     notes: list[str] = []
     if risks.horizon is not None and risks.horizon != policy.horizon:
-        wrong = "before their horizon ends" if risks.horizon > policy.horizon else "over a longer horizon"
+        mismatch = "before their horizon ends" if risks.horizon > policy.horizon else "over a longer horizon"
         notes.append(
             f"the horizon of the scores is {risks.horizon / _HOUR:g} h and policy.horizon is "
-            f"{policy.horizon / _HOUR:g} h: alerts are evaluated {wrong}"
+            f"{policy.horizon / _HOUR:g} h: alerts are evaluated {mismatch}"
         )
-    source, given = policy.thresholds_from, policy.thresholds
-    if source == "settings" and given == TierThresholds():
+    source, tiers = policy.thresholds_from, policy.thresholds
+    if source == "settings" and tiers == TierThresholds():
         notes.append("no thresholds are set (policy.thresholds): only hard rules act")
-    elif source == "costs" and given.elevated is None:
+    elif source == "costs" and tiers.elevated is None:
         notes.append(
             "no threshold of tier elevated is set (policy.thresholds): no node gets a soft taint below the break-even "
             "of a drain"

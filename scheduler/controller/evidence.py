@@ -13,12 +13,12 @@ from scheduler.ports.risks import NO_RISKS, ReportedFacts, Risks
 from telemetry.identity.nodes import NodeNames
 
 _NAMED = 3
-_NOTHING = ReportedFacts()
+_NO_FACTS = ReportedFacts()
 
 
-def _named(names: Sequence[str], between: str = ", ") -> str:
-    shown = between.join(names[:_NAMED])
-    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
+def _named(names: Sequence[str], separator: str = ", ") -> str:
+    listed = separator.join(names[:_NAMED])
+    return listed if len(names) <= _NAMED else f"{listed} and {len(names) - _NAMED} more"
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class Evidence:
             names = [score.unit for score in known.tier.support] if known is not None else []
             units = tuple(self._with_evidence(UnitView(name), view.name) for name in names or [view.name])
         return replace(
-            view, units=units, planned=self.facts.get(self._spelled(view.name, self._reported), _NOTHING).planned
+            view, units=units, planned=self.facts.get(self._spelled(view.name, self._reported), _NO_FACTS).planned
         )
 
     def _spelled(self, node: str, names: NodeNames) -> str:
@@ -121,11 +121,11 @@ class Evidence:
 
     def _with_evidence(self, unit: UnitView, node: str) -> UnitView:
         scored, facts = self._scores.get(unit.name, UnitView(unit.name)), self.facts.get(unit.name)
-        repaired = self.facts.get(self._spelled(node, self._reported), _NOTHING).valid_from  # no GPU named
+        repaired = self.facts.get(self._spelled(node, self._reported), _NO_FACTS).valid_from  # no GPU named
         if facts is None and unit.valid_from is None and repaired is None:
             return scored  # fast path for most units
-        facts = facts or _NOTHING
-        since = [when for when in (facts.valid_from, unit.valid_from, repaired) if when is not None]
+        facts = facts or _NO_FACTS
+        since = [instant for instant in (facts.valid_from, unit.valid_from, repaired) if instant is not None]
         return UnitView(unit.name, scored.score, facts.facts, max(since, default=None), facts.probed_at)
 
     def _read_risks(self) -> None:

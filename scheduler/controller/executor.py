@@ -42,17 +42,17 @@ class Executor:
 
         Raises ``LeaseLostError`` if the lease is lost; actions completed by then are in ``done``.
         """
-        began = self.log.clock.now()
+        started = self.log.clock.now()
         for action in plan.actions:
-            if self.log.clock.now() - began > self.settings.max_round_duration:
-                why: str | None = "controller.max_round_duration exceeded: postponed to the next round"
+            if self.log.clock.now() - started > self.settings.max_round_duration:
+                reason: str | None = "controller.max_round_duration exceeded: postponed to the next round"
             else:
-                why = self._held_back(action)
+                reason = self._held_back(action)
             try:
-                if why is not None:
-                    self._skip(action, why)
+                if reason is not None:
+                    self._skip(action, reason)
                 else:
-                    self._one(action)
+                    self._carry_out_one(action)
             except LeaseLostError:
                 raise
             except Exception as error:  # one faulty node must not block the release of others
@@ -75,7 +75,7 @@ class Executor:
             return f"limit of {limit} new markers reached (max_new_per_round): postponed to the next round"
         return None
 
-    def _one(self, action: Action) -> None:
+    def _carry_out_one(self, action: Action) -> None:
         for _ in range(self.settings.retries + 1):
             until = self._until()
             ready = self._ready(action)
@@ -106,9 +106,9 @@ class Executor:
         Either outcome is recorded.
         """
         reading = self.scheduler.as_known(action.node) or self.scheduler.revalidate(action.node)
-        why = "the node was removed" if reading is None else self._why_not(action, reading)
-        if reading is None or why is not None:
-            self._skip(action, why or "")
+        reason = "the node was removed" if reading is None else self._why_not(action, reading)
+        if reading is None or reason is not None:
+            self._skip(action, reason or "")
             return None
         writes = self.scheduler.preview((action,), reading)[0]
         if writes:
@@ -178,17 +178,17 @@ class Executor:
 
     def _confirmed(self, action: Action, answer: WriteResult) -> None:
         self.done.append(action)
-        before = self.expected[action.node]
-        self.expected[action.node] = replace(before, level=level_after(action, before.level))
+        expected = self.expected[action.node]
+        self.expected[action.node] = replace(expected, level=level_after(action, expected.level))
         self._new += action.verb not in ("release", "publish") and answer.kind == "done"
         self.log.report.steps.append(Step(action, answer.kind, answer.message, answer.writes))
 
-    def _skip(self, action: Action, why: str) -> None:
+    def _skip(self, action: Action, reason: str) -> None:
         self._stuck.add(action.node)
-        self._note(action, "skipped", why)
+        self._note(action, "skipped", reason)
         if self.log.report.number is not None:
             with self.log.recording():
-                self.log.ledger.skip(self.log.report.number, self.log.clock.now(), action, why)
+                self.log.ledger.skip(self.log.report.number, self.log.clock.now(), action, reason)
 
     def _note(self, action: Action, outcome: str, message: str) -> None:
         self.log.report.steps.append(Step(action, outcome, message))
@@ -263,14 +263,14 @@ def _other_marks(action: Action, expected: Expected, view: NodeView) -> str | No
 
 
 def _other_evidence(
-    action: Action, then: NodeView, view: NodeView, units: tuple[UnitView, ...], now: datetime
+    action: Action, decided: NodeView, view: NodeView, units: tuple[UnitView, ...], now: datetime
 ) -> str | None:
     if action.expires_at is None or now >= action.expires_at:
         return "the prediction has expired"
-    if {unit.name: unit for unit in units} != {unit.name: unit for unit in then.units}:
+    if {unit.name: unit for unit in units} != {unit.name: unit for unit in decided.units}:
         return "its scores or facts changed since the decision"
-    if view.scopes != then.scopes:
+    if view.scopes != decided.scopes:
         return "its jobs or its location changed since the decision, and with them its disruption budgets"
-    if view.down and not then.down:
+    if view.down and not decided.down:
         return "it went down since the decision"
     return None

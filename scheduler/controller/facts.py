@@ -98,14 +98,14 @@ class EventFacts:
             xids = of_units & (pc.field("type") == "xid") & code.isin(sorted(XIDS))
             floods = table.filter(xids & (code != "154"))
             maintenance = pc.field("type") == "maintenance"
-            rest = table.filter(
+            recent = table.filter(
                 (of_units & (pc.field("type") != "xid")) | boots | maintenance | (xids & (code == "154"))
             )
-            self._rows = [*_ends_of_minutes(floods).to_pylist(), *rest.to_pylist()]
+            self._rows = [*_ends_of_minutes(floods).to_pylist(), *recent.to_pylist()]
         except (OSError, ArrowException, KeyError, ValueError, OverflowError) as error:
-            why = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0]
             raise SourceError(
-                f"the events in {self.file} cannot be read: {why}: expected a dataset's events.parquet"
+                f"the events in {self.file} cannot be read: {reason}: expected a dataset's events.parquet"
             ) from error
         self._stamp = stamp
 
@@ -117,10 +117,10 @@ def _in_range(columns: Sequence[str]) -> Any:
 
     first, last = (pa.scalar(datetime(year, 1, 1, tzinfo=UTC), pa.timestamp("ms", "UTC")) for year in (1970, 9999))
     times = [pc.field(name) for name in ("timestamp", "known_at", "last_at") if name in columns]
-    inside = [(time >= first) & (time < last) for time in times]
+    in_range = [(time >= first) & (time < last) for time in times]
     for place, time in enumerate(times[2:], 2):  # ``last_at`` is null unless the row is a run of events
-        inside[place] |= time.is_null()
-    return functools.reduce(operator.and_, inside)
+        in_range[place] |= time.is_null()
+    return functools.reduce(operator.and_, in_range)
 
 
 def _ends_of_minutes(events: "pa.Table") -> "pa.Table":
@@ -128,10 +128,10 @@ def _ends_of_minutes(events: "pa.Table") -> "pa.Table":
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    seen = events["timestamp"]
+    last_times = events["timestamp"]
     if "last_at" in events.column_names:
-        seen = pc.coalesce(events["last_at"], seen)
-    events = events.append_column("seen", seen).sort_by("seen")
+        last_times = pc.coalesce(events["last_at"], last_times)
+    events = events.append_column("seen", last_times).sort_by("seen")
     minutes = pa.table(
         {
             "gpu": events["gpu"], "code": events["code"], "minute": pc.floor_temporal(events["seen"], unit="minute"),
@@ -185,8 +185,8 @@ class VerifiedFacts:
                 elif result.kind == "passed":
                     since = result.at if known.valid_from is None else max(known.valid_from, result.at)
                     remedy = f"remedied {result.remedy}"
-                    done = (Fact(remedy, result.at),) if remedy in REMEDIED else ()
-                    facts[unit] = replace(known, facts=(*known.facts, *done), valid_from=since)
+                    remedied = (Fact(remedy, result.at),) if remedy in REMEDIED else ()
+                    facts[unit] = replace(known, facts=(*known.facts, *remedied), valid_from=since)
         return facts
 
     @property
@@ -209,8 +209,8 @@ class VerifiedFacts:
         homes = dict(history.homes)
         units = defaultdict(list, {name: list(happenings) for name, happenings in history.units.items()})
         nodes: defaultdict[str, list[Happening]] = defaultdict(list)
-        for at, node, out in marks:
-            nodes[node].append(Happening("drained" if out else "returned", at))
+        for time, node, out in marks:
+            nodes[node].append(Happening("drained" if out else "returned", time))
         for result in results:
             for unit in result.units:
                 homes.setdefault(unit, result.node)

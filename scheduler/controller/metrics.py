@@ -37,10 +37,10 @@ class RoundMetrics:
     have no marker are not counted.
     """
 
-    def __init__(self, clock: Clock, every: timedelta, max_round_duration: timedelta) -> None:
+    def __init__(self, clock: Clock, interval: timedelta, max_round_duration: timedelta) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._max_silence = _ROUNDS * (every + max_round_duration)
+        self._max_silence = _ROUNDS * (interval + max_round_duration)
         self._since = clock.now()
         disable_created_metrics()
         self._registry = CollectorRegistry(auto_describe=False)

@@ -53,14 +53,14 @@ class ScoresReader:
         last: OSError | None = None
         for _ in range(_TRIES):
             try:
-                return self._once()
+                return self._read_once()
             except OSError as error:
                 last = error
         if not (self.path / "latest.json").exists():
             raise SourceError(f"no scores in {self.path}: run `predrain score` with --out on this folder")
         raise SourceError(f"the scores in {self.path} cannot be read: {last}") from last
 
-    def _once(self) -> Risks:
+    def _read_once(self) -> Risks:
         name = self._newest()
         folder = self.path / "decisions" / name
         status = (folder / "risks.jsonl").stat()
@@ -157,8 +157,8 @@ class _Decision:
             return
         if record.unit in self.records or record.unit in self.units:
             self._refuse(record.unit, record.node, "has more than one record of its unit")
-        elif (why := self._not_believed(record)) is not None:
-            self._refuse(record.unit, record.node, why)
+        elif (reason := self._not_believed(record)) is not None:
+            self._refuse(record.unit, record.node, reason)
         else:
             self.records[record.unit] = record
 
@@ -178,9 +178,9 @@ class _Decision:
             )
         return None
 
-    def _refuse(self, unit: str, node: str | None, why: str) -> None:
+    def _refuse(self, unit: str, node: str | None, reason: str) -> None:
         self.records.pop(unit, None)
-        self.refused.setdefault(unit, f"{unit} {why}")
+        self.refused.setdefault(unit, f"{unit} {reason}")
         if node is not None:
             self.units.setdefault(unit, node)
 

@@ -50,13 +50,13 @@ class ActSettings:
     slurm: SlurmSettings | None = None
 
     def __post_init__(self) -> None:
-        source, thresholds, twice = self.policy.thresholds_from, self.policy.thresholds, None
+        source, thresholds, repeated = self.policy.thresholds_from, self.policy.thresholds, None
         if source == "costs" and thresholds.high is not None:
-            twice = "policy.thresholds.high is"
+            repeated = "policy.thresholds.high is"
         elif source == "scores" and thresholds != TierThresholds():
-            twice = "policy.thresholds are"
-        if twice:
-            raise ValueError(f"{twice} given, and policy.thresholds_from is {source!r}: leave one of them out")
+            repeated = "policy.thresholds are"
+        if repeated:
+            raise ValueError(f"{repeated} given, and policy.thresholds_from is {source!r}: leave one of them out")
 
 
 def _time(value: object) -> str:

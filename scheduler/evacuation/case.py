@@ -27,7 +27,7 @@ class DrainCase:
     ``entry``: its progress, replaced on each change.
     ``hold_reason``: why no new action at all is allowed.
     ``freeze_reason``: why no workload may be asked or moved; a diagnostic on an empty node is still allowed.
-    ``going``: workloads that must leave, as listed in this round; None: not listed, see ``unlisted``.
+    ``departing``: workloads that must leave, as listed in this round; None: not listed, see ``unlisted``.
     """
 
     reading: NodeReading
@@ -36,7 +36,7 @@ class DrainCase:
     entry: Evacuating
     hold_reason: str | None = None
     freeze_reason: str | None = None
-    going: tuple[Workload, ...] | None = None
+    departing: tuple[Workload, ...] | None = None
     unlisted: str = ""
 
     @property
@@ -114,5 +114,5 @@ class Request:
         }  # fmt: skip
 
 
-Still = Callable[[DrainCase], str | None]
+StopCheck = Callable[[DrainCase], str | None]
 """Re-reads a node and the switches right before a call; returns why it is not allowed, or None."""

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, get_args
 
 from policy.ladder.remedies import INSTRUCTIONS, Remedy
-from scheduler.evacuation.case import OUTCOMES, DrainCase, Still
+from scheduler.evacuation.case import OUTCOMES, DrainCase, StopCheck
 from scheduler.evacuation.progress import Evacuating, Result
 from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ledger.round_log import RoundLog
@@ -33,7 +33,7 @@ class Diagnostics:
     verification: Verification | None
     prober: Verification | None
     settings: VerificationSettings
-    still: Still
+    stop_reason_of: StopCheck
 
     def _timeout(self, case: DrainCase) -> timedelta:
         return self.settings.timeout if case.entry.request is None else self.settings.probe_timeout
@@ -77,8 +77,8 @@ class Diagnostics:
         since = entry.ended_at or entry.began_at
         boots = {case.reading.boot_id, entry.boot_id} - {None}  # an unknown boot id is not a reboot
         other = len(boots) > 1 or bool(case.units and entry.units and case.units != entry.units)
-        asked = remedy not in (None, entry.remedy) and entry.phase == "inconclusive"
-        if case.hold_reason is None and (other or asked or now - since >= self.settings.retry_after):
+        needs_remedy = remedy not in (None, entry.remedy) and entry.phase == "inconclusive"
+        if case.hold_reason is None and (other or needs_remedy or now - since >= self.settings.retry_after):
             attempt = entry.attempt + 1
             reported = tuple(topic for topic in entry.reported if topic != "stuck")
             case.change(
@@ -104,10 +104,10 @@ class Diagnostics:
         fence = log.fence()
         key = entry.verify_key(case.node)
         remedy = _remedy(case)
-        why = case.why if remedy is None else f"remedy: {remedy}; {case.why}"
+        reason = case.why if remedy is None else f"remedy: {remedy}; {case.why}"
         verb = _verb(entry)
         number = log.intend(
-            PendingCall(now, case.node, verb, key, self.settings.method, None, why, request=entry.request)
+            PendingCall(now, case.node, verb, key, self.settings.method, None, reason, request=entry.request)
         )
         if number is None:
             return None
@@ -123,19 +123,19 @@ class Diagnostics:
         """Re-check right before the start: the marker is set, no operator intervened, and the node is still empty."""
         if case.hold_reason is not None or log.over():
             return False
-        case.hold_reason = self.still(case)
+        case.hold_reason = self.stop_reason_of(case)
         if case.hold_reason is not None:
             return False
         try:
-            back = [workload.name for workload in self.workloads.on_node(case.node) if workload.stays is None]
+            returned = [workload.name for workload in self.workloads.on_node(case.node) if workload.stays is None]
         except SchedulerError as error:
             log.error(f"the workloads on {case.node} cannot be listed: {error}")
             return False
-        if back:
-            message = f"no longer empty: {', '.join(back[:5])}"
+        if returned:
+            message = f"no longer empty: {', '.join(returned[:5])}"
             case.change(phase="evacuating" if case.entry.request is None else "done", empty_at=None, message=message)
             log.step(case.node, "hold", "held", None, message)
-        return not back
+        return not returned
 
     def _read(self, verification: Verification, case: DrainCase, log: RoundLog) -> Result | None:
         now, entry = log.clock.now(), case.entry
@@ -158,19 +158,19 @@ class Diagnostics:
     def _ended(self, case: DrainCase, outcome: DiagnosticResult, log: RoundLog) -> Result | None:
         entry = case.entry
         key = entry.verify_key(case.node)
-        began = entry.started_at or entry.began_at
+        started_at = entry.started_at or entry.began_at
         now = log.clock.now()
-        at = min(max(outcome.at or now, began), now)
+        ended_at = min(max(outcome.at or now, started_at), now)
         remedy, rung = entry.remedy, entry.rung
         result = Result(
-            case.node, key, case.units, outcome.kind, at, outcome.failed_units, outcome.message, rung, remedy
+            case.node, key, case.units, outcome.kind, ended_at, outcome.failed_units, outcome.message, rung, remedy
         )
         content: dict[str, Any] = {
-            "key": key, "result": outcome.kind, "units": list(case.units), "at": at.isoformat(),
+            "key": key, "result": outcome.kind, "units": list(case.units), "at": ended_at.isoformat(),
             "failed_units": list(outcome.failed_units), "rung": rung,
         }  # fmt: skip
         if entry.request is not None:
-            idle_gpu_hours = len(case.units) * ((at - began) / timedelta(hours=1))
+            idle_gpu_hours = len(case.units) * ((ended_at - started_at) / timedelta(hours=1))
             content |= {"idle_gpu_hours": round(idle_gpu_hours, 3), "expected": plain_of(entry.request)}
         finding: FindingKind = "verified" if entry.request is None else "probed"
         log.find(case.node, finding, f"{outcome.kind}: {outcome.message}".rstrip(": "), content)

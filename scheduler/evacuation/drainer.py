@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from scheduler.evacuation.case import OUTCOMES, DrainCase, Request, Still
-from scheduler.evacuation.progress import Asked, Leaving, key_of
+from scheduler.evacuation.case import OUTCOMES, DrainCase, Request, StopCheck
+from scheduler.evacuation.progress import LeavingWorkload, RequestState, key_of
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.errors import described
@@ -27,7 +27,7 @@ from scheduler.ports.workloads import (
     Workloads,
 )
 
-AT_ONCE = 8
+MAX_CONCURRENT_HOOKS = 8
 """Number of concurrent hook calls."""
 
 MAX_EVICTIONS = 2
@@ -35,8 +35,8 @@ MAX_EVICTIONS = 2
 
 _TIME = "%Y-%m-%d %H:%M:%S"
 
-Next = Literal["going", "ask", "await", "held", "left", "later", "evict"]
-Planned = tuple[DrainCase, Workload, Leaving, Next, str]
+NextStep = Literal["going", "ask", "await", "held", "left", "later", "evict"]
+PlannedStep = tuple[DrainCase, Workload, LeavingWorkload, NextStep, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Drainer:
     workloads: Workloads
     settings: EvacuationSettings
     hooks: Mapping[str, Hook]
-    still: Still
+    stop_reason_of: StopCheck
 
     def _offer_of(self, workload: Workload) -> CheckpointOffer | None:
         """Return how to request a checkpoint; None if the workload names no means, or one that is not configured."""
@@ -58,9 +58,9 @@ class Drainer:
             offer = CheckpointOffer(default)
         return None if offer is None or offer.means not in {"scheduler", *self.hooks} else offer
 
-    def foresee(self, workload: Workload) -> tuple[Literal["evict", "wait"], str]:
+    def preview(self, workload: Workload) -> tuple[Literal["evict", "wait"], str]:
         """Return what a drain would do with a workload now, and how."""
-        workload = self._understood(workload)
+        workload = self._with_configured_means(workload)
         if workload.immovable is not None:
             return "wait", f"it cannot be moved ({workload.immovable})"
         offer = self._offer_of(workload)
@@ -74,23 +74,23 @@ class Drainer:
             case.unlisted = f"its workloads cannot be listed: {described(error)}"
             log.error(f"the workloads on {case.node} cannot be listed: {described(error)}")
             return
-        case.going = tuple(self._understood(workload) for workload in listed if case.concerns(workload))
+        case.departing = tuple(self._with_configured_means(workload) for workload in listed if case.concerns(workload))
         known = case.entry.leaving
         case.change(
             leaving={
-                workload.uid: self._seen(workload, known[workload.uid], now)
-                for workload in case.going
+                workload.uid: self._observed(workload, known[workload.uid], now)
+                for workload in case.departing
                 if workload.uid in known
             }
         )
         if case.entry.request is not None:
             return
-        if not case.going:
+        if not case.departing:
             case.change(phase="verifying", empty_at=now, message="")
             log.find(case.node, "empty", "no workloads left to evict")
             log.step(case.node, "empty", "done")
 
-    def _seen(self, workload: Workload, leaving: Leaving, now: datetime) -> Leaving:
+    def _observed(self, workload: Workload, leaving: LeavingWorkload, now: datetime) -> LeavingWorkload:
         """Set the time after which a terminating workload counts as hanging; its grace period counts up to a limit."""
         if leaving.gone_by is not None or not workload.ending:
             return leaving
@@ -100,34 +100,34 @@ class Drainer:
         grace = min(workload.grace or timedelta(0), self.settings.stuck_after)
         return now + grace + self.settings.retry_max_delay
 
-    def _understood(self, workload: Workload) -> Workload:
+    def _with_configured_means(self, workload: Workload) -> Workload:
         """Block the eviction of a workload whose checkpoint means is not configured: its work would be lost."""
         offer = workload.checkpoint
         if offer is None or workload.immovable is not None or self._offer_of(workload) is not None:
             return workload
         return replace(workload, loss=f"its checkpoint method {offer.means} is not configured")
 
-    def plan(self, case: DrainCase, now: datetime, requests: dict[str, Leaving]) -> None:
+    def plan(self, case: DrainCase, now: datetime, requests: dict[str, LeavingWorkload]) -> None:
         """Decide for each new workload how its checkpoint is requested, and the deadline of the acknowledgement.
 
-        ``requests``: active requests by recipient (:meth:`asked_as`).
+        ``requests``: active requests by recipient (:meth:`recipient_of`).
         """
         if case.stop_reason is not None:
             # the deadline of a request that was never sent must not expire; the request keeps its key
             answered = {uid: known for uid, known in case.entry.leaving.items() if known.asked != "planned"}
             case.change(leaving=answered)
             return
-        for workload in case.going or ():
+        for workload in case.departing or ():
             if workload.uid in case.entry.leaving:
                 continue
             origin = workload.origin or workload.name
             returned = case.entry.evicted.get(origin, 0)
-            identity = self.asked_as(workload)
+            identity = self.recipient_of(workload)
             pending = requests.get(identity)
             if pending is not None and pending.uid == workload.uid:
                 leaving = replace(pending, returned=returned, again_at=None, tries=0, message="")
             elif pending is not None and pending.deadline is not None and now < pending.deadline:
-                leaving = Leaving(
+                leaving = LeavingWorkload(
                     workload.name, workload.uid, pending.key, pending.asked, pending.deadline, origin, returned
                 )
             else:
@@ -135,12 +135,12 @@ class Drainer:
                 offer = self._offer_of(workload) if asks else None
                 key = key_of(case.node, case.entry.began_at, f"checkpoint {identity}")
                 deadline = None if offer is None else now + self._wait_of(offer)
-                asked: Literal["none", "planned"] = "none" if offer is None else "planned"
-                leaving = Leaving(workload.name, workload.uid, key, asked, deadline, origin, returned)
-            leaving = requests[identity] = self._seen(workload, leaving, now)
+                request_state: Literal["none", "planned"] = "none" if offer is None else "planned"
+                leaving = LeavingWorkload(workload.name, workload.uid, key, request_state, deadline, origin, returned)
+            leaving = requests[identity] = self._observed(workload, leaving, now)
             case.change(leaving={**case.entry.leaving, workload.uid: leaving})
 
-    def asked_as(self, workload: Workload) -> str:
+    def recipient_of(self, workload: Workload) -> str:
         """Return the recipient of a checkpoint request: the gang if it is asked by hook, else the workload's uid."""
         offer = self._offer_of(workload)
         by_hook = offer is not None and offer.means != "scheduler"
@@ -171,10 +171,10 @@ class Drainer:
             requests.values(),
             key=lambda request: (request.offer.means != "scheduler", not request.first, request.ask.deadline),
         )
-        for i in range(0, len(todo), AT_ONCE):
+        for i in range(0, len(todo), MAX_CONCURRENT_HOOKS):
             if log.over(reserve=self.settings.max_round_duration / 2):
                 return
-            self._ask_some(todo[i : i + AT_ONCE], log)
+            self._ask_some(todo[i : i + MAX_CONCURRENT_HOOKS], log)
 
     def evict(self, cases: Iterable[DrainCase], log: RoundLog, under_way: set[str]) -> None:
         """Evict the workloads that are ready.
@@ -186,9 +186,9 @@ class Drainer:
         stopped: set[str] = set()  # jobs stopped in this round, on any of their nodes
         stopping = {workload.gang for _, workload, *_ in steps if workload.uid in under_way} - {None}
         for case, workload, leaving, planned, cause in steps:
-            self._silent(case, workload, leaving, log)
+            self._report_unanswered(case, workload, leaving, log)
             waits = planned == "evict" and workload.gang in gangs
-            step: Next = "later" if waits else planned
+            step: NextStep = "later" if waits else planned
             message = gangs[workload.gang] if waits else cause
             if step != "evict":
                 self._report_wait(case, workload, leaving, step, message, log)
@@ -196,7 +196,7 @@ class Drainer:
             # exempt from the limit: evicting a part of a stopping job later would stop the restarted job again
             is_exempt = leaving.gone_by is not None or workload.gang in stopping
             if workload.uid in stopped:
-                self._evicted(case, workload, WriteResult("already"), log.clock.now())
+                self._record_eviction(case, workload, WriteResult("already"), log.clock.now())
                 log.step(case.node, "wait", "waiting", workload.name, "it was stopped on another of its nodes")
             elif not is_exempt and len(under_way) >= self.settings.max_concurrent:
                 full = f"{len(under_way)} workloads are already terminating"
@@ -206,21 +206,21 @@ class Drainer:
                 stopping |= {workload.gang} - {None}
                 under_way.add(workload.uid)
 
-    def _gangs_that_wait(self, steps: Iterable[Planned], now: datetime) -> dict[str | None, str]:
+    def _gangs_that_wait(self, steps: Iterable[PlannedStep], now: datetime) -> dict[str | None, str]:
         """Return the jobs whose parts must wait for each other, with the reason, so that each job stops only once.
 
         An immovable part holds back the others, because it would stop without them. The wait for checkpoints is bounded
         by ``max_timeout`` from the start of the job's first evacuation, even if more of its nodes are drained later.
         """
         waiting: dict[str | None, str] = {}
-        began: dict[str, datetime] = {}
+        waiting_since: dict[str, datetime] = {}
         parts = [step for step in steps if step[1].gang is not None]
         for case, workload, *_ in parts:
             assert workload.gang is not None
-            began[workload.gang] = min(began.get(workload.gang, now), case.entry.began_at)
+            waiting_since[workload.gang] = min(waiting_since.get(workload.gang, now), case.entry.began_at)
         for _, workload, leaving, step, message in parts:
             assert workload.gang is not None
-            in_time = now < began[workload.gang] + self.settings.checkpoint.max_timeout
+            in_time = now < waiting_since[workload.gang] + self.settings.checkpoint.max_timeout
             if step in ("held", "left"):
                 waiting[workload.gang] = f"{workload.name} of the same job stays: {message}"
             elif step in ("ask", "await") and in_time:
@@ -230,9 +230,9 @@ class Drainer:
                 )
         return waiting
 
-    def _steps(self, cases: Iterable[DrainCase], log: RoundLog) -> Iterable[Planned]:
+    def _steps(self, cases: Iterable[DrainCase], log: RoundLog) -> Iterable[PlannedStep]:
         for case in cases:
-            for workload in case.going or ():
+            for workload in case.departing or ():
                 leaving = case.entry.leaving.get(workload.uid)
                 if case.stop_reason is not None or leaving is None:
                     continue
@@ -245,7 +245,7 @@ class Drainer:
         for request in requests:
             case, number = request.case, None
             if request.first:
-                case.hold_reason = case.hold_reason or self.still(case)
+                case.hold_reason = case.hold_reason or self.stop_reason_of(case)
                 if case.hold_reason is not None:
                     continue
                 means, key = request.offer.means, request.ask.key
@@ -258,17 +258,17 @@ class Drainer:
                 if number is None:
                     return
             ready.append((request, number))
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="checkpoint") as pool:
+        with ThreadPoolExecutor(MAX_CONCURRENT_HOOKS, thread_name_prefix="checkpoint") as pool:
             hooked = [request for request, _ in ready if request.offer.means != "scheduler"]
-            replies = pool.map(self._tell, hooked)
+            replies = pool.map(self._call_hook, hooked)
         for request, number in ready:
             by_hook = request.offer.means != "scheduler"
             answer, state = next(replies) if by_hook else self._through_scheduler(request, fence)
             if number is not None:
                 log.answered(number, answer)
-            self._asked(request, answer, state, log)
+            self._record_request(request, answer, state, log)
 
-    def _tell(self, request: Request) -> tuple[WriteResult, CheckpointState]:
+    def _call_hook(self, request: Request) -> tuple[WriteResult, CheckpointState]:
         try:
             reply = self.hooks[request.offer.means].tell(request.payload(), request.ask.key)
         except Exception as error:  # one failing hook must not block the others
@@ -289,28 +289,28 @@ class Drainer:
         except Exception as error:
             return answer, CheckpointState("waiting", f"its state cannot be read: {described(error)}")
 
-    def _asked(self, request: Request, answer: WriteResult, state: CheckpointState, log: RoundLog) -> None:
+    def _record_request(self, request: Request, answer: WriteResult, state: CheckpointState, log: RoundLog) -> None:
         case, workload = request.case, request.workload
         if "gone" in (answer.kind, state.kind):
             return  # the next list shows what is left
-        states: dict[CheckpointKind, Asked] = {"acknowledged": "acknowledged", "failed": "failed"}
+        states: dict[CheckpointKind, RequestState] = {"acknowledged": "acknowledged", "failed": "failed"}
         now_asked = states.get(state.kind) or ("asked" if request.first and answer.confirmed else None)
         for part, uid in ((case, workload.uid), *request.others) if now_asked is not None else ():
             part.move(uid, asked=now_asked)
-        about = {"workload": workload.name, "uid": workload.uid, "key": request.ask.key}
+        details = {"workload": workload.name, "uid": workload.uid, "key": request.ask.key}
         if state.kind == "acknowledged":
             message = state.message or "the checkpoint is written"
-            log.find(case.node, "acknowledged", message, about)
+            log.find(case.node, "acknowledged", message, details)
             log.step(case.node, "checkpoint", "done", workload.name, message)
         elif state.kind == "failed":
             message = f"it cannot write a checkpoint: {state.message}"
-            log.find(case.node, "unanswered", message, about)
+            log.find(case.node, "unanswered", message, details)
             log.step(case.node, "checkpoint", "inconclusive", workload.name, message)
         elif request.first:
             message = answer.message
             if not answer.confirmed:
-                then = "moved without it" if case.entry.request is None else "left alone"
-                until = f"requested again until {request.ask.deadline:{_TIME}} UTC, then {then}"
+                outcome = "moved without it" if case.entry.request is None else "left alone"
+                until = f"requested again until {request.ask.deadline:{_TIME}} UTC, then {outcome}"
                 message = f"{message}; {until}" if message else until
             result = "waiting" if answer.confirmed else OUTCOMES[answer.kind]
             log.step(case.node, "checkpoint", result, workload.name, message)
@@ -318,43 +318,43 @@ class Drainer:
     def finish(self, case: DrainCase, log: RoundLog) -> None:
         """End a checkpoint request once its jobs have answered, are gone or have reached their deadline."""
         leaving = case.entry.leaving
-        for workload in case.going or ():
+        for workload in case.departing or ():
             if workload.uid in leaving:
-                self._silent(case, workload, leaving[workload.uid], log)
+                self._report_unanswered(case, workload, leaving[workload.uid], log)
         now = log.clock.now()
         waits = any(
             part.asked in ("planned", "asked") and part.deadline is not None and now < part.deadline
             for part in leaving.values()
         )
-        if case.going is not None and not waits:
+        if case.departing is not None and not waits:
             case.change(phase="done")
 
-    def _silent(self, case: DrainCase, workload: Workload, leaving: Leaving, log: RoundLog) -> None:
+    def _report_unanswered(self, case: DrainCase, workload: Workload, leaving: LeavingWorkload, log: RoundLog) -> None:
         """Record once that a checkpoint was not acknowledged by its deadline."""
         now, key = log.clock.now(), f"no answer {workload.uid}"
         if workload.ending or leaving.asked not in ("planned", "asked"):
             return
         if leaving.deadline is None or now < leaving.deadline or not case.first_time(key):
             return
-        about = {"workload": workload.name, "uid": workload.uid}
+        details = {"workload": workload.name, "uid": workload.uid}
         offer = self._offer_of(workload)
         if leaving.asked == "asked" and offer is not None and offer.means == "scheduler":
             with contextlib.suppress(Exception):  # it may have answered since the last round
                 if self.workloads.checkpoint_state(workload, leaving.key).kind == "acknowledged":
                     case.move(workload.uid, asked="acknowledged")
-                    log.find(case.node, "acknowledged", "the checkpoint is written", {**about, "key": leaving.key})
+                    log.find(case.node, "acknowledged", "the checkpoint is written", {**details, "key": leaving.key})
                     return
-        asked = "did not acknowledge" if leaving.asked == "asked" else "could not be asked for"
-        message = f"{workload.name} {asked} a checkpoint by {leaving.deadline:{_TIME}} UTC"
-        log.find(case.node, "unanswered", message, about)
+        failure = "did not acknowledge" if leaving.asked == "asked" else "could not be asked for"
+        message = f"{workload.name} {failure} a checkpoint by {leaving.deadline:{_TIME}} UTC"
+        log.find(case.node, "unanswered", message, details)
 
     def _report_wait(
-        self, case: DrainCase, workload: Workload, leaving: Leaving, step: Next, message: str, log: RoundLog
+        self, case: DrainCase, workload: Workload, leaving: LeavingWorkload, step: NextStep, message: str, log: RoundLog
     ) -> None:
         """Report a wait: always in the round report, and once in the ledger if it needs attention."""
         if step == "ask":
             return
-        about = {"workload": workload.name, "uid": workload.uid}
+        details = {"workload": workload.name, "uid": workload.uid}
         hangs = step == "going" and leaving.gone_by is not None and log.clock.now() >= leaving.gone_by
         if hangs:
             keeping = f" (finalizers {', '.join(workload.finalizers)})" if workload.finalizers else ""
@@ -364,14 +364,14 @@ class Drainer:
             )
         if hangs or step == "left":
             kind: FindingKind = "hanging" if hangs or leaving.accepted else "returned"
-            case.notify(log, f"{kind} {leaving.origin}", kind, f"{workload.name}: {message}", about)
+            case.notify(log, f"{kind} {leaving.origin}", kind, f"{workload.name}: {message}", details)
         elif step == "held" and case.first_time(f"held {workload.uid}"):
-            log.find(case.node, "waiting", message, about)
+            log.find(case.node, "waiting", message, details)
         log.step(case.node, "wait", "waiting", workload.name, message)
 
     def _evict_one(self, case: DrainCase, workload: Workload, log: RoundLog) -> bool:
         fence = log.fence()
-        case.hold_reason = self.still(case)
+        case.hold_reason = self.stop_reason_of(case)
         if case.hold_reason is not None:
             return False
         key = key_of(case.node, case.entry.began_at, f"evict {workload.uid}")
@@ -385,11 +385,11 @@ class Drainer:
             return False
         answer = _answer_of(lambda: self.workloads.evict(workload, fence))
         log.answered(number, answer)
-        self._evicted(case, workload, answer, log.clock.now())
+        self._record_eviction(case, workload, answer, log.clock.now())
         log.step(case.node, "evict", OUTCOMES[answer.kind], workload.name, answer.message, answer.writes)
         return answer.kind in ("done", "already", "timeout")
 
-    def _evicted(self, case: DrainCase, workload: Workload, answer: WriteResult, now: datetime) -> None:
+    def _record_eviction(self, case: DrainCase, workload: Workload, answer: WriteResult, now: datetime) -> None:
         settings, leaving = self.settings, case.entry.leaving[workload.uid]
         if answer.kind in ("done", "already", "timeout"):
             count = max(case.entry.evicted.get(leaving.origin, 0), leaving.returned + 1)
@@ -417,7 +417,7 @@ def _answer_of(call: Callable[[], WriteResult]) -> WriteResult:
         return WriteResult("timeout", described(error))
 
 
-def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Next, str]:
+def _next_step(workload: Workload, leaving: LeavingWorkload, now: datetime) -> tuple[NextStep, str]:
     """Return the next step for a workload that must leave, and why."""
     if workload.ending:
         return "going", "it is terminating"
@@ -437,7 +437,7 @@ def _next_step(workload: Workload, leaving: Leaving, now: datetime) -> tuple[Nex
     return "evict", ""
 
 
-def why_there(workload: Workload, leaving: Leaving | None, now: datetime) -> str:
+def why_there(workload: Workload, leaving: LeavingWorkload | None, now: datetime) -> str:
     """Return why a workload is still on its node, for reports."""
     _, message = ("", "") if leaving is None else _next_step(workload, leaving, now)
     return message or (leaving.message if leaving is not None else "") or "its eviction has not started"

@@ -55,9 +55,9 @@ class Evacuation:
         self._store = stored_progress(self.workloads)
         self._progress = EvacuationProgress()  # includes changes of this round
         self._unread = frozenset[str]()  # nodes that the last round had no time to read
-        self._drainer = Drainer(self.workloads, self.settings, self.hooks, self._still)
+        self._drainer = Drainer(self.workloads, self.settings, self.hooks, self._stop_reason)
         self._diagnostics = Diagnostics(
-            self.workloads, self.verification, self.prober, self.settings.verification, self._still
+            self.workloads, self.verification, self.prober, self.settings.verification, self._stop_reason
         )
 
     def results(self) -> tuple[Result, ...] | None:
@@ -100,8 +100,8 @@ class Evacuation:
         for case in evacuating:
             self._drainer.read_workloads(case, log, now)
             requests |= {
-                self._drainer.asked_as(workload): case.entry.leaving[workload.uid]
-                for workload in case.going or ()
+                self._drainer.recipient_of(workload): case.entry.leaving[workload.uid]
+                for workload in case.departing or ()
                 if workload.uid in case.entry.leaving
             }
         for case in evacuating:
@@ -109,7 +109,7 @@ class Evacuation:
         if not self._keep(cases, (), log):
             log.forward = False
         # nodes that are not empty in this round
-        evacuating = [case for case in evacuating if case.going or case.entry.phase == "asking"]
+        evacuating = [case for case in evacuating if case.departing or case.entry.phase == "asking"]
         results: list[Result] = []
         try:
             self._act(cases, evacuating, results, log)
@@ -119,12 +119,12 @@ class Evacuation:
         if not self._keep(cases, results, log):
             log.report.notes.append("the evacuation state is read again in the next round")
 
-    def end_probes(self, log: RoundLog, why: str) -> None:
+    def end_probes(self, log: RoundLog, reason: str) -> None:
         """End running probes, after :meth:`load`: without decisions nothing checks whether a job needs their nodes."""
         nodes = dict(self._progress.nodes)
         for name, entry in self._progress.nodes.items():
             if entry.rung == "probe":
-                self._end(name, nodes.pop(name), why, log)
+                self._end(name, nodes.pop(name), reason, log)
         self._progress = replace(self._progress, nodes=nodes)
         self._keep((), (), log)
 
@@ -135,10 +135,10 @@ class Evacuation:
         for request in plan.requests:
             jobs = ", ".join(request.jobs) or None
             report.work.append(WorkStep(request.node, request.rung, "would", jobs, "; ".join(request.reasons)))
-        wanted = {action.node for action in plan.actions if action.verb == "drain"}
+        to_drain = {action.node for action in plan.actions if action.verb == "drain"}
         marked = {name for name, view in views.items() if view.marks.drained}
         ends = {action.node for action in plan.actions if action.verb == "release"}
-        for name in sorted((wanted | marked) - ends):
+        for name in sorted((to_drain | marked) - ends):
             try:
                 listed = self.workloads.on_node(name)
             except Exception as error:
@@ -147,7 +147,7 @@ class Evacuation:
             for workload in listed:
                 if workload.stays is not None:
                     continue
-                verb, message = self._drainer.foresee(workload)
+                verb, message = self._drainer.preview(workload)
                 writes = self.workloads.preview(workload) if verb == "evict" else ()
                 report.work.append(WorkStep(name, verb, "would", workload.name, message, writes))
 
@@ -167,9 +167,9 @@ class Evacuation:
                 continue
             self._stuck(case, log)
             self._diagnostics.settled(case, log)
-            why = case.stop_reason if case.entry.phase == "evacuating" else case.hold_reason
-            if why is not None and case.entry.phase not in SETTLED:
-                log.step(case.node, "hold", "held", None, why)
+            reason = case.stop_reason if case.entry.phase == "evacuating" else case.hold_reason
+            if reason is not None and case.entry.phase not in SETTLED:
+                log.step(case.node, "hold", "held", None, reason)
 
     def _evacuating(self) -> list[Evacuating]:
         return [entry for entry in self._progress.nodes.values() if entry.phase in _ASKING]
@@ -184,7 +184,7 @@ class Evacuation:
             if leaving.gone_by is not None and now < leaving.gone_by
         }
         for case in evacuating:
-            ending = {workload.uid for workload in case.going or () if workload.ending}
+            ending = {workload.uid for workload in case.departing or () if workload.ending}
             if case.reading.view.down:  # its kubelet cannot terminate pods that others deleted
                 flying -= {uid for uid in ending if uid in case.entry.leaving and not case.entry.leaving[uid].accepted}
             else:
@@ -203,12 +203,12 @@ class Evacuation:
         # nodes that were skipped last time go first, or the same nodes would be skipped every round
         requests = {request.node: request for request in plan.requests}
         known_names = {*nodes, *marked, *drained, *requests}
-        left = sorted(known_names, key=lambda name: (name not in self._unread, *_urgency(plan, name)))
+        by_urgency = sorted(known_names, key=lambda name: (name not in self._unread, *_urgency(plan, name)))
         self._unread = frozenset()
-        for place, name in enumerate(left):
-            before = self.clock.now()
-            if before >= deadline:  # leave time to evacuate the nodes that were read
-                self._unread = frozenset(left[place:])
+        for place, name in enumerate(by_urgency):
+            started = self.clock.now()
+            if started >= deadline:  # leave time to evacuate the nodes that were read
+                self._unread = frozenset(by_urgency[place:])
                 log.error(f"reads are too slow: {len(self._unread)} nodes, such as {name}, are left to the next round")
                 break
             try:
@@ -218,14 +218,14 @@ class Evacuation:
                 continue
             entry = nodes.get(name)
             request = entry.request if entry is not None else requests.get(name) if name not in marked else None
-            why = _why_ended(reading) if request is None else _why_over(reading, plan.stopped.get(name))
-            if reading is None or why is not None:
-                self._end(name, nodes.pop(name, None), why or "", log)
+            reason = _why_ended(reading) if request is None else _why_over(reading, plan.stopped.get(name))
+            if reading is None or reason is not None:
+                self._end(name, nodes.pop(name, None), reason or "", log)
                 continue
             if request is not None:
                 entry = entry or _requested(request, self.clock.now())
             else:
-                since = _mark_since(reading, before)
+                since = _mark_since(reading, started)
                 known = None if entry is None else entry.mark_since
                 if entry is None or name in drained or (since is not None and known is not None and since != known):
                     self._end(name, entry, "another drain started", log)
@@ -242,16 +242,16 @@ class Evacuation:
         self._progress = replace(progress, nodes=nodes)
         return cases
 
-    def _end(self, name: str, entry: Evacuating | None, why: str, log: RoundLog) -> None:
+    def _end(self, name: str, entry: Evacuating | None, reason: str, log: RoundLog) -> None:
         if entry is None:
             return
-        log.find(name, "ended" if entry.phase in SETTLED else "cancelled", why, {"phase": entry.phase})
+        log.find(name, "ended" if entry.phase in SETTLED else "cancelled", reason, {"phase": entry.phase})
         if entry.phase == "verifying" and entry.started_at is not None:
             with log.boundary(f"the diagnostic of {name}", blocks=False):
                 self._diagnostics.drop(name, entry)
         if entry.phase not in SETTLED:
             purpose = "to empty it" if entry.request is None else f"for its {entry.rung}"
-            log.step(name, "hold", "held", None, f"paused {purpose}: {why}")
+            log.step(name, "hold", "held", None, f"paused {purpose}: {reason}")
 
     def _why_held(self, case: DrainCase, reading: NodeReading, switches: Switches) -> str | None:
         """Return why nothing new may be done on a node now; None if it may."""
@@ -277,7 +277,7 @@ class Evacuation:
             return f"it passed a diagnostic at {passed_at:%Y-%m-%d %H:%M} UTC: its jobs are not moved again yet"
         return None
 
-    def _still(self, case: DrainCase) -> str | None:
+    def _stop_reason(self, case: DrainCase) -> str | None:
         """Re-read the node and the switches right before a call; return why it is not allowed, or None."""
         try:
             switches = self.scheduler.read_switches()
@@ -302,12 +302,12 @@ class Evacuation:
         nodes = {**progress.nodes, **{case.node: case.entry for case in cases}}
         nodes = {name: entry for name, entry in nodes.items() if entry.request is None or entry.phase not in SETTLED}
         oldest = self.clock.now() - self.settings.verification.retention
-        then = EvacuationProgress(dict(sorted(nodes.items())), progress.results).with_results(results, oldest)
-        self._progress = then
-        why = None if then == self._store.value else self._store.save(then)
-        if why is not None:
-            log.error(f"the evacuation state was not saved: {why}")
-        return why is None
+        updated = EvacuationProgress(dict(sorted(nodes.items())), progress.results).with_results(results, oldest)
+        self._progress = updated
+        reason = None if updated == self._store.value else self._store.save(updated)
+        if reason is not None:
+            log.error(f"the evacuation state was not saved: {reason}")
+        return reason is None
 
     def _stuck(self, case: DrainCase, log: RoundLog) -> None:
         """Report an overdue evacuation once; the clock is per evacuation, independent of its workloads."""
@@ -321,10 +321,10 @@ class Evacuation:
             remaining: list[str] = []
             message = f"its diagnostic did not start ({case.hold_reason or entry.message or 'not yet possible'})"
         else:
-            remaining = [workload.name for workload in case.going or ()]
+            remaining = [workload.name for workload in case.departing or ()]
             waiting = [case.unlisted or case.stop_reason or ""] + [
                 f"{workload.name} ({why_there(workload, entry.leaving.get(workload.uid), log.clock.now())})"
-                for workload in (case.going or ())[:10]
+                for workload in (case.departing or ())[:10]
             ]
             message = f"not empty: {'; '.join(filter(None, waiting))}"
         message = f"waiting since {since:%Y-%m-%d %H:%M} UTC, {message}; the taint stays"
@@ -353,17 +353,17 @@ class Evacuation:
             return False, "the process ended before a response; if needed, the request is repeated with the same key"
         if call.node not in listed:
             listed[call.node] = {workload.uid: workload for workload in self.workloads.on_node(call.node)}
-        left = listed[call.node].get(call.workload.uid)
-        if left is None:
+        survivor = listed[call.node].get(call.workload.uid)
+        if survivor is None:
             return True, "it is gone"
-        return (True, "it is terminating") if left.ending else (False, "it is still there")
+        return (True, "it is terminating") if survivor.ending else (False, "it is still there")
 
 
 def _why_ended(reading: NodeReading | None) -> str | None:
     if reading is None:
         return "the node was removed"
-    gone = reading.view.readable and not reading.view.marks.drained
-    return "its drain marker is gone" if gone else None
+    lost_drain = reading.view.readable and not reading.view.marks.drained
+    return "its drain marker is gone" if lost_drain else None
 
 
 def _why_over(reading: NodeReading | None, stopped: str | None) -> str | None:
@@ -400,10 +400,10 @@ def _freeze_reason(plan: Plan, view: NodeView, unread: frozenset[str]) -> str | 
     return f"the breaker is open: {'; '.join(causes)}" if causes else None
 
 
-def _mark_since(reading: NodeReading, before: datetime) -> datetime | None:
+def _mark_since(reading: NodeReading, limit: datetime) -> datetime | None:
     """Return the start that the drain marker states, to distinguish drains; None if it is missing or in the future."""
     since = reading.view.marks.hard_since
-    return since if since is not None and since < before else None
+    return since if since is not None and since < limit else None
 
 
 def _urgency(plan: Plan, name: str) -> tuple[float, str]:

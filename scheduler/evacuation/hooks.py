@@ -68,8 +68,8 @@ class Webhook:
                 return HookReply("timeout", f"status {status} with an HTML or XML page: probably a proxy or login page")
             kind: HookKind = "waiting" if status == HTTPStatus.ACCEPTED else "done"
             return _reply(kind, f"status {status}", json_object(answer.body))
-        later = status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        return HookReply("timeout" if later else "refused", f"status {status}")
+        is_transient = status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        return HookReply("timeout" if is_transient else "refused", f"status {status}")
 
 
 def _reply(kind: HookKind, text: str, content: Mapping[str, Any]) -> HookReply:
@@ -96,13 +96,13 @@ class CommandHook:
     def tell(self, payload: Mapping[str, Any], key: str) -> HookReply:
         """Run the command; see :class:`scheduler.ports.workloads.Hook`."""
         argv = [*self._settings.argv, str(payload.get("kind", "")), key]
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as answer_body:
-            given.write(json.dumps(payload, ensure_ascii=False, allow_nan=False).encode())
-            given.seek(0)
+        with tempfile.TemporaryFile() as request_body, tempfile.TemporaryFile() as answer_body:
+            request_body.write(json.dumps(payload, ensure_ascii=False, allow_nan=False).encode())
+            request_body.seek(0)
             try:
                 # files, not pipes: a background child that keeps them open must not block us
                 process = subprocess.Popen(
-                    argv, stdin=given, stdout=answer_body, stderr=subprocess.DEVNULL, start_new_session=True,
+                    argv, stdin=request_body, stdout=answer_body, stderr=subprocess.DEVNULL, start_new_session=True,
                     close_fds=True,
                 )  # fmt: skip
             except OSError as error:

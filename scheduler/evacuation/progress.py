@@ -12,14 +12,14 @@ from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.ports.stored_state import StoredValue
 from scheduler.ports.workloads import DiagnosticKind, Workloads
 
-Asked = Literal["planned", "asked", "acknowledged", "failed", "none"]
+RequestState = Literal["planned", "asked", "acknowledged", "failed", "none"]
 Phase = Literal["evacuating", "asking", "verifying", "passed", "failed", "inconclusive", "done"]
 SETTLED: tuple[Phase, ...] = ("passed", "failed", "inconclusive", "done")
 """Final phases."""
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class LeavingWorkload:
     """Progress of one workload that must leave.
 
     ``key``: key of its checkpoint request.
@@ -37,7 +37,7 @@ class Leaving:
     name: str
     uid: str
     key: str
-    asked: Asked
+    asked: RequestState
     deadline: datetime | None = None
     origin: str = ""
     returned: int = 0
@@ -70,7 +70,7 @@ class Evacuating:
 
     began_at: datetime
     phase: Phase = "evacuating"
-    leaving: Mapping[str, Leaving] = field(default_factory=dict)
+    leaving: Mapping[str, LeavingWorkload] = field(default_factory=dict)
     mark_since: datetime | None = None
     waiting_since: datetime | None = None
     evicted: Mapping[str, int] = field(default_factory=dict)
@@ -144,25 +144,25 @@ class EvacuationProgress:
         return replace(self, results=tuple(result for result in known.values() if result.at >= oldest))
 
 
-_KEPT = frozenset({"began_at", "mark_since", "deadline", "gone_by", "again_at", "request"})
+_DATES_KEPT = frozenset({"began_at", "mark_since", "deadline", "gone_by", "again_at", "request"})
 # Fields that are part of keys, or of another clock, or lie ahead.
 
 
 def bounded_waits(progress: EvacuationProgress, settings: EvacuationSettings, now: datetime) -> EvacuationProgress:
     """Return the progress without waits longer than the settings allow, which a clock that was ahead recorded."""
-    moved: EvacuationProgress = not_after(progress, now, _KEPT)
+    bounded: EvacuationProgress = not_after(progress, now, _DATES_KEPT)
     nodes = {
         name: replace(
             entry,
             waiting_since=now if entry.waiting_since is None and entry.began_at > now else entry.waiting_since,
             leaving={uid: _bounded(part, settings, now) for uid, part in entry.leaving.items()},
         )
-        for name, entry in moved.nodes.items()
+        for name, entry in bounded.nodes.items()
     }
-    return replace(moved, nodes=nodes)
+    return replace(bounded, nodes=nodes)
 
 
-def _bounded(leaving: Leaving, settings: EvacuationSettings, now: datetime) -> Leaving:
+def _bounded(leaving: LeavingWorkload, settings: EvacuationSettings, now: datetime) -> LeavingWorkload:
     retry = now + settings.retry_max_delay
     ended = retry + settings.stuck_after
     deadline, gone_by, again_at = leaving.deadline, leaving.gone_by, leaving.again_at

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass as checked
 from foundation.settings import NonNegativeTime, PositiveTime
 
 
-def _given(value: object, name: str) -> None:
+def _require(value: object, name: str) -> None:
     hook = getattr(value, name)
     if hook in ("webhook", "command") and getattr(value, hook) is None:
         raise ValueError(f"{name} is {hook!r}: give the {hook}")
@@ -71,7 +71,7 @@ class CheckpointSettings:
     command: CommandSettings | None = None
 
     def __post_init__(self) -> None:
-        _given(self, "default")
+        _require(self, "default")
 
 
 @checked(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class VerificationSettings:
     retention: PositiveTime = timedelta(days=14)
 
     def __post_init__(self) -> None:
-        _given(self, "method")
+        _require(self, "method")
 
 
 @checked(frozen=True, slots=True)

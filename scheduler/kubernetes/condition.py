@@ -63,11 +63,11 @@ def condition_repaired(current: Object | None, published: Published | None, now:
     return _REMOVED if published is None and (since is None or now - since > UNKNOWN_KEPT) else None
 
 
-def condition_write(node: str, current: Object | None, wanted: Object) -> Write:
+def condition_write(node: str, current: Object | None, condition: Object) -> Write:
     """Return a change of the condition as a write."""
-    before = None if current is None else f"{current.get('status')} ({current.get('reason')})"
-    then = None if wanted is _REMOVED else f"{wanted['status']} ({wanted['reason']}): {wanted['message']}"
-    return Write(f"node {node}", f"status.conditions[{CONDITION}]", before, then)
+    old = None if current is None else f"{current.get('status')} ({current.get('reason')})"
+    new = None if condition is _REMOVED else f"{condition['status']} ({condition['reason']}): {condition['message']}"
+    return Write(f"node {node}", f"status.conditions[{CONDITION}]", old, new)
 
 
 def event_write(event: Object) -> Write:
@@ -76,10 +76,10 @@ def event_write(event: Object) -> Write:
     return Write(target, f"event {event['reason']}", None, f"{event['type']}: {event['message']}")
 
 
-def event_of(action: Action, before: Published | None, now: datetime) -> Object | None:
+def event_of(action: Action, old: Published | None, now: datetime) -> Object | None:
     """Return the event for an action that changes the tier or withdraws the prediction; None otherwise."""
     reasons = "; ".join(action.reasons[:3])
-    if action.verb != "release" and (before is None or before.tier != action.tier):
+    if action.verb != "release" and (old is None or old.tier != action.tier):
         kind = "Warning" if action.tier in ("high", "elevated") else "Normal"
         risk = "" if action.risk is None else f", risk {action.risk:.3g}"
         reason, message = CONDITION, f"tier {action.tier}{risk}: {reasons}"

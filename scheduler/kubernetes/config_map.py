@@ -56,15 +56,15 @@ class ConfigMapText:
         current = self._api.read(self.path, accept=METADATA_ONLY, named=self._name)
         return {} if current is None else annotations_of(current)
 
-    def annotate(self, wanted: Mapping[str, str | None]) -> WriteResult:
+    def annotate(self, annotations: Mapping[str, str | None]) -> WriteResult:
         """Set annotations; None removes one."""
 
         def change(current: dict[str, Any]) -> dict[str, Any] | WriteResult:
-            before = annotations_of(current)
-            then = {key: value for key, value in {**before, **wanted}.items() if value is not None}
-            if then == before:
+            old = annotations_of(current)
+            new = {key: value for key, value in {**old, **annotations}.items() if value is not None}
+            if new == old:
                 return WriteResult("already")
-            return {**current, "metadata": {**current["metadata"], "annotations": then}}
+            return {**current, "metadata": {**current["metadata"], "annotations": new}}
 
         return self._change(change)
 
@@ -128,12 +128,12 @@ class SwitchAnnotations:
     def write(self, switches: Switches) -> WriteResult:
         """Set the switches."""
         reset = switches.reset_breaker_at
-        wanted = {
+        annotations = {
             self.kill: "true" if switches.kill else None,
             self.release_all: "true" if switches.release_all else None,
             self.reset_breaker_at: None if reset is None else reset.astimezone(UTC).isoformat(),
         }
-        return self._stored.annotate(wanted)
+        return self._stored.annotate(annotations)
 
 
 def _holds(answer: Object, sent: Object) -> bool:

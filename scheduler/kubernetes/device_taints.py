@@ -26,7 +26,7 @@ _MAX_NEW: Final = 50
 """Limit on rules created per round."""
 
 _MAX_TRIES: Final = 2
-_GONE: Final = 404
+_NOT_FOUND: Final = 404
 _EXISTS: Final = 409
 _UUIDS: Final = ("uuid", "parentUUID")
 """Attributes of a device that identify its GPU."""
@@ -52,7 +52,7 @@ class DeviceTaints:
     def __init__(self, api: ApiServer, prefix: str, drivers: Sequence[str]) -> None:
         self._api = api
         self._label = f"{prefix}/device-taint"
-        self._about = f"{prefix}/prediction"
+        self._annotation = f"{prefix}/prediction"
         self._key = f"{prefix}/at-risk"
         self._drivers = frozenset(drivers)
         self._offered: tuple[str, str] | None = None
@@ -101,7 +101,7 @@ class DeviceTaints:
         """Return messages, the rules to delete, and the rules to create, limited per round."""
         existing = self._existing(rules)
         notes: list[str] = []
-        wanted: dict[str, Object] = {}
+        target_rules: dict[str, Object] = {}
         unclear: set[str] = set()
         for signal in signals:
             if not signal.level.hard:
@@ -115,21 +115,23 @@ class DeviceTaints:
                 notes.append(f"the devices of {signal.node} cannot be read: {error}")
                 unclear.add(signal.node)
                 continue
-            wanted |= {
+            target_rules |= {
                 name_of(device): self._rule(rules, device, signal) for device in devices if device.uuid in signal.units
             }
         edited = sorted(name for name, rule in existing.items() if self._about_of(rule).get("seal") != _seal(rule))
         notes += [f"device taint {name} was edited since predrain set it: it is left unchanged" for name in edited]
-        self._set = {name: times for name, times in self._set.items() if name in wanted}
-        undone = [name for name in sorted(wanted) if name not in existing and self._set.get(name, 0) >= _MAX_TRIES]
+        self._set = {name: times for name, times in self._set.items() if name in target_rules}
+        undone = [
+            name for name in sorted(target_rules) if name not in existing and self._set.get(name, 0) >= _MAX_TRIES
+        ]
         notes += [f"device taint {name} was removed {_MAX_TRIES} times: it is not re-applied" for name in undone]
-        over = sorted(existing.keys() - wanted.keys() - set(edited))
-        obsolete = {name: existing[name] for name in over if self._about_of(existing[name]).get("node") not in unclear}
-        missing = [wanted[name] for name in sorted(wanted) if name not in existing and name not in undone]
+        stale = sorted(existing.keys() - target_rules.keys() - set(edited))
+        obsolete = {name: existing[name] for name in stale if self._about_of(existing[name]).get("node") not in unclear}
+        missing = [target_rules[name] for name in sorted(target_rules) if name not in existing and name not in undone]
         return notes, obsolete, missing[:_MAX_NEW]
 
     def _about_of(self, rule: Object) -> Mapping[str, Any]:
-        return json_object((rule["metadata"].get("annotations") or {}).get(self._about))
+        return json_object((rule["metadata"].get("annotations") or {}).get(self._annotation))
 
     def _versions(self) -> tuple[str, str] | None:
         """Return the newest served versions of rules and slices; None if device taints are not supported."""
@@ -158,40 +160,40 @@ class DeviceTaints:
         return devices_of(slices, self._drivers)
 
     def _rule(self, version: str, device: SliceDevice, signal: NodeSignal) -> Object:
-        about = {"node": signal.node, "unit": device.uuid, "tier": signal.tier, "reasons": list(signal.reasons[:3])}
+        content = {"node": signal.node, "unit": device.uuid, "tier": signal.tier, "reasons": list(signal.reasons[:3])}
         spec = {
             "deviceSelector": {"driver": device.driver, "pool": device.pool, "device": device.name},
             "taint": {"key": self._key, "value": "high", "effect": "NoSchedule"},
         }
         metadata: dict[str, Any] = {"name": name_of(device), "labels": {self._label: "true"}}
-        about["seal"] = _seal({"metadata": metadata, "spec": spec})
-        metadata["annotations"] = {self._about: json.dumps(about, ensure_ascii=False, sort_keys=True)}
+        content["seal"] = _seal({"metadata": metadata, "spec": spec})
+        metadata["annotations"] = {self._annotation: json.dumps(content, ensure_ascii=False, sort_keys=True)}
         return {
             "apiVersion": f"resource.k8s.io/{version}", "kind": "DeviceTaintRule", "metadata": metadata, "spec": spec,
         }  # fmt: skip
 
-    def _create(self, version: str, rule: Object, why: str | None) -> str:
-        about = self._about_of(rule)
-        subject = f"device taint for {about['unit']} on {about['node']}"
-        if why is None:
+    def _create(self, version: str, rule: Object, reason: str | None) -> str:
+        content = self._about_of(rule)
+        subject = f"device taint for {content['unit']} on {content['node']}"
+        if reason is None:
             response = self._api.request("POST", f"{GROUP}/{version}/{RULES}", body=rule)
             if response.ok or response.status == _EXISTS:
                 name = rule["metadata"]["name"]
                 self._set[name] = self._set.get(name, 0) + 1
                 return f"set: {subject}"
-            why = response.problem
-        return f"no {subject}: {why}"
+            reason = response.problem
+        return f"no {subject}: {reason}"
 
-    def _delete(self, version: str, name: str, metadata: Object, why: str | None) -> str:
-        if why is None:
+    def _delete(self, version: str, name: str, metadata: Object, reason: str | None) -> str:
+        if reason is None:
             # delete exactly the rule that was read, not a newer one with the same name
             read = {key: metadata.get(key) for key in ("uid", "resourceVersion")}
             options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": read}
             response = self._api.request("DELETE", f"{GROUP}/{version}/{RULES}/{name}", body=options)
-            if response.ok or response.status == _GONE:
+            if response.ok or response.status == _NOT_FOUND:
                 return f"removed device taint {name}"
-            why = response.problem
-        return f"device taint {name} stays: {why}"
+            reason = response.problem
+        return f"device taint {name} stays: {reason}"
 
 
 def _seal(rule: Object) -> str:

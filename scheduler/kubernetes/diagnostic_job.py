@@ -37,11 +37,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         job: dict[str, Any] = content
         containers = job["spec"]["template"]["spec"]["containers"]
-        good = (job["apiVersion"], job["kind"]) == ("batch/v1", "Job") and isinstance(containers, list)
-        good = good and bool(containers) and all(isinstance(container, dict) for container in containers)
+        is_job = (job["apiVersion"], job["kind"]) == ("batch/v1", "Job") and isinstance(containers, list)
+        is_job = is_job and bool(containers) and all(isinstance(container, dict) for container in containers)
     except (KeyError, TypeError):
-        good = False
-    if not good:
+        is_job = False
+    if not is_job:
         raise InputError("the manifest is not a batch/v1 Job with containers", str(path), "Correct it.")
     return job
 
@@ -71,7 +71,10 @@ class KubernetesVerification:
 
         def create() -> WriteResult:
             response = self._api.request(
-                "POST", self._folder, body=self._job(node, units, key, remedy, probe=probe), timeout=leadership.left()
+                "POST",
+                self._folder,
+                body=self._job(node, units, key, remedy, probe=probe),
+                timeout=leadership.remaining(),
             )
             if response.ok:
                 return WriteResult("done", f"Job {self._namespace}/{name_of(key)}")
@@ -96,19 +99,19 @@ class KubernetesVerification:
         if end is None:
             return DiagnosticResult("running", "; ".join(map(_phase, pods)) or "no pod of it yet")
         statements = [statement for pod in pods for statement in _statements(pod, node, key)]
-        at, complete = instant(end.get("lastTransitionTime")), end["type"] == "Complete"
+        time, complete = instant(end.get("lastTransitionTime")), end["type"] == "Complete"
         if len(statements) != 1:
             reason = (
                 "it reports more than one result" if statements else "it ended and reports neither passed nor failed"
             )
-            return DiagnosticResult("inconclusive", f"{reason} ({end.get('message') or end['type']})", (), at)
+            return DiagnosticResult("inconclusive", f"{reason} ({end.get('message') or end['type']})", (), time)
         (statement,) = statements
         message = str(statement.get("message") or "")[:500]
         if statement["result"] == "passed" and not complete:
-            return DiagnosticResult("inconclusive", f"it reports passed, and failed ({end.get('message')})", (), at)
+            return DiagnosticResult("inconclusive", f"it reports passed, and failed ({end.get('message')})", (), time)
         units = statement.get("failed_units")
         failed = tuple(str(unit) for unit in units[:_MAX_UNITS]) if isinstance(units, list) else ()
-        return DiagnosticResult(statement["result"], message, failed, at)
+        return DiagnosticResult(statement["result"], message, failed, time)
 
     def drop(self, node: str, key: str) -> None:
         """Delete the Job with its pods; failures are ignored, because the Job has its own deadline."""
@@ -142,9 +145,9 @@ class KubernetesVerification:
             labelled["labels"] = {**(labelled.get("labels") or {}), self._label: name_of(key)}
         pod = template["spec"]
         pod["restartPolicy"] = "Never"
-        here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+        on_node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
         pod["affinity"] = {
-            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [here]}}
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [on_node]}}
         }
         own_taint = {"key": self._scheduler.keys.taint, "operator": "Exists"}
         pod["tolerations"] = [*(pod.get("tolerations") or ()), own_taint, *(() if probe else (_OWN_CORDON,))]

@@ -45,7 +45,7 @@ class Leadership:
         """Return why a process may not write now, including after ``until``; None if it may."""
         if self._lease is None or self._lease[0] != holder:
             return f"{holder} does not hold the lease"
-        if self.left() <= timedelta(0):
+        if self.remaining() <= timedelta(0):
             return f"the lease of {holder} has expired"
         return "the lease expired before it was sent" if self._clock.now() >= until else None
 
@@ -54,9 +54,9 @@ class Leadership:
 
         ``until``: None makes it without the lease.
         """
-        why = None if until is None else self.blocked(holder, until)
-        if why is not None:
-            return WriteResult("refused", why)
+        reason = None if until is None else self.blocked(holder, until)
+        if reason is not None:
+            return WriteResult("refused", reason)
         try:
             return call()
         except SchedulerError as error:
@@ -69,7 +69,7 @@ class Leadership:
         """Whether this process has acquired the lease; it may have expired."""
         return self._lease is not None
 
-    def left(self) -> timedelta:
+    def remaining(self) -> timedelta:
         """Return the remaining time of the lease."""
         if self._lease is None:
             return timedelta(0)
@@ -80,12 +80,12 @@ class Leadership:
         """Acquire or renew the lease; None if another process holds it. Raises ``SchedulerError`` if unknown."""
         self._lease = None
         while True:
-            asked, asked_s = self._clock.now(), self._api.elapsed()
+            requested_at, requested_s = self._clock.now(), self._api.elapsed()
             current = self._api.read(self._path, named=self._name)
             wait = self._foreign_for(current, holder)
             if wait is None:
                 self._waits = False
-                return self._written(current, holder, duration, asked, asked_s)
+                return self._written(current, holder, duration, requested_at, requested_s)
             if not self._waits or wait <= 0:
                 return None
             self._sleep(min(wait, _POLL_S))
@@ -110,17 +110,17 @@ class Leadership:
         if not other or other == holder:
             self._observed.forget()
             return None
-        given = spec.get("leaseDurationSeconds")
+        duration = spec.get("leaseDurationSeconds")
         beat = tuple(str(spec.get(key)) for key in ("holderIdentity", "renewTime", "leaseTransitions", "acquireTime"))
-        left = self._observed.left_s(beat, given if isinstance(given, int) else None, self._api.elapsed())
+        remaining_s = self._observed.left_s(beat, duration if isinstance(duration, int) else None, self._api.elapsed())
         if self._observed.renewed:
             return 0.0
-        return left if left > 0 else None
+        return remaining_s if remaining_s > 0 else None
 
     def _written(
-        self, current: Object | None, holder: str, duration: timedelta, asked: datetime, asked_s: float
+        self, current: Object | None, holder: str, duration: timedelta, requested_at: datetime, requested_s: float
     ) -> datetime | None:
-        stamp = asked.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        stamp = requested_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         old = _spec(current)
         is_renewed = old.get("holderIdentity") == holder
         transitions = old.get("leaseTransitions")
@@ -149,8 +149,8 @@ class Leadership:
         if response.ok and _spec(response.content).get("holderIdentity") != holder:
             raise SchedulerError(f"{self._api.name}{self._path}: the response is not this Lease")
         self._observed.forget()
-        until = asked + duration
-        self._lease = holder, until, asked_s + duration.total_seconds()
+        until = requested_at + duration
+        self._lease = holder, until, requested_s + duration.total_seconds()
         return until
 
     def _is(self, holder: str, stamp: str) -> bool:

@@ -148,25 +148,25 @@ def _units(annotations: Mapping[str, str], settings: KubernetesSettings) -> tupl
     return tuple(dict.fromkeys(named))
 
 
-def patch_of(snapshot: NodeSnapshot, then: NodeObject, condition: Object | None = None) -> dict[str, Any]:
-    """Return the strategic merge patch from a node as read to ``then``, with an optional new condition.
+def patch_of(snapshot: NodeSnapshot, target: NodeObject, condition: Object | None = None) -> dict[str, Any]:
+    """Return the strategic merge patch from a node as read to ``target``, with an optional new condition.
 
     The server rejects it (409) if the ``resourceVersion`` differs. Taints have no merge key, so the whole list is
     replaced, with foreign taints unchanged.
     """
-    before = snapshot.node_object
+    current = snapshot.node_object
     metadata: dict[str, Any] = {"resourceVersion": snapshot.reading.version}
     for part in ("labels", "annotations"):
-        old, new = getattr(before, part), getattr(then, part)
+        old, new = getattr(current, part), getattr(target, part)
         changed = {key: new.get(key) for key in {**old, **new} if old.get(key) != new.get(key)}
         if changed:
             metadata[part] = changed
     spec: dict[str, Any] = {}
-    if then.unschedulable != before.unschedulable:
-        spec["unschedulable"] = then.unschedulable or None
-    if then.taints != before.taints:
-        unchanged = dict(zip(before.taints, snapshot.taints, strict=True))
-        spec["taints"] = [unchanged.get(taint) or asdict(taint) for taint in then.taints] or None
+    if target.unschedulable != current.unschedulable:
+        spec["unschedulable"] = target.unschedulable or None
+    if target.taints != current.taints:
+        unchanged = dict(zip(current.taints, snapshot.taints, strict=True))
+        spec["taints"] = [unchanged.get(taint) or asdict(taint) for taint in target.taints] or None
     patch = {"metadata": metadata, **({"spec": spec} if spec else {})}
     return patch if condition is None else patch | status_patch(condition)
 

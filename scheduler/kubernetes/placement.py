@@ -12,14 +12,14 @@ from foundation.kubernetes.api import CLAIM_VERSIONS, Object, parse_quantity
 from scheduler.kubernetes.api import CachedReads, UndecidedError
 from scheduler.kubernetes.pods import LIVING
 from scheduler.ports.errors import SchedulerError
-from scheduler.ports.workloads import ANYWHERE, Placement
+from scheduler.ports.workloads import UNRESTRICTED, Placement
 
 _CORE: Final = "/api/v1"
 _CLAIMS: Final = "/apis/resource.k8s.io"
 _PAGE: Final = 250
 _HOSTNAME: Final = "kubernetes.io/hostname"
 _HARD: Final = ("NoSchedule", "NoExecute")
-_ALWAYS: Final = ("cpu", "memory", "ephemeral-storage")  # resources of every node, even if unreported
+_BASIC: Final = ("cpu", "memory", "ephemeral-storage")  # resources of every node, even if unreported
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +81,19 @@ class PlacementCheck:
             if (admits is not None and not admits(node)) or not self._same_domains(home, node, affinity):
                 excluded_by_pods = True
                 continue
-            return ANYWHERE
+            return UNRESTRICTED
         if excluded_by_pods:
             return Placement(
                 None, "its required affinity to other pods, or its spread, excludes all other nodes at present"
             )
         if tolerated:
-            wanted = ", ".join(f"{name} {amount}" for name, amount in sorted(requests.items()))
+            text = ", ".join(f"{name} {amount}" for name, amount in sorted(requests.items()))
             claimed = f"; devices of {', '.join(sorted(drivers[home]))}" if drivers.get(home) else ""
-            return Placement(False, f"no other node that it may use is large enough ({wanted}{claimed})")
+            return Placement(False, f"no other node that it may use is large enough ({text}{claimed})")
         if matching:
             return Placement(False, f"the {matching} other nodes that it may use are tainted, cordoned or not ready")
-        wanted = "; ".join(dict.fromkeys(name for name, _ in selectors))
-        return Placement(False, wanted or "there is no other node")
+        text = "; ".join(dict.fromkeys(name for name, _ in selectors))
+        return Placement(False, text or "there is no other node")
 
     def _volume_selectors(self, pod: Object) -> Iterator[tuple[str, list[Object]]]:
         """Yield the node requirements of a pod's persistent volumes."""
@@ -196,13 +196,13 @@ class PlacementCheck:
             # drained nodes still count: nodeTaintsPolicy ignores taints by default
             eligible = [node for node in nodes if all(_selects(terms, node) for terms in selectors)]
             domains = {domain for node in eligible if (domain := _label_of(node, key)) is not None}
-            least = 0 if len(domains) < (rule.get("minDomains") or 1) else min(count[domain] for domain in domains)
-            most = least + int(rule["maxSkew"]) - _picks(selector, labels)
-            limits.append((key, count, most, True))
+            smallest = 0 if len(domains) < (rule.get("minDomains") or 1) else min(count[domain] for domain in domains)
+            limit = smallest + int(rule["maxSkew"]) - _picks(selector, labels)
+            limits.append((key, count, limit, True))
 
         def admits(node: _Node) -> bool:
-            domains = [(_label_of(node, key), count, most, needed) for key, count, most, needed in limits]
-            return all(not needed if name is None else count[name] <= most for name, count, most, needed in domains)
+            domains = [(_label_of(node, key), count, limit, needed) for key, count, limit, needed in limits]
+            return all(not needed if name is None else count[name] <= limit for name, count, limit, needed in domains)
 
         return admits
 
@@ -227,7 +227,7 @@ def _node(raw: Object) -> _Node | None:
 
 def _is_large_enough(node: _Node, requests: Mapping[str, Decimal]) -> bool:
     """Whether an empty node has enough of each resource; unreported devices count as none."""
-    return all(amount <= node.size[name] if name in node.size else name in _ALWAYS for name, amount in requests.items())
+    return all(amount <= node.size[name] if name in node.size else name in _BASIC for name, amount in requests.items())
 
 
 def _label_of(node: _Node, key: str) -> str | None:

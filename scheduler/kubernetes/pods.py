@@ -153,9 +153,9 @@ def jobs_of(parts: Iterable[PodPart]) -> dict[str, dict[str, JobView]]:
     return {node: {name: wholes[name] for name in sorted(names)} for node, names in of_node.items()}
 
 
-def annotations_of(thing: Object) -> Mapping[str, str]:
+def annotations_of(manifest: Object) -> Mapping[str, str]:
     """Return the annotations of an object."""
-    annotations = (thing.get("metadata") or {}).get("annotations") or {}
+    annotations = (manifest.get("metadata") or {}).get("annotations") or {}
     return annotations if isinstance(annotations, dict) else {}
 
 
@@ -174,9 +174,9 @@ def ends_at(pod: Object, keys: PodKeys) -> datetime | None:
         return None
 
 
-def version_of(thing: Object) -> int:
+def version_of(manifest: Object) -> int:
     """Return an object's resourceVersion as a number, comparable within one kind; 0 if it has none."""
-    metadata = thing.get("metadata")
+    metadata = manifest.get("metadata")
     text = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else 0
 
@@ -220,12 +220,12 @@ class ClaimCounts:
 
         Pods can share a claim: within a job it counts once, for the first pod that has it.
         """
-        seen: set[tuple[str, str, str]] = set()
+        counted: set[tuple[str, str, str]] = set()
         for part in parts:
             claimed = 0
             for claim in part.claims:
-                if (part.job, part.namespace, claim) not in seen:
-                    seen.add((part.job, part.namespace, claim))
+                if (part.job, part.namespace, claim) not in counted:
+                    counted.add((part.job, part.namespace, claim))
                     claimed += self._gpus_of.get((part.namespace, claim), 1)
             yield replace(part, gpus=part.gpus + claimed) if part.claims else part
 
@@ -239,11 +239,11 @@ class ClaimCounts:
 
 _BOUND: Final = {"fieldSelector": f"{LIVING},spec.nodeName!="}
 
-Seen = tuple[str, PodPart | None]
+PodUpdate = tuple[str, PodPart | None]
 """``namespace/name`` of a pod, and its part of a job, if any."""
 
 
-class _Parts(Tracker[Seen, PodPart]):
+class _Parts(Tracker[PodUpdate, PodPart]):
     """Parts of jobs by pod and by node."""
 
     key = itemgetter(0)
@@ -252,15 +252,15 @@ class _Parts(Tracker[Seen, PodPart]):
         super().__init__({})
         self.of_node: dict[str, dict[str, PodPart]] = {}
 
-    def update(self, view: Seen, at: datetime) -> list[Any]:
+    def update(self, view: PodUpdate, now: datetime) -> list[Any]:
         name, part = view
-        self.remove(name, at)
+        self.remove(name, now)
         if part is not None:
             self.known[name] = part
             self.of_node.setdefault(part.node, {})[name] = part
         return []
 
-    def remove(self, key: str, at: datetime, *, watched: bool = True) -> list[Any]:
+    def remove(self, key: str, now: datetime, *, watched: bool = True) -> list[Any]:
         part = self.known.pop(key, None)
         if part is not None:
             of_node = self.of_node[part.node]
@@ -297,7 +297,7 @@ class RunningPods:
             with self._lock:
                 return list(self._parts.known.values())
         self._newest = 0
-        pods, version = self._api.listing_at(PODS, _BOUND, self._page_size, self._seen)
+        pods, version = self._api.listing_at(PODS, _BOUND, self._page_size, self._read_pod)
         if self._follows and (self._thread is None or not self._thread.is_alive()):
             self._begin(pods, version)
             self._by_watch = True
@@ -329,13 +329,13 @@ class RunningPods:
         self._stop.set()
         self._resource = self._thread = None
 
-    def _begin(self, pods: list[Seen], version: str) -> None:
+    def _begin(self, pods: list[PodUpdate], version: str) -> None:
         self._stop, self._parts = threading.Event(), _Parts()
-        resource = Resource("pods", PODS, _BOUND, self._seen, self._parts, version, self._page_size, relists=True)
+        resource = Resource("pods", PODS, _BOUND, self._read_pod, self._parts, version, self._page_size, relists=True)
         self._take(resource, "listed", pods, version)
         resource.hear()
-        given = (self._api.client, resource, self._take, self._stop.wait)
-        self._thread = threading.Thread(target=follow, args=given, name="follow pods", daemon=True)
+        arguments = (self._api.client, resource, self._take, self._stop.wait)
+        self._thread = threading.Thread(target=follow, args=arguments, name="follow pods", daemon=True)
         self._thread.start()
         self._resource = resource
 
@@ -344,7 +344,7 @@ class RunningPods:
             resource.tracker.take(kind, pods, datetime.now(UTC))
             resource.version = version
 
-    def _seen(self, raw: Object) -> Seen:
+    def _read_pod(self, raw: Object) -> PodUpdate:
         metadata = raw.get("metadata") or {}
         self._newest = max(self._newest, version_of(raw))
         return f"{metadata.get('namespace')}/{metadata.get('name')}", self._read(raw)

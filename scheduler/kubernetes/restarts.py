@@ -32,8 +32,8 @@ class RestartCheck:
         """Return why an eviction would end a pod's work permanently; None if it would be restarted."""
         group, kind, name = str(owner.get("apiVersion")).partition("/")[0], owner.get("kind"), owner["name"]
         labels, mpi = pod["metadata"].get("labels") or {}, (group, kind) == ("kubeflow.org", "MPIJob")
-        never = group == "kubeflow.org" and not mpi and (pod.get("spec") or {}).get("restartPolicy") == "Never"
-        if (group, kind) in _ONE_SHOT or never:
+        is_final = group == "kubeflow.org" and not mpi and (pod.get("spec") or {}).get("restartPolicy") == "Never"
+        if (group, kind) in _ONE_SHOT or is_final:
             return f"{kind} {name} treats an eviction as a failure, and might not restart it"
         cluster = next((tool for key, value, tool in _HEADS if labels.get(key) == value), None)
         if cluster is not None and labels.get("ray.io/originated-from-crd") != "RayService":
@@ -139,8 +139,8 @@ def _action_on_eviction(rules: Iterable[Object]) -> str | None:
             bool(set(_BY_SIGNAL) & set(codes.get("values") or ())) if codes.get("operator") == "In" else not excluded
         )  # fmt: skip
         if by_code or any(
-            wanted.get("type") == "DisruptionTarget" and wanted.get("status", "True") == "True"
-            for wanted in rule.get("onPodConditions") or ()
+            condition.get("type") == "DisruptionTarget" and condition.get("status", "True") == "True"
+            for condition in rule.get("onPodConditions") or ()
         ):
             return action
     return None

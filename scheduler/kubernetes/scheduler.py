@@ -128,7 +128,7 @@ class KubernetesScheduler(SchedulerExtras):
             jobs = self._all_jobs()
         except Exception as error:  # releases do not need them
             read_errors.append(described(error))
-        if self.leadership.left() > timedelta(0):
+        if self.leadership.remaining() > timedelta(0):
             with contextlib.suppress(Exception):  # no decision depends on a condition
                 self._repair_conditions(nodes)
         readings = tuple(
@@ -154,24 +154,24 @@ class KubernetesScheduler(SchedulerExtras):
         snapshot = self._known(reading.view.name, reading.version) or self._read(reading.view.name)
         if snapshot is None:
             return tuple(() for _ in actions)
-        node_object, now, made = snapshot.node_object, self.clock.now(), []
+        node_object, now, previewed = snapshot.node_object, self.clock.now(), []
         for action in actions:
-            then = self._after(action, node_object)
-            writes = writes_between(node_object, then)
-            companions = self._companions(action, snapshot, node_object, then, now)
-            made.append((*writes, *(companion.write for companion in companions)))
-            node_object = then
-        return tuple(made)
+            target = self._after(action, node_object)
+            writes = writes_between(node_object, target)
+            companions = self._companions(action, snapshot, node_object, target, now)
+            previewed.append((*writes, *(companion.write for companion in companions)))
+            node_object = target
+        return tuple(previewed)
 
     def _after(self, action: Action, node_object: NodeObject) -> NodeObject:
         return after(action, node_object, self.keys, self.clock.now(), cordon=self.settings.cordon)
 
     def _companions(
-        self, action: Action, snapshot: NodeSnapshot, before: NodeObject, then: NodeObject, now: datetime
+        self, action: Action, snapshot: NodeSnapshot, current: NodeObject, target: NodeObject, now: datetime
     ) -> Iterator[_Companion]:
         """Yield the condition and the event for an action that changes the prediction."""
         node, key = action.node, self.keys.prediction
-        if before == then or (action.verb != "release" and before.annotations.get(key) == then.annotations[key]):
+        if current == target or (action.verb != "release" and current.annotations.get(key) == target.annotations[key]):
             return
         condition = condition_after(action, snapshot.condition, now) if self.settings.condition else None
         if condition is not None:
@@ -197,55 +197,57 @@ class KubernetesScheduler(SchedulerExtras):
         conflict = precondition.conflict(snapshot.reading)
         if conflict is not None:
             return conflict
-        then = self._after(action, snapshot.node_object)
-        writes = writes_between(snapshot.node_object, then)
-        first, record = then, snapshot.node_object.annotations.get(self.keys.applied)
+        target = self._after(action, snapshot.node_object)
+        writes = writes_between(snapshot.node_object, target)
+        first, record = target, snapshot.node_object.annotations.get(self.keys.applied)
         if (
             record is not None
-            and self.keys.applied not in then.annotations
-            and then.taints != snapshot.node_object.taints
+            and self.keys.applied not in target.annotations
+            and target.taints != snapshot.node_object.taints
         ):
             # remove the record last: without it, a taint that the server keeps would have no owner
-            first = replace(then, annotations={**then.annotations, self.keys.applied: record})
+            first = replace(target, annotations={**target.annotations, self.keys.applied: record})
         if not writes:
             return WriteResult("already", "nothing to change", (), snapshot.reading.version)
         # A patch of nodes/status can change metadata, but not taints or cordon: enough for a publisher's RBAC.
         status_only = not any(write.path.startswith("spec.") for write in writes)
         status_only = status_only and action.verb in ("publish", "release")
         path = f"{_path(action.node)}/status" if status_only else _path(action.node)
-        due = list(self._companions(action, snapshot, snapshot.node_object, then, self.clock.now()))
-        joined = due.pop(0) if status_only and due and due[0].of_node else None
+        due = list(self._companions(action, snapshot, snapshot.node_object, target, self.clock.now()))
+        companion = due.pop(0) if status_only and due and due[0].of_node else None
         note = ""
-        response = self._patch(path, patch_of(snapshot, first, None if joined is None else joined.body))
-        if joined is not None and not response.ok and response.status not in _REFUSALS:
+        response = self._patch(path, patch_of(snapshot, first, None if companion is None else companion.body))
+        if companion is not None and not response.ok and response.status not in _REFUSALS:
             # possibly only the condition was rejected, which is optional
-            note, joined = f"{joined.name} was not written: {response.problem}", None
+            note, companion = f"{companion.name} was not written: {response.problem}", None
             response = self._patch(path, patch_of(snapshot, first))
-        left = self._answered(action.node, response, first)
-        if isinstance(left, NodeSnapshot) and first is not then:
-            then = self._after(action, left.node_object)
-            left = self._answered(action.node, self._patch(path, patch_of(left, then)), then)
-        if isinstance(left, WriteResult):
+        written = self._answered(action.node, response, first)
+        if isinstance(written, NodeSnapshot) and first is not target:
+            target = self._after(action, written.node_object)
+            written = self._answered(action.node, self._patch(path, patch_of(written, target)), target)
+        if isinstance(written, WriteResult):
             self._recent.pop(action.node, None)  # as after the first of two patches
-            return left
+            return written
         self._due += due
-        return WriteResult("done", note, writes if joined is None else (*writes, joined.write), left.reading.version)
+        return WriteResult(
+            "done", note, writes if companion is None else (*writes, companion.write), written.reading.version
+        )
 
-    def _answered(self, node: str, response: Response, then: NodeObject) -> NodeSnapshot | WriteResult:
+    def _answered(self, node: str, response: Response, target: NodeObject) -> NodeSnapshot | WriteResult:
         """Return the node from the response, or the result of a failure."""
         if not response.ok:
             return WriteResult(_REFUSALS.get(response.status, "refused"), response.problem)
-        left = self._remember(response.content) if is_named(response.content, node) else None
-        if left is None:
+        written = self._remember(response.content) if is_named(response.content, node) else None
+        if written is None:
             return WriteResult("timeout", "the response is not the node")
-        wrong = missing_from(left.node_object, then, self.keys)
-        if not wrong:
-            return left
-        noted = refused(left.node_object, then, self.keys)
+        missing = missing_from(written.node_object, target, self.keys)
+        if not missing:
+            return written
+        noted = refused(written.node_object, target, self.keys)
         if noted is not None:
-            self._patch(_path(node), patch_of(left, noted))
-        by = "an admission webhook or another controller changes predrain's writes"
-        return WriteResult("refused", f"the server accepted the patch, but {'; '.join(wrong)}: {by}")
+            self._patch(_path(node), patch_of(written, noted))
+        cause = "an admission webhook or another controller changes predrain's writes"
+        return WriteResult("refused", f"the server accepted the patch, but {'; '.join(missing)}: {cause}")
 
     def announce(
         self, signals: Sequence[NodeSignal], holder: str, hold: Callable[[], datetime], *, new: bool
@@ -272,8 +274,8 @@ class KubernetesScheduler(SchedulerExtras):
         away: dict[bool, str] = {}
         end_s = self.api.elapsed() + _COMPANIONS_FOR_S
         for companion in sorted(self._due, key=lambda due: not due.of_node):
-            late = "controller.max_round_duration exceeded" if self.api.elapsed() >= end_s else None
-            problem = away.get(companion.of_node) or late or blocked()
+            timed_out = "controller.max_round_duration exceeded" if self.api.elapsed() >= end_s else None
+            problem = away.get(companion.of_node) or timed_out or blocked()
             if problem is None:
                 try:
                     problem = self._companion(companion)
@@ -325,8 +327,8 @@ class KubernetesScheduler(SchedulerExtras):
         # markers on nodes that no longer match the selector must be removed, even if the tier label is gone
         selected = self._listed({"labelSelector": self.settings.selector})
         chosen = {snapshot.node_object.name for snapshot in selected}
-        left = [snapshot.outside() for snapshot in self._listed({}, outside=chosen)]
-        return [*left, *selected]
+        others = [snapshot.outside() for snapshot in self._listed({}, outside=chosen)]
+        return [*others, *selected]
 
     def _listed(self, params: Mapping[str, str], outside: Collection[str] | None = None) -> list[NodeSnapshot]:
         """List GPU nodes and nodes with markers; with ``outside``, only nodes with markers that are not in it."""
@@ -374,13 +376,13 @@ class KubernetesScheduler(SchedulerExtras):
         return snapshot if snapshot is not None and snapshot.reading.version == version else None
 
     def _patch(self, path: str, patch: Object) -> Response:
-        timeout = self.leadership.left() if self.leadership.held else None
+        timeout = self.leadership.remaining() if self.leadership.held else None
         params = {"fieldManager": FIELD_MANAGER}
         return self.api.request("PATCH", path, params, patch, content_type=STRATEGIC_PATCH, timeout=timeout)
 
     def _companion(self, companion: _Companion) -> str | None:
         """Write a condition or event; return the failure, if any. Raises ``Unreachable``."""
-        params, timeout = {"fieldManager": FIELD_MANAGER}, min(_COMPANION_TIMEOUT, self.leadership.left())
+        params, timeout = {"fieldManager": FIELD_MANAGER}, min(_COMPANION_TIMEOUT, self.leadership.remaining())
         if companion.of_node:
             path, body = f"{_path(companion.node)}/status", status_patch(companion.body)
             response = self.api.request("PATCH", path, params, body, content_type=STRATEGIC_PATCH, timeout=timeout)

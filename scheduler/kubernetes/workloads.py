@@ -33,7 +33,7 @@ from scheduler.ports.codec import instant, json_object
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Write, WriteResult
 from scheduler.ports.workloads import (
-    ANYWHERE,
+    UNRESTRICTED,
     CheckpointAsk,
     CheckpointMeans,
     CheckpointOffer,
@@ -56,7 +56,7 @@ _REVIEW_TIMEOUT: Final = timedelta(seconds=3)
 _REVIEWED_FOR_S: Final = 300.0
 _MAX_GRACE_S: Final = 30 * 86_400  # a pod may request any int64
 
-_GONE: Final = WriteResult("gone", "the pod was removed")
+_REMOVED: Final = WriteResult("gone", "the pod was removed")
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _SOURCE: Final = "kubernetes.io/config.source"
 _SLURM_GROUPS: Final = ("slinky.slurm.net/", "sunk.coreweave.com/")
@@ -124,7 +124,7 @@ class KubernetesWorkloads:
             origin=_origin(metadata, namespace, owner), job=job,
             gang=gang, stays=stays,
             state="ending" if ending else "running",
-            placement=self._placements.placement_of(pod) if matters else ANYWHERE, opt_out=opt_out,
+            placement=self._placements.placement_of(pod) if matters else UNRESTRICTED, opt_out=opt_out,
             loss=self._loss(pod, owner) if matters else None,
             grace=timedelta(seconds=min(grace, _MAX_GRACE_S)) if isinstance(grace, int) else None,
             finalizers=tuple(map(str, metadata.get("finalizers") or ())) if ending else (),
@@ -161,9 +161,9 @@ class KubernetesWorkloads:
             return reason
         if _SLURM_WORKER in labels or str((owner or {}).get("apiVersion")).startswith(_SLURM_GROUPS):
             return "it runs slurmd: its jobs leave through Slurm"
-        asked = annotations_of(pod).get(keys.checkpoint)
-        if asked is not None and asked not in _MEANS:  # evicted without a request, it would lose its work
-            return f"{keys.checkpoint}={asked} is not one of {', '.join(_MEANS)}"
+        setting = annotations_of(pod).get(keys.checkpoint)
+        if setting is not None and setting not in _MEANS:  # evicted without a request, it would lose its work
+            return f"{keys.checkpoint}={setting} is not one of {', '.join(_MEANS)}"
         return None
 
     def _opt_out_elsewhere(self, gang: str | None, name: str) -> str | None:
@@ -222,7 +222,7 @@ class KubernetesWorkloads:
         content = {"metadata": {"uid": workload.uid, "annotations": {self._keys.requested: text}}}
         response = self._api.request(
             "PATCH", _path(workload), {"fieldManager": FIELD_MANAGER}, content, content_type=MERGE_PATCH,
-            timeout=self._scheduler.leadership.left(),
+            timeout=self._scheduler.leadership.remaining(),
         )  # fmt: skip
         if response.ok and annotations_of(response.content).get(self._keys.requested) != text:
             return WriteResult("refused", "the request is missing from the response: an admission webhook removed it")
@@ -263,7 +263,7 @@ class KubernetesWorkloads:
         }
         response = self._api.request(
             "POST", f"{_path(workload)}/eviction", None, eviction, final=frozenset({_TOO_MANY, _FAULT}),
-            timeout=self._scheduler.leadership.left(),
+            timeout=self._scheduler.leadership.remaining(),
         )  # fmt: skip
         if response.ok:
             return WriteResult("done", "the eviction was accepted", self.preview(workload))
@@ -280,8 +280,8 @@ class KubernetesWorkloads:
         allowed, until = self._may_patch.get(namespace, (True, float("-inf")))
         if self._api.elapsed() < until:
             return allowed
-        wanted = {"namespace": namespace, "verb": "patch", "resource": "pods"}
-        review = {**_REVIEW, "spec": {"resourceAttributes": wanted}}
+        access = {"namespace": namespace, "verb": "patch", "resource": "pods"}
+        review = {**_REVIEW, "spec": {"resourceAttributes": access}}
         try:
             response = self._api.request("POST", _REVIEWS, body=review, timeout=_REVIEW_TIMEOUT)
         except Unreachable:
@@ -300,7 +300,7 @@ class KubernetesWorkloads:
     def _another(self, current: Response, workload: Workload) -> WriteResult | None:
         """Return the result for a pod that is gone or was replaced; None if it is the expected one."""
         if current.status == _NOT_FOUND:
-            return _GONE
+            return _REMOVED
         if not current.ok:
             return WriteResult("refused", current.problem)
         if _uid(current.content) != workload.uid:
@@ -309,12 +309,12 @@ class KubernetesWorkloads:
 
     def _failed(self, response: Response, workload: Workload) -> WriteResult:
         if response.status == _NOT_FOUND:
-            return _GONE
+            return _REMOVED
         if response.status == _TOO_MANY:
             seconds = response.retry_after_s
-            again = None if seconds is None else self._scheduler.clock.now() + timedelta(seconds=seconds)
+            retry_at = None if seconds is None else self._scheduler.clock.now() + timedelta(seconds=seconds)
             causes = "; ".join(str(cause.get("message")) for cause in response.causes if cause.get("message"))
-            return WriteResult("blocked", f"{response.problem}{f' ({causes})' if causes else ''}", again_at=again)
+            return WriteResult("blocked", f"{response.problem}{f' ({causes})' if causes else ''}", again_at=retry_at)
         if response.status == _FAULT:
             if _TWO_BUDGETS in response.problem.lower():
                 return WriteResult(

@@ -47,10 +47,10 @@ class LedgerReader:
         self._link = connect(path, writable=False)
         self.close = weakref.finalize(self, self._link.close)
 
-    def rounds(self, most: int = 50) -> list[dict[str, Any]]:
+    def rounds(self, limit: int = 50) -> list[dict[str, Any]]:
         """List the latest decisions with their calls, newest first."""
         rows = self._rows(
-            "SELECT id, at, holder, code, model, decided_at, summary FROM rounds ORDER BY id DESC LIMIT ?", most
+            "SELECT id, at, holder, code, model, decided_at, summary FROM rounds ORDER BY id DESC LIMIT ?", limit
         )
         return [
             {
@@ -61,14 +61,14 @@ class LedgerReader:
             for number, at, holder, code, model, decided, summary in rows
         ]  # fmt: skip
 
-    def why(self, node: str, most: int = 20) -> list[dict[str, Any]]:
+    def why(self, node: str, limit: int = 20) -> list[dict[str, Any]]:
         """Return the decisions about a node, newest first, with reasons, calls, breaker, budgets and skipped actions.
 
         Raises ``InputError`` if the ledger has no record of the node.
         """
         rows = self._rows(
             "SELECT d.round, r.at, r.code, r.model, r.decided_at, r.summary, d.content FROM decisions d JOIN rounds r "
-            "ON r.id = d.round WHERE d.node = ? ORDER BY d.round DESC LIMIT ?", node, most,
+            "ON r.id = d.round WHERE d.node = ? ORDER BY d.round DESC LIMIT ?", node, limit,
         )  # fmt: skip
         if not rows:
             raise InputError(
@@ -97,7 +97,7 @@ class LedgerReader:
             raise InputError(f"node {name!r} is ambiguous", self._location, f"Give one of {candidates}.")
         return names.written(name)
 
-    def work(self, node: str, most: int = 200) -> list[dict[str, Any]]:
+    def work(self, node: str, limit: int = 200) -> list[dict[str, Any]]:
         """Return the calls and findings of a node's evacuations, oldest first.
 
         Returns: ``at``, ``kind``, ``workload``, ``means``, ``key``, ``answer``, ``message`` and ``wrote`` of a call;
@@ -106,10 +106,10 @@ class LedgerReader:
         """
         calls = self._rows(
             "SELECT c.at, c.verb, c.content, s.kind, s.content FROM calls c LEFT JOIN settled s ON s.call = c.id "
-            "WHERE c.round IS NULL AND c.node = ? ORDER BY c.id DESC LIMIT ?", node, most,
+            "WHERE c.round IS NULL AND c.node = ? ORDER BY c.id DESC LIMIT ?", node, limit,
         )  # fmt: skip
         findings = self._rows(
-            "SELECT at, kind, content FROM findings WHERE node = ? ORDER BY id DESC LIMIT ?", node, most
+            "SELECT at, kind, content FROM findings WHERE node = ? ORDER BY id DESC LIMIT ?", node, limit
         )
         work: list[dict[str, Any]] = []
         for at, kind, content, answer, settled in calls:
@@ -126,7 +126,7 @@ class LedgerReader:
         for at, kind, content in findings:
             finding = _json(content)
             work.append({"message": finding.pop("message"), **finding, "at": at, "kind": kind, "answer": None})
-        return sorted(work, key=lambda entry: entry["at"])[-most:]
+        return sorted(work, key=lambda entry: entry["at"])[-limit:]
 
     def last_actions(self) -> dict[str, tuple[str, str]]:
         """Return the last action on each node except publishing: verb or kind of finding, and time."""
@@ -147,7 +147,7 @@ class LedgerReader:
         return {node: datetime.fromisoformat(end) for node, end in rows if end is not None}
 
     def actions(
-        self, node: str = "*", verb: str = "", since: str = "", until: str = "", *, before: int = 0, most: int = 50
+        self, node: str = "*", verb: str = "", since: str = "", until: str = "", *, before: int = 0, limit: int = 50
     ) -> list[dict[str, Any]]:
         """List calls, newest first; ``decision`` is None for calls of an evacuation, a probe or a checkpoint request.
 
@@ -157,7 +157,7 @@ class LedgerReader:
         """
         return self._calls(
             "i.node GLOB ? AND (? = '' OR i.verb = ?) AND i.at >= ? AND (? = '' OR i.at < ?) AND (? = 0 OR i.id < ?)",
-            node, verb, verb, since, until, until, before, before, order="i.id DESC", most=most,
+            node, verb, verb, since, until, until, before, before, order="i.id DESC", limit=limit,
         )  # fmt: skip
 
     def drains(self, since: str) -> list[dict[str, Any]]:
@@ -173,11 +173,11 @@ class LedgerReader:
     def results(self) -> list[dict[str, Any]]:
         """Return the results of diagnostics and probes, each once, oldest first."""
         rows = self._rows("SELECT node, content FROM findings WHERE kind IN ('verified', 'probed') ORDER BY id")
-        once: dict[str, dict[str, Any]] = {}
+        by_key: dict[str, dict[str, Any]] = {}
         for node, text in rows:
             content = _json(text)
-            once.setdefault(content["key"], {"node": node, **content})
-        return list(once.values())
+            by_key.setdefault(content["key"], {"node": node, **content})
+        return list(by_key.values())
 
     def replay(self, number: int) -> Replayed:
         """Replay a decision from its recorded inputs and compare the plans.
@@ -189,13 +189,13 @@ class LedgerReader:
             raise InputError(f"unknown decision {number}", self._location, "`predrain ledger list` shows them.")
         code, inputs, digest = rows[0]
         try:
-            given = {name: self._blob(entry) for name, entry in _json(inputs).items()}
-            then = self._blob(digest)
-            fleet = fleet_of(given["nodes"], given["units"])
-            state = state_from_json(given["state"])
-            signals = object_of(Signals, given["signals"], "signals")
-            config = object_of(PolicyConfig, given["config"], "config")
-            now = object_of(datetime, then["now"], "plan.now")
+            recorded_inputs = {name: self._blob(entry) for name, entry in _json(inputs).items()}
+            recorded = self._blob(digest)
+            fleet = fleet_of(recorded_inputs["nodes"], recorded_inputs["units"])
+            state = state_from_json(recorded_inputs["state"])
+            signals = object_of(Signals, recorded_inputs["signals"], "signals")
+            config = object_of(PolicyConfig, recorded_inputs["config"], "config")
+            now = object_of(datetime, recorded["now"], "plan.now")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"decision {number} cannot be replayed by this version: {error}",
@@ -203,7 +203,7 @@ class LedgerReader:
                 f"Replay it with predrain {code}, which made it.",
             ) from None
         repeated = json.loads(json.dumps(plain_of(decide(fleet, state, signals, config, now))))
-        return Replayed(number, code, tuple(_differences(then, repeated, "")), then)
+        return Replayed(number, code, tuple(_differences(recorded, repeated, "")), recorded)
 
     def marks(self) -> list[dict[str, Any]]:
         """Return all confirmed hard markers and releases, oldest first."""
@@ -213,11 +213,11 @@ class LedgerReader:
         )
         return [{**_json(text), "settled_at": at} for text, at in rows]
 
-    def _calls(self, condition: str, *values: Any, order: str = "i.id", most: int = -1) -> list[dict[str, Any]]:
+    def _calls(self, condition: str, *values: Any, order: str = "i.id", limit: int = -1) -> list[dict[str, Any]]:
         rows = self._rows(
             f"SELECT i.id, i.round, i.at, i.node, i.verb, i.content, s.kind, s.confirmed, s.content FROM calls i "  # noqa: S608 - constants
             f"LEFT JOIN settled s ON s.call = i.id WHERE {condition} ORDER BY {order} LIMIT ?",
-            *values, most,
+            *values, limit,
         )  # fmt: skip
         calls = []
         for number, decision, at, node, verb, content, kind, confirmed, settled in rows:
@@ -261,15 +261,15 @@ def _json(text: str | None) -> Any:
         raise InputError(f"a row is damaged: {error}", "the ledger", "Keep the file, and start a new ledger.") from None
 
 
-def _differences(then: Any, repeated: Any, place: str) -> Iterator[str]:
-    if isinstance(then, dict) and isinstance(repeated, dict):
-        for name in sorted({*then, *repeated}):
-            yield from _differences(then.get(name), repeated.get(name), f"{place}.{name}" if place else str(name))
-    elif isinstance(then, list) and isinstance(repeated, list) and len(then) == len(repeated):
-        for i, (one, other) in enumerate(zip(then, repeated, strict=True)):
-            yield from _differences(one, other, f"{place}[{i}]")
-    elif then != repeated:
-        yield f"{place}: {json.dumps(then)} -> {json.dumps(repeated)}"
+def _differences(recorded: Any, repeated: Any, place: str) -> Iterator[str]:
+    if isinstance(recorded, dict) and isinstance(repeated, dict):
+        for name in sorted({*recorded, *repeated}):
+            yield from _differences(recorded.get(name), repeated.get(name), f"{place}.{name}" if place else str(name))
+    elif isinstance(recorded, list) and isinstance(repeated, list) and len(recorded) == len(repeated):
+        for i, (expected, actual) in enumerate(zip(recorded, repeated, strict=True)):
+            yield from _differences(expected, actual, f"{place}[{i}]")
+    elif recorded != repeated:
+        yield f"{place}: {json.dumps(recorded)} -> {json.dumps(repeated)}"
 
 
 SOURCE = "predrain"
@@ -299,12 +299,12 @@ def drain_events(marks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             continue
         (out.add if hard else out.discard)(node)
         action = mark["action"]
-        at = datetime.fromisoformat(mark["settled_at"])
+        time = datetime.fromisoformat(mark["settled_at"])
         events.append(
             {
-                "timestamp": at, "node": node, "gpu": None, "type": "drain",
+                "timestamp": time, "node": node, "gpu": None, "type": "drain",
                 "code": action["tier"] if hard else "release", "detail": "; ".join(action["reasons"][:3]),
-                "source": SOURCE, "known_at": at,
+                "source": SOURCE, "known_at": time,
             }
         )  # fmt: skip
     return events
@@ -321,7 +321,7 @@ def diagnostic_events(results: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     """
     events: list[dict[str, Any]] = []
     for result in results:
-        at, named = datetime.fromisoformat(result["at"]), result["failed_units"]
+        time, named = datetime.fromisoformat(result["at"]), result["failed_units"]
         for unit in result["units"] or [None]:
             code = _CODES.get(result["result"], "inconclusive")
             code = "probe_pass" if (code, result.get("rung")) == ("pass", "probe") else code
@@ -329,8 +329,8 @@ def diagnostic_events(results: Sequence[Mapping[str, Any]]) -> list[dict[str, An
                 code = "inconclusive"
             events.append(
                 {
-                    "timestamp": at, "node": result["node"], "gpu": unit, "type": "diagnostic", "code": code,
-                    "detail": result["message"], "source": VERIFIED, "known_at": at,
+                    "timestamp": time, "node": result["node"], "gpu": unit, "type": "diagnostic", "code": code,
+                    "detail": result["message"], "source": VERIFIED, "known_at": time,
                 }
             )  # fmt: skip
     return events

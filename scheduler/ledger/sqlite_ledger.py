@@ -50,7 +50,7 @@ class SqliteLedger:
     ) -> None:
         self._path, self._cluster = path, cluster
         self.patience = None if path is None else Patience(longest_s)
-        self._opened: sqlite3.Connection | None = None
+        self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         try:
             self._open()
@@ -65,20 +65,20 @@ class SqliteLedger:
 
     @_bounded
     def _close(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
+        if self._connection is not None:
+            self._connection.close()
 
     @_bounded
     def _open(self) -> sqlite3.Connection:
-        self._opened = connect(self._path, writable=True, cluster=self._cluster)
-        weakref.finalize(self, self._opened.close).atexit = False  # closing waits for a statement that hangs
+        self._connection = connect(self._path, writable=True, cluster=self._cluster)
+        weakref.finalize(self, self._connection.close).atexit = False  # closing waits for a statement that hangs
         self._file = None if self._path is None else _identity(self._path)
-        return self._opened
+        return self._connection
 
     @property
     def _link(self) -> sqlite3.Connection:
         try:
-            return self._opened or self._open()
+            return self._connection or self._open()
         except InputError as error:
             raise LedgerError(str(error)) from error
 
@@ -98,12 +98,12 @@ class SqliteLedger:
                 _text(_summary(plan, len(record.fleet), record.notes)),
             )  # fmt: skip
             for name, decision in plan.nodes.items():
-                over = plan.over_budget.get(name)
-                content = {**plain_of(decision), "over_budget": over}
+                reason = plan.over_budget.get(name)
+                content = {**plain_of(decision), "over_budget": reason}
                 self._add("INSERT INTO decisions VALUES (?, ?, ?)", number, name, _text(content))
             for alert in plan.alerts:
-                at = alert.at.timestamp()
-                self._add("INSERT INTO alerts VALUES (?, ?, ?, ?)", number, alert.unit, at, _text(plain_of(alert)))
+                time = alert.at.timestamp()
+                self._add("INSERT INTO alerts VALUES (?, ?, ?, ?)", number, alert.unit, time, _text(plain_of(alert)))
             return number
 
     @_bounded
@@ -136,10 +136,12 @@ class SqliteLedger:
             )  # fmt: skip
 
     @_bounded
-    def skip(self, number: int, at: datetime, action: Action, why: str) -> None:
+    def skip(self, number: int, time: datetime, action: Action, reason: str) -> None:
         """Record that an action was not carried out."""
         with self._adding():
-            self._add("INSERT INTO skipped VALUES (?, ?, ?, ?, ?)", number, _words(at), action.node, action.verb, why)
+            self._add(
+                "INSERT INTO skipped VALUES (?, ?, ?, ?, ?)", number, _words(time), action.node, action.verb, reason
+            )
 
     @_bounded
     def unsettled(self) -> tuple[tuple[int, Action], ...]:
@@ -167,12 +169,12 @@ class SqliteLedger:
         return self._unsettled("NULL", PendingCall, _identified)
 
     @_bounded
-    def find(self, at: datetime, node: str, kind: FindingKind, message: str, content: Mapping[str, Any]) -> None:
+    def find(self, time: datetime, node: str, kind: FindingKind, message: str, content: Mapping[str, Any]) -> None:
         """Record a finding; ``content``: further JSON fields."""
         with self._adding():
             self._add(
                 "INSERT INTO findings (at, node, kind, content) VALUES (?, ?, ?, ?)",
-                _words(at), node, kind, _text({"message": message, **plain_of(content)}),
+                _words(time), node, kind, _text({"message": message, **plain_of(content)}),
             )  # fmt: skip
 
     @_bounded

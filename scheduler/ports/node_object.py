@@ -95,7 +95,7 @@ class Keys:
         self.drain = f"{prefix}/drain"  # annotation: start of the drain
         # annotation: predrain cordoned the node, with the time and the earlier state
         self.cordon = f"{prefix}{_CORDONED}"
-        self.managed = f"{prefix}/managed"  # label or annotation: opt-out by an operator
+        self.ours = f"{prefix}/ours"  # label or annotation: opt-out by an operator
         self.maintenance = f"{prefix}/maintenance"  # label or annotation: node is in maintenance
 
 
@@ -189,23 +189,26 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
     Returns: ``marker_removed`` is set if another client removed a marker before it expired, ``uncordoned`` for the
     cordon.
     """
-    own = own_marks(node, keys)
-    record, marks = own.record, _marks(node, own, keys, now)
-    opt_out, notices = _opt_out(node, own, keys)
-    wrong, advice = "; ".join(f"{name}: {why}" for name, why in own.foreign.items()), DamagedRecordError.advice
-    if own.damaged is not None:
-        wrong, advice = str(own.damaged), own.damaged.advice
-    if wrong:
-        opt_out = opt_out or f"some markers under predrain's names are foreign ({wrong})"
-        notices.append("; ".join(filter(None, (f"{wrong}: predrain leaves it in place", advice))))
-    if own.cordon and own.user is not None:
-        notices.append(f"predrain's cordon stays while {own.user.tool} has the node")
+    markers = own_marks(node, keys)
+    record, marks = markers.record, _marks(node, markers, keys, now)
+    opt_out, notices = _opt_out(node, markers, keys)
+    problem, advice = (
+        "; ".join(f"{name}: {reason}" for name, reason in markers.foreign.items()),
+        DamagedRecordError.advice,
+    )
+    if markers.damaged is not None:
+        problem, advice = str(markers.damaged), markers.damaged.advice
+    if problem:
+        opt_out = opt_out or f"some markers under predrain's names are foreign ({problem})"
+        notices.append("; ".join(filter(None, (f"{problem}: predrain leaves it in place", advice))))
+    if markers.cordon and markers.user is not None:
+        notices.append(f"predrain's cordon stays while {markers.user.tool} has the node")
     marker_removed = (
         record is not None
         and now < record.until
         and (
             record.refused >= MAX_TRIES
-            or (record.level >= Level.AVOID and (marks.level < record.level or own.uncordoned))
+            or (record.level >= Level.AVOID and (marks.level < record.level or markers.uncordoned))
         )
     )
     if record is not None and record.refused:
@@ -213,18 +216,20 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
             f"the marker was missing from {record.refused} responses: an admission webhook or another controller "
             "removes it"
         )
-    foreign_taint = next((taint for taint in node.taints if taint.key == keys.taint and taint.effect not in own.taints
-                          and taint.effect != "PreferNoSchedule"), None)  # fmt: skip
-    cordoned_by = "an operator or another tool (it is unschedulable)" if node.unschedulable and not own.cordon else None
+    of_key = (taint for taint in node.taints if taint.key == keys.taint and taint.effect != "PreferNoSchedule")
+    foreign_taint = next((taint for taint in of_key if taint.effect not in markers.taints), None)
+    cordoned_by = (
+        "an operator or another tool (it is unschedulable)" if node.unschedulable and not markers.cordon else None
+    )
     if foreign_taint is not None:
         cordoned_by = cordoned_by or f"an operator or another tool (taint {foreign_taint})"
-    owner = own.user
+    owner = markers.user
     return replace(
         base, name=node.name, marks=marks, opt_out=base.opt_out or opt_out,
         maintenance=base.maintenance or _maintenance(node, keys),
         owner=base.owner or (None if owner is None else owner.tool), cordoned_by=base.cordoned_by or cordoned_by,
         marker_removed=base.marker_removed or marker_removed,
-        marked_at=None if record is None else record.set_at, uncordoned=base.uncordoned or own.uncordoned,
+        marked_at=None if record is None else record.set_at, uncordoned=base.uncordoned or markers.uncordoned,
         resting=f"{owner.tool}: {RESTING[owner.meaning]}" if owner and owner.meaning in RESTING else base.resting,
         # a node under maintenance, removal or start is not expected to respond
         down=base.down and not (owner and owner.meaning in RESTING),
@@ -232,21 +237,21 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
     )  # fmt: skip
 
 
-def _marks(node: NodeObject, own: OwnMarks, keys: Keys, now: datetime) -> Marks:
+def _marks(node: NodeObject, markers: OwnMarks, keys: Keys, now: datetime) -> Marks:
     """Return predrain's markers on a node; only markers known to be its own count.
 
     Removing the taint cancels the drain. A cordon left in place for another tool does not count.
     """
-    record = own.record
+    record = markers.record
     if record is None:
         return Marks()
-    left = record.level is Level.NONE and own.cordon and own.user is not None
-    tainted = "NoSchedule" in own.taints
+    is_released = record.level is Level.NONE and markers.cordon and markers.user is not None
+    tainted = "NoSchedule" in markers.taints
     return Marks(
-        published=None if left else Published(record.tier, record.until),
-        soft="PreferNoSchedule" in own.taints,
+        published=None if is_released else Published(record.tier, record.until),
+        soft="PreferNoSchedule" in markers.taints,
         tainted=tainted,
-        drained=tainted and own.is_ours(_annotation(keys.drain), _present(node, keys)),
+        drained=tainted and markers.is_ours(_annotation(keys.drain), _present(node, keys)),
         hard_since=(record.since or now) if tainted else None,
     )
 
@@ -256,18 +261,18 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon
 
     ``cordon``: hard markers also cordon the node, if the scheduler reports who cordons and it is not cordoned yet.
     """
-    own = own_marks(node, keys)
-    if own.damaged is not None:
+    markers = own_marks(node, keys)
+    if markers.damaged is not None:
         return node
     if action.verb == "release":
-        return _released(action, node, own, keys)
-    if own.foreign:  # foreign markers are never overwritten
+        return _released(action, node, markers, keys)
+    if markers.foreign:  # foreign markers are never overwritten
         return node
-    end, old, marks = action.expires_at or now, own.record, _marks(node, own, keys, now)
+    end, old, marks = action.expires_at or now, markers.record, _marks(node, markers, keys, now)
     record = old or OwnershipRecord(action.tier, action.risk, end, Level.PUBLISH)
     record = replace(record, tier=action.tier, risk=None, until=end, level=max(record.level, Level.PUBLISH))
-    then, record = _published(action, node, record, keys, end)
-    annotations, taints = dict(then.annotations), list(then.taints)
+    target, record = _published(action, node, record, keys, end)
+    annotations, taints = dict(target.annotations), list(target.taints)
     unschedulable, cordoner = node.unschedulable, node.cordoner
     if action.verb == "avoid" and not marks.soft:
         taints.append(Taint(keys.taint, "elevated", "PreferNoSchedule"))
@@ -279,12 +284,14 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon
             annotations[keys.cordon] = json.dumps({"earlier": "schedulable", "since": plain_of(now)})
     if action.verb == "drain" and not marks.drained:
         annotations[keys.drain] = plain_of(now)
-    if (tuple(taints), annotations) != (then.taints, dict(then.annotations)):
+    if (tuple(taints), annotations) != (target.taints, dict(target.annotations)):
         level = max(marks.level, action.to)
         set_at = now if level > marks.level else record.set_at
         record = replace(record, level=level, set_at=set_at, since=(marks.hard_since or now) if level.hard else None)
-    then = replace(then, annotations=annotations, taints=tuple(taints), unschedulable=unschedulable, cordoner=cordoner)
-    return _recorded(then, record, own, keys)
+    target = replace(
+        target, annotations=annotations, taints=tuple(taints), unschedulable=unschedulable, cordoner=cordoner
+    )
+    return _recorded(target, record, markers, keys)
 
 
 def _published(
@@ -297,12 +304,14 @@ def _published(
     return replace(node, labels=labels, annotations=annotations), record
 
 
-def _recorded(node: NodeObject, record: OwnershipRecord | None, own: OwnMarks, keys: Keys) -> NodeObject:
+def _recorded(node: NodeObject, record: OwnershipRecord | None, markers: OwnMarks, keys: Keys) -> NodeObject:
     """Return the node with the record of all markers owned by predrain, or without one (None)."""
     annotations = {key: text for key, text in node.annotations.items() if key != keys.applied}
     if record is not None:
         others = {name: digest for name, digest in record.marks.items() if _is_avoided(name, keys)}
-        marks = {name: digest_of(content) for name, content in _present(node, keys).items() if name not in own.foreign}
+        marks = {
+            name: digest_of(content) for name, content in _present(node, keys).items() if name not in markers.foreign
+        }
         annotations[keys.applied] = json.dumps(
             seal(replace(record, marks={**others, **marks}), node.name, keys.owner), sort_keys=True
         )
@@ -313,23 +322,23 @@ def _is_avoided(name: str, keys: Keys) -> bool:
     return name.startswith(_label("")) and name != _label(keys.tier)
 
 
-def _released(action: Action, node: NodeObject, own: OwnMarks, keys: Keys) -> NodeObject:
-    old = own.record
+def _released(action: Action, node: NodeObject, markers: OwnMarks, keys: Keys) -> NodeObject:
+    old = markers.record
     if old is None:
         return node
     annotations, labels, record = dict(node.annotations), dict(node.labels), old
     taint_effects = {"NoSchedule": action.to >= Level.SWAP, "PreferNoSchedule": action.to >= Level.AVOID}
     taints = tuple(
         taint for taint in node.taints
-        if taint.key != keys.taint or taint.effect not in own.taints or taint_effects.get(taint.effect, False)
+        if taint.key != keys.taint or taint.effect not in markers.taints or taint_effects.get(taint.effect, False)
     )  # fmt: skip
     present = _present(node, keys)
 
     def drop(texts: dict[str, str], key: str, name: str) -> None:
-        if own.is_ours(name, present):
+        if markers.is_ours(name, present):
             texts.pop(key, None)
 
-    keeps_cordon = own.cordon and own.user is not None  # another tool may rely on the cordon it found
+    keeps_cordon = markers.cordon and markers.user is not None  # another tool may rely on the cordon it found
     if action.to < Level.DRAIN:
         drop(annotations, keys.drain, _annotation(keys.drain))
     if action.to < Level.PUBLISH:
@@ -337,69 +346,72 @@ def _released(action: Action, node: NodeObject, own: OwnMarks, keys: Keys) -> No
         drop(annotations, keys.prediction, _annotation(keys.prediction))
         if not keeps_cordon:  # the label finds nodes that left the selector
             drop(labels, keys.tier, _label(keys.tier))
-    then = replace(node, labels=labels, annotations=annotations, taints=taints)
+    target = replace(node, labels=labels, annotations=annotations, taints=taints)
     remembered = False
     if action.to < Level.SWAP and not keeps_cordon and _annotation(keys.cordon) in present:
         drop(annotations, keys.cordon, _annotation(keys.cordon))
-        if own.cordon:
-            then = replace(then, unschedulable=False, cordoner=None)
+        if markers.cordon:
+            target = replace(target, unschedulable=False, cordoner=None)
         else:  # removed by another client: remembered until the prediction expires
             remembered = action.to is Level.PUBLISH
     if action.to < Level.PUBLISH:
-        return _recorded(then, replace(record, level=Level.NONE, since=None) if keeps_cordon else None, own, keys)
+        return _recorded(target, replace(record, level=Level.NONE, since=None) if keeps_cordon else None, markers, keys)
     if not remembered and record.level > action.to:
         soft, tainted = (
-            effect in own.taints and taint_effects[effect] for effect in ("PreferNoSchedule", "NoSchedule")
+            effect in markers.taints and taint_effects[effect] for effect in ("PreferNoSchedule", "NoSchedule")
         )
         drained = keys.drain in annotations
         level = Marks(Published(record.tier, record.until), soft, tainted, tainted and drained).level
         record = replace(record, level=level, since=record.since if level.hard else None)
-    return _recorded(then, record, own, keys)
+    return _recorded(target, record, markers, keys)
 
 
-def refused(node: NodeObject, then: NodeObject, keys: Keys) -> NodeObject | None:
-    """Return ``node``, the response to a patch to ``then``, with a record of the markers that the server dropped.
+def refused(node: NodeObject, target: NodeObject, keys: Keys) -> NodeObject | None:
+    """Return ``node``, the response to a patch to ``target``, with a record of the markers that the server dropped.
 
     None if no marker is missing. The record then has the actual level, so that the missing marker does not count as
     removed later, and the number of such responses.
     """
-    wanted, own = own_marks(then, keys), own_marks(node, keys)
-    if own.record is None or own.damaged is not None or wanted.record is None:
+    expected, actual = own_marks(target, keys), own_marks(node, keys)
+    if actual.record is None or actual.damaged is not None or expected.record is None:
         return None
-    lacking = wanted.taints - own.taints or (wanted.cordon and not node.unschedulable)
+    lacking = expected.taints - actual.taints or (expected.cordon and not node.unschedulable)
     if not lacking:
         return None
-    soft, tainted = (effect in own.taints for effect in ("PreferNoSchedule", "NoSchedule"))
-    level = Marks(Published(own.record.tier, own.record.until), soft, tainted).level
+    soft, tainted = (effect in actual.taints for effect in ("PreferNoSchedule", "NoSchedule"))
+    level = Marks(Published(actual.record.tier, actual.record.until), soft, tainted).level
     record = replace(
-        own.record, level=level, refused=own.record.refused + 1, since=None if not tainted else own.record.since
+        actual.record,
+        level=level,
+        refused=actual.record.refused + 1,
+        since=None if not tainted else actual.record.since,
     )
-    return _recorded(node, record, own, keys)
+    return _recorded(node, record, actual, keys)
 
 
-def missing_from(node: NodeObject, then: NodeObject, keys: Keys) -> list[str]:
+def missing_from(node: NodeObject, target: NodeObject, keys: Keys) -> list[str]:
     """Return how predrain's markers in a response differ from the requested ones; any difference is a failure."""
-    expected, actual = _present(then, keys), _present(node, keys)
-    wrong = [f"{name} is missing from the response" for name in expected if actual.get(name) != expected[name]]
-    wrong += [f"{name} was not removed" for name in actual if name not in expected]
-    if node.unschedulable != then.unschedulable:
-        wrong.append("its cordon is not as requested")
-    return wrong
+    expected, actual = _present(target, keys), _present(node, keys)
+    problems = [f"{name} is missing from the response" for name in expected if actual.get(name) != expected[name]]
+    problems += [f"{name} was not removed" for name in actual if name not in expected]
+    if node.unschedulable != target.unschedulable:
+        problems.append("its cordon is not as requested")
+    return problems
 
 
-def writes_between(before: NodeObject, then: NodeObject) -> tuple[Write, ...]:
+def writes_between(current: NodeObject, then: NodeObject) -> tuple[Write, ...]:
     """Return the changes between two states of a node, in a fixed order."""
-    target = f"node {before.name}"
+    target = f"node {current.name}"
     writes: list[Write] = []
     for kind in ("labels", "annotations"):
-        old, new = getattr(before, kind), getattr(then, kind)
+        old, new = getattr(current, kind), getattr(then, kind)
         changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
         writes += [Write(target, f"metadata.{kind}[{key}]", old.get(key), new.get(key)) for key in changed]
-    if before.unschedulable != then.unschedulable:
-        values = ["true" if node.unschedulable else None for node in (before, then)]
+    if current.unschedulable != then.unschedulable:
+        values = ["true" if node.unschedulable else None for node in (current, then)]
         writes.append(Write(target, "spec.unschedulable", *values))
-    if before.taints != then.taints:
-        writes.append(Write(target, "spec.taints", _taint_text(before), _taint_text(then)))
+    if current.taints != then.taints:
+        writes.append(Write(target, "spec.taints", _taint_text(current), _taint_text(then)))
     return tuple(writes)
 
 
@@ -407,13 +419,13 @@ def _taint_text(node: NodeObject) -> str | None:
     return ", ".join(map(str, node.taints)) or None
 
 
-def _opt_out(node: NodeObject, own: OwnMarks, keys: Keys) -> tuple[str | None, list[str]]:
+def _opt_out(node: NodeObject, markers: OwnMarks, keys: Keys) -> tuple[str | None, list[str]]:
     """Return the opt-out of the node, if any, and warnings about unclear values."""
-    values = [texts[keys.managed] for texts in (node.labels, node.annotations) if keys.managed in texts]
-    notices = [notice for value in values if (notice := unclear(keys.managed, value)) is not None]
+    values = [texts[keys.ours] for texts in (node.labels, node.annotations) if keys.ours in texts]
+    notices = [notice for value in values if (notice := unclear(keys.ours, value)) is not None]
     if any(map(is_unmanaged, values)):
-        return f"{keys.managed}={next(filter(is_unmanaged, values))}", notices
-    mark = own.opt_out
+        return f"{keys.ours}={next(filter(is_unmanaged, values))}", notices
+    mark = markers.opt_out
     return (None if mark is None else f"{mark.tool}: {' '.join(mark.pattern)}"), notices
 
 
@@ -423,7 +435,7 @@ def _maintenance(node: NodeObject, keys: Keys) -> str | None:
 
 
 def _avoid(
-    labels: dict[str, str], record: OwnershipRecord, keys: Keys, wanted: str | None
+    labels: dict[str, str], record: OwnershipRecord, keys: Keys, new_value: str | None
 ) -> tuple[str | None, OwnershipRecord]:
     """Set or remove the label that jobs avoid; return the label owned by predrain, and the record.
 
@@ -432,16 +444,16 @@ def _avoid(
     recorded = [name for name in record.marks if _is_avoided(name, keys)]
     for name in recorded:
         key = name.removeprefix(_label(""))
-        if wanted is not None and key == wanted.partition("=")[0]:
-            return wanted, record
+        if new_value is not None and key == new_value.partition("=")[0]:
+            return new_value, record
         if key in labels and record.matches(name, labels[key]):
             del labels[key]
     record = record.without(*recorded)
-    key, _, value = (wanted or "").partition("=")
-    if wanted is None or key in labels:
+    key, _, value = (new_value or "").partition("=")
+    if new_value is None or key in labels:
         return None, record
     labels[key] = value
-    return wanted, record.with_mark(_label(key), value)
+    return new_value, record.with_mark(_label(key), value)
 
 
 def _prediction(action: Action, end: datetime, keys: Keys, avoid: str | None) -> str:

@@ -172,7 +172,7 @@ def signals_of(
     plan: Plan, views: Iterable[NodeView], levels: Mapping[str, Level], policy: PolicyConfig
 ) -> tuple[NodeSignal, ...]:
     """Return a signal for each node with predrain's markers, with the current ``levels``."""
-    made = []
+    signals = []
     for view in views:
         level, decision = levels.get(view.name, Level.NONE), plan.nodes.get(view.name)
         if level is Level.NONE or decision is None or not view.readable:
@@ -184,5 +184,5 @@ def signals_of(
             [hit.unit for hit in hits if hit.rule.tier == decision.tier]
             + [score.unit for score in sorted(support, key=lambda score: -score.risk)]
         )
-        made.append(NodeSignal(view.name, decision.tier, level, tuple(units), decision.reasons))
-    return tuple(sorted(made, key=lambda signal: signal.node))
+        signals.append(NodeSignal(view.name, decision.tier, level, tuple(units), decision.reasons))
+    return tuple(sorted(signals, key=lambda signal: signal.node))

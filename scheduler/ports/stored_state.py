@@ -24,7 +24,7 @@ MAX_CHARACTERS = 900_000
 FORMAT = 1
 """Version of the stored value; others are rejected."""
 
-_WHAT = "the safety state"
+_SAFETY_STATE = "the safety state"
 _MAX_BYTES = 64 * 2**20
 
 
@@ -35,7 +35,7 @@ def state_json(state: PolicyState) -> dict[str, Any]:
 
 def state_from_json(content: object) -> PolicyState:
     """Parse the result of :func:`state_json`; raises ``ValueError`` with the location."""
-    return _from_json(PolicyState, content, _WHAT)
+    return _from_json(PolicyState, content, _SAFETY_STATE)
 
 
 class StoredValue(Generic[T]):
@@ -102,7 +102,7 @@ class StoredValue(Generic[T]):
 def stored_policy_state(scheduler: SchedulerAdapter) -> StoredValue[PolicyState]:
     """Return the safety state; if it is lost, tiers only rise later, because markers are read from the nodes."""
     load, save = scheduler.load_state, scheduler.save_state
-    return StoredValue(PolicyState(), "predrain-state 1", _WHAT, "policy.forget", load, save)
+    return StoredValue(PolicyState(), "predrain-state 1", _SAFETY_STATE, "policy.forget", load, save)
 
 
 def pack(prefix: str, value: object, label: str, setting: str) -> str:
@@ -122,13 +122,13 @@ def unpack(prefix: str, kind: type[T], text: str, label: str) -> T:
 
     Raises ``ValueError``, which names ``label``, if the text is corrupt, or has another prefix or format.
     """
-    start, _, rest = text.rpartition(" ")
+    start, _, digest_end = text.rpartition(" ")
     name, _, digest = start.rpartition(" ")
     if name != prefix:
         raise ValueError(f"{label} begins with {text[:24]!r}, expected {prefix!r}")
     try:
         unpacker = zlib.decompressobj()
-        plain = unpacker.decompress(base64.b64decode(rest, validate=True), _MAX_BYTES)
+        plain = unpacker.decompress(base64.b64decode(digest_end, validate=True), _MAX_BYTES)
     except (binascii.Error, zlib.error) as error:
         raise ValueError(f"{label} is damaged: {error}") from None
     if unpacker.unconsumed_tail or not unpacker.eof or hashlib.sha256(plain).hexdigest() != digest:

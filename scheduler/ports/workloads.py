@@ -154,7 +154,7 @@ class Placement:
     reason: str = ""
 
 
-ANYWHERE: Final = Placement()
+UNRESTRICTED: Final = Placement()
 
 WorkState = Literal["running", "suspended", "held", "ending"]
 
@@ -190,7 +190,7 @@ class Workload:
     gang: str | None = None
     stays: str | None = None
     state: WorkState = "running"
-    placement: Placement = ANYWHERE
+    placement: Placement = UNRESTRICTED
     opt_out: str | None = None
     loss: str | None = None
     grace: Duration | None = None

@@ -11,7 +11,7 @@ from foundation.programs import CommandError, run_program
 from foundation.slurm import SlurmFormatError, expand_hostlist, number
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import WriteResult
-from scheduler.slurm.job import HELD, CheckpointSignal, SlurmJob
+from scheduler.slurm.job import HELD_STATES, CheckpointSignal, SlurmJob
 from scheduler.slurm.node import NodeChange
 from scheduler.slurm.port import NEWEST, OLDEST, SlurmPort, errors_in, kind_of, read_report
 from scheduler.slurm.settings import SlurmSettings
@@ -60,8 +60,8 @@ class SlurmCommands(SlurmPort):
             "Weight": change.weight,
             "Extra": change.extra,
         }
-        given = [f"{name}={value}" for name, value in fields.items() if value is not None]
-        return self._write("scontrol", "update", f"NodeName={node}", *given)
+        assignments = [f"{name}={value}" for name, value in fields.items() if value is not None]
+        return self._write("scontrol", "update", f"NodeName={node}", *assignments)
 
     def signal(self, job: SlurmJob, signal: CheckpointSignal) -> WriteResult:
         """Send a signal by ``scancel --signal``."""
@@ -99,9 +99,9 @@ class SlurmCommands(SlurmPort):
 
     def reserved_nodes(self, reservation: str) -> frozenset[str]:
         """Return the nodes of a reservation from ``scontrol show reservation``."""
-        shown = self._shown("reservation", reservation)
+        output = self._show("reservation", reservation)
         listed = (
-            None if " State=INACTIVE" in shown else _RESERVED_NODES.search(shown)
+            None if " State=INACTIVE" in output else _RESERVED_NODES.search(output)
         )  # Slurm holds the jobs of an ended reservation
         try:
             return frozenset(expand_hostlist("" if listed is None or listed[1] == "(null)" else listed[1]))
@@ -110,9 +110,9 @@ class SlurmCommands(SlurmPort):
 
     def partitions(self) -> Mapping[str, str]:
         """Return the state of each partition from ``scontrol show partition``."""
-        return dict(_PARTITION.findall(self._shown("partition", "--all")))
+        return dict(_PARTITION.findall(self._show("partition", "--all")))
 
-    def _shown(self, *target: str) -> str:
+    def _show(self, *target: str) -> str:
         """Return the text output of ``scontrol show``: 22.05 has no JSON output for these."""
         try:
             status, errors, output = self._run("scontrol", "show", *target, "--oneliner")
@@ -124,14 +124,16 @@ class SlurmCommands(SlurmPort):
 
     def _job_rows(self, node: str | None) -> list[dict[str, Any]]:
         # one node: all states, so that no job is missed; the fleet: without the queue, which may be long
-        only = (f"--states={','.join(sorted(HELD))}",) if node is None else ("--states=all", f"--nodelist={node}")
-        return self._report("jobs", "squeue", *only)
+        filters = (
+            (f"--states={','.join(sorted(HELD_STATES))}",) if node is None else ("--states=all", f"--nodelist={node}")
+        )
+        return self._report("jobs", "squeue", *filters)
 
     def _node_rows(self, name: str | None) -> list[dict[str, Any]]:
         if self._scontrol_writes_json:
-            one = () if name is None else (name,)
+            arguments = () if name is None else (name,)
             try:
-                return self._report("nodes", "scontrol", "show", "node", *one)
+                return self._report("nodes", "scontrol", "show", "node", *arguments)
             except _NoJsonError:
                 self._scontrol_writes_json = False
             except _NoSuchNodeError:

@@ -255,8 +255,8 @@ class SharedFolder:
             document = read_json(content)
         except ValueError:
             document = None
-        good = isinstance(document, dict) and document.pop("format", None) == FORMAT
-        return document if good else None, _version(content)
+        is_document = isinstance(document, dict) and document.pop("format", None) == FORMAT
+        return document if is_document else None, _version(content)
 
     def _write(self, name: str, document: dict[str, Any]) -> str:
         """Replace a document; return its version."""

@@ -15,7 +15,7 @@ from scheduler.ports.workloads import WorkState
 from scheduler.slurm.node import count_of, kinds_of
 from telemetry.collect.slurm.jobs import job_name, whole_gpus
 
-HELD: Final = frozenset({
+HELD_STATES: Final = frozenset({
     "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "RESIZING", "STOPPED", "SIGNALING",
 })  # fmt: skip
 """States in which a job holds its nodes."""
@@ -178,7 +178,7 @@ def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:
         raise ValueError(f"job {row.get('job_id')} without a state")
     states |= {"RUNNING"} if states & _AT_WORK else set()
     listed = row.get("nodes")
-    if not states & HELD or not isinstance(listed, str) or listed.strip() in ("", "(null)"):
+    if not states & HELD_STATES or not isinstance(listed, str) or listed.strip() in ("", "(null)"):
         return None
     job_id = number(row.get("job_id"))
     if not job_id:
@@ -233,20 +233,20 @@ def _text(value: object) -> str:
 
 def views_by_node(jobs: tuple[SlurmJob, ...]) -> dict[str, tuple[JobView, ...]]:
     """Return the policy's view of the jobs on each node; heterogeneous jobs have the sum of their components."""
-    whole: dict[str, JobView] = {}
-    on: dict[str, dict[str, None]] = {}
+    by_job: dict[str, JobView] = {}
+    jobs_of: dict[str, dict[str, None]] = {}
     for job in jobs:
         view = job.view()
-        known = whole.get(view.name)
+        known = by_job.get(view.name)
         if known is not None and "+" in job.name:
             view = replace(
                 known, gpus=known.gpus + view.gpus, checkpointed_at=known.checkpointed_at or view.checkpointed_at,
                 can_checkpoint=known.can_checkpoint or view.can_checkpoint,
             )  # fmt: skip
-        whole[view.name] = view
+        by_job[view.name] = view
         for node in job.nodes:
-            on.setdefault(node, {})[view.name] = None
-    return {node: tuple(whole[name] for name in names) for node, names in on.items()}
+            jobs_of.setdefault(node, {})[view.name] = None
+    return {node: tuple(by_job[name] for name in names) for node, names in jobs_of.items()}
 
 
 def _gpus(row: Mapping[str, Any], nodes: int, gres: str) -> int:

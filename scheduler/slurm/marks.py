@@ -143,23 +143,23 @@ def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, n
     A foreign reason is an opt-out: predrain only removes its record and weight from the node. Slurm does not report the
     GPUs of a node, so its units come from the scores.
     """
-    ours = slurm_marks_on(node, settings, now)
-    wanted = _folded(settings.opt_out_feature)
-    opt_out = next((f"feature {feature}" for feature in node.features if _folded(feature) == wanted), None)
-    opt_out = opt_out or ours.foreign or (None if ours.damaged is None else str(ours.damaged))
+    current = slurm_marks_on(node, settings, now)
+    opt_out_name = _folded(settings.opt_out_feature)
+    opt_out = next((f"feature {feature}" for feature in node.features if _folded(feature) == opt_out_name), None)
+    opt_out = opt_out or current.foreign or (None if current.damaged is None else str(current.damaged))
     opt_out = opt_out or outside(node, settings)
-    by = None
-    if node.out and not ours.marks.tainted and node.relied_on is None:
-        by = f"{node.user or 'an unknown user'} ({'+'.join(sorted(node.out)).lower()}: {node.reason})"
+    actor = None
+    if node.out and not current.marks.tainted and node.relied_on is None:
+        actor = f"{node.user or 'an unknown user'} ({'+'.join(sorted(node.out)).lower()}: {node.reason})"
     group = _named(node, settings.group_prefix) or (node.partitions[0] if node.partitions else "none")
     return NodeView(
         node.name, settings.cluster, group, _named(node, settings.rack_prefix), _named(node, settings.domain_prefix),
-        (), tuple(jobs), ours.marks, opt_out, node.relied_on, by, node.down, node.readable,
-        ours.marker_removed, None if ours.record is None else ours.record.set_at,
+        (), tuple(jobs), current.marks, opt_out, node.relied_on, actor, node.down, node.readable,
+        current.marker_removed, None if current.record is None else current.record.set_at,
         # a drained node that is powered down is out of service because of the drain
-        resting=None if by is not None and "MAINT" not in node.states else node.resting,
+        resting=None if actor is not None and "MAINT" not in node.states else node.resting,
         unwritable=node.relied_on and f"{node.relied_on} is requested or in progress",
-        notice=_notice(node, ours), maintenance="a maintenance reservation" if "MAINT" in node.states else None,
+        notice=_notice(node, current), maintenance="a maintenance reservation" if "MAINT" in node.states else None,
     )  # fmt: skip
 
 
@@ -171,20 +171,22 @@ def outside(node: SlurmNode, settings: SlurmSettings) -> str | None:
     return None if chosen else "none of its partitions is in slurm.partitions"
 
 
-def _notice(node: SlurmNode, ours: SlurmMarks) -> str | None:
+def _notice(node: SlurmNode, current: SlurmMarks) -> str | None:
     """Return a warning about an invalid record, a weight reset by others, or a foreign reason like predrain's."""
-    if ours.damaged is not None:
-        left = f"; nothing is removed from the node until {KEY!r} is removed from extra" if ours.damaged.advice else ""
-        return f"{ours.damaged}{left}"
-    if ours.record is not None and ours.record.refused >= MAX_TRIES and not ours.marks.soft:
+    if current.damaged is not None:
+        note = (
+            f"; nothing is removed from the node until {KEY!r} is removed from extra" if current.damaged.advice else ""
+        )
+        return f"{current.damaged}{note}"
+    if current.record is not None and current.record.refused >= MAX_TRIES and not current.marks.soft:
         return f"another client resets its weight: restored {MAX_TRIES} times, not set again in this episode"
     looks_like_ours = node.reason is not None and OWN_PREFIX in node.reason.casefold()
-    if ours.foreign is None or not looks_like_ours or not node.out:
+    if current.foreign is None or not looks_like_ours or not node.out:
         return None
-    why = "the node has no predrain record"
-    if ours.record is not None:
-        why = "it was edited or set by another user"
-    return f"{ours.foreign} looks like predrain's, but {why}: the drain stays until an operator resumes the node"
+    reason = "the node has no predrain record"
+    if current.record is not None:
+        reason = "it was edited or set by another user"
+    return f"{current.foreign} looks like predrain's, but {reason}: the drain stays until an operator resumes the node"
 
 
 def _folded(feature: str) -> str:
@@ -200,14 +202,14 @@ def _named(node: SlurmNode, prefix: str | None) -> str | None:
 
 def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
     """Return the change of an action; empty if nothing changes or the node must not be written to."""
-    ours = slurm_marks_on(node, settings, now)
-    if not node.readable or node.relied_on or ours.damaged is not None:
+    current = slurm_marks_on(node, settings, now)
+    if not node.readable or node.relied_on or current.damaged is not None:
         return NodeChange()
     if action.verb == "release":
-        return _release(action, node, ours, settings)
-    if ours.foreign is not None:
+        return _release(action, node, current, settings)
+    if current.foreign is not None:
         return NodeChange()
-    end, old, marks = action.expires_at or now, ours.record, ours.marks
+    end, old, marks = action.expires_at or now, current.record, current.marks
     new = old or OwnershipRecord(action.tier, action.risk, end, Level.PUBLISH)
     intact = new.matches(WEIGHT, str(node.weight))
     new = replace(new, tier=action.tier, risk=action.risk, until=end, refused=0 if intact else new.refused)
@@ -232,9 +234,9 @@ def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: da
 
 def weight_again(node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
     """Return the change that restores a soft marker lost in a reconfigure; empty if none was lost."""
-    ours = slurm_marks_on(node, settings, now)
-    record = ours.record
-    if record is None or not ours.lost_weight or ours.foreign is not None:
+    current = slurm_marks_on(node, settings, now)
+    record = current.record
+    if record is None or not current.lost_weight or current.foreign is not None:
         return NodeChange()
     if not node.readable or node.relied_on or now >= record.until or record.soft is None:
         return NodeChange()
@@ -243,14 +245,14 @@ def weight_again(node: SlurmNode, settings: SlurmSettings, now: datetime) -> Nod
 
 def dated(node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
     """Return the change that records when predrain's reason was set, as reported by Slurm; empty if recorded."""
-    ours = slurm_marks_on(node, settings, now)
-    if ours.record is None or not ours.marks.tainted or SET_AT in ours.record.marks:
+    current = slurm_marks_on(node, settings, now)
+    if current.record is None or not current.marks.tainted or SET_AT in current.record.marks:
         return NodeChange()
-    return _with_extra(node, ours.record.with_mark(SET_AT, str(node.reason_at)), NodeChange(), settings)
+    return _with_extra(node, current.record.with_mark(SET_AT, str(node.reason_at)), NodeChange(), settings)
 
 
-def _release(action: Action, node: SlurmNode, ours: SlurmMarks, settings: SlurmSettings) -> NodeChange:
-    marks, old = ours.marks, ours.record
+def _release(action: Action, node: SlurmNode, current: SlurmMarks, settings: SlurmSettings) -> NodeChange:
+    marks, old = current.marks, current.record
     if old is None or (marks.level <= action.to and old.level <= action.to):
         return NodeChange()
     change, new = NodeChange(), old
@@ -263,8 +265,10 @@ def _release(action: Action, node: SlurmNode, ours: SlurmMarks, settings: SlurmS
         if old.matches(WEIGHT, str(node.weight)):
             change = replace(change, weight=old.weight)
         new = replace(new, weight=None, soft=None).without(WEIGHT)
-    left = Marks(marks.published, marks.soft and action.to >= Level.AVOID, marks.tainted and action.to >= Level.SWAP)
-    new = replace(new, level=left.level)
+    remaining = Marks(
+        marks.published, marks.soft and action.to >= Level.AVOID, marks.tainted and action.to >= Level.SWAP
+    )
+    new = replace(new, level=remaining.level)
     return _with_extra(node, None if action.to < Level.PUBLISH else new, change, settings)
 
 

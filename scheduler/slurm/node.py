@@ -38,7 +38,7 @@ class SlurmNode:
     ``reason``, ``user``: the reason verbatim, and who set it; None: none, or the node is in service.
     ``extra``: verbatim.
     ``gpus``: count of the generic resource ``slurm.gres``. ``gres``: all kinds, see :func:`kinds_of`.
-    ``whole``: False if the report lacks a field that writes depend on.
+    ``complete``: False if the report lacks a field that writes depend on.
     """
 
     name: str
@@ -52,7 +52,7 @@ class SlurmNode:
     gpus: int = 0
     features: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
-    whole: bool = True
+    complete: bool = True
     cpus: int | None = None
     memory_mb: int | None = None
     disk_mb: int | None = None
@@ -87,7 +87,7 @@ class SlurmNode:
     @property
     def readable(self) -> bool:
         """Whether the report is complete and a drain has a reason; otherwise the node must not be changed."""
-        known = self.whole and bool(self.states & _KNOWN)
+        known = self.complete and bool(self.states & _KNOWN)
         return known and not (self.out and self.reason is None)
 
     @property
@@ -119,7 +119,7 @@ def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
         raise ValueError(f"a node without a name: {str(row)[:80]}")
     states = flags_of([*states_of(row.get("state")), *states_of(row.get("state_flags"))])
     reason, extra, weight = row.get("reason"), row.get("extra"), number(row.get("weight"))
-    whole = isinstance(reason, str) and isinstance(extra, str) and weight is not None and bool(states)
+    complete = isinstance(reason, str) and isinstance(extra, str) and weight is not None and bool(states)
     user = row.get("reason_set_by_user")
     # 24.11 keeps the reason of an ended drain until a job starts: ignore it on a node in service.
     holds = bool(states & (_FAILED | _REBOOT | _OUT))
@@ -129,8 +129,8 @@ def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
         user if holds and isinstance(user, str) and user else None,
         instant(row.get("reason_changed_at")) if holds else None, instant(row.get("boot_time")),
         extra if isinstance(extra, str) else "", weight if weight is not None else 0,
-        count_of(str(row.get("gres") or ""), gres), _names(row.get("features")), _names(row.get("partitions")), whole,
-        number(row.get("cpus")), number(row.get("real_memory")), number(row.get("temporary_disk")),
+        count_of(str(row.get("gres") or ""), gres), _names(row.get("features")), _names(row.get("partitions")),
+        complete, number(row.get("cpus")), number(row.get("real_memory")), number(row.get("temporary_disk")),
         kinds_of(str(row.get("gres") or "")),
     )  # fmt: skip
 
@@ -152,9 +152,9 @@ def count_of(resources: str, gres: str) -> int:
     """
     total = 0
     for resource in re.sub(r"\([^)]*\)", "", resources).split(","):
-        kind, *rest = resource.strip().removeprefix("gres/").removeprefix("gres:").split(":")
+        kind, *parts = resource.strip().removeprefix("gres/").removeprefix("gres:").split(":")
         if kind == gres:
-            total += int(rest[-1]) if rest and rest[-1].isdecimal() else 1
+            total += int(parts[-1]) if parts and parts[-1].isdecimal() else 1
     return total
 
 
@@ -166,9 +166,9 @@ def kinds_of(resources: str) -> frozenset[str]:
     """
     kinds = set()
     for resource in re.sub(r"\([^)]*\)", "", resources).split(","):
-        kind, *rest = re.split("[:=]", resource.strip().removeprefix("gres/").removeprefix("gres:"))
+        kind, *parts = re.split("[:=]", resource.strip().removeprefix("gres/").removeprefix("gres:"))
         if kind and "/" not in kind and kind not in _NO_GRES:
-            kinds |= {kind, *(f"{kind}:{name}" for name in rest[:1] if not name.isdecimal())}
+            kinds |= {kind, *(f"{kind}:{name}" for name in parts[:1] if not name.isdecimal())}
     return frozenset(kinds)
 
 

@@ -63,8 +63,8 @@ class SlurmPort(ABC):
 
     def _is_probe(self, row: Mapping[str, Any]) -> bool:
         """Whether a job is one of our probes, by name and user: the name alone could hide another user's job."""
-        ours = str(row.get("name") or "").startswith(PROBE_PREFIX) and row.get("user_name") == self._user
-        return self._settings.probe is not None and ours
+        is_own = str(row.get("name") or "").startswith(PROBE_PREFIX) and row.get("user_name") == self._user
+        return self._settings.probe is not None and is_own
 
     def reserved_nodes(self, reservation: str) -> frozenset[str]:
         """Return the nodes of a reservation; needed only if jobs can be requeued."""

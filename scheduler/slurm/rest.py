@@ -61,8 +61,8 @@ class SlurmRest(SlurmPort):
         if weight is not None and (self._version or 0) >= _FIRST_WITH_NUMBER_OBJECTS:
             weight = {"set": True, "infinite": False, "number": weight}
         body = {"state": state, "reason": change.reason, "extra": change.extra, "weight": weight}
-        given = {name: value for name, value in body.items() if value is not None}
-        return self._write("POST", f"node/{quote(node, safe='')}", given)
+        fields = {name: value for name, value in body.items() if value is not None}
+        return self._write("POST", f"node/{quote(node, safe='')}", fields)
 
     def signal(self, job: SlurmJob, signal: CheckpointSignal) -> WriteResult:
         """Send a job a signal."""

@@ -51,7 +51,7 @@ class SlurmScheduler(SchedulerExtras):
         self.hold_lease, self.drop_lease = folder.hold_lease, folder.drop_lease
         self.load_state, self.save_state = partial(folder.load, STATE), partial(folder.save, STATE)
         self._booted: dict[str, datetime] = {}
-        self._late = LateWrites()
+        self._late_writes = LateWrites()
         self._read: dict[str, SlurmNode] = {}
 
     def read_fleet(self) -> FleetReading:
@@ -82,16 +82,16 @@ class SlurmScheduler(SchedulerExtras):
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
         """Return the writes of each action on the node as last read."""
-        node, now, made = self._read.get(reading.view.name), self._clock.now(), []
+        node, now, writes = self._read.get(reading.view.name), self._clock.now(), []
         if node is None or node.version != reading.version:
             node = self.port.node(reading.view.name)
         if node is None:
             return tuple(() for _ in actions)
         for action in actions:
             change = change_for(action, node, self._settings, now)
-            made.append(writes_of(node, change))
+            writes.append(writes_of(node, change))
             node = after(node, change)
-        return tuple(made)
+        return tuple(writes)
 
     def apply(self, action: Action, precondition: Precondition) -> WriteResult:
         """Carry out an action."""
@@ -118,7 +118,7 @@ class SlurmScheduler(SchedulerExtras):
         def lost(node: SlurmNode) -> NodeChange:
             return weight_again(node, self._settings, now)
 
-        writes = [self._correct(name, holder, until, self._late.put_back) for name in self._late.nodes]
+        writes = [self._correct(name, holder, until, self._late_writes.put_back) for name in self._late_writes.nodes]
         unset = [node.name for node in self._read.values() if not lost(node).empty]
         writes += [self._correct(name, holder, until, lost) for name in unset]
         return tuple(itertools.chain.from_iterable(writes))
@@ -133,7 +133,7 @@ class SlurmScheduler(SchedulerExtras):
             if node is None or answer.kind != "done":
                 return ()
             self._read[name] = after(node, change)
-            self._late.answered(name, change, answer)
+            self._late_writes.answered(name, change, answer)
             return writes_of(node, change)
 
     def _slurm_marks(self, node: SlurmNode) -> SlurmMarks:
@@ -143,11 +143,11 @@ class SlurmScheduler(SchedulerExtras):
         if outside(node, self._settings) is None:
             return True
         # never skip a node with predrain's markers, even if it has left the fleet
-        ours = self._slurm_marks(node)
-        return ours.record is not None or ours.damaged is not None
+        marks = self._slurm_marks(node)
+        return marks.record is not None or marks.damaged is not None
 
     def _reading(self, node: SlurmNode, jobs: Sequence[JobView] | None) -> NodeReading:
-        self._late.seen(node, self._slurm_marks(node).foreign is not None)
+        self._late_writes.seen(node, self._slurm_marks(node).foreign is not None)
         return self._as_read(node, jobs)
 
     def _as_read(self, node: SlurmNode, jobs: Sequence[JobView] | None) -> NodeReading:
@@ -178,9 +178,11 @@ class SlurmScheduler(SchedulerExtras):
         if change.empty:
             return WriteResult("already", "no change", (), node.version)
         # Slurm applies a request partially if it rejects the state: without a record, remaining markers have no owner.
-        later = action.verb == "release" and change.extra is not None and change != NodeChange(extra=change.extra)
-        answer = self.port.update(node.name, replace(change, extra=None) if later else change)
-        self._late.answered(node.name, change, answer)
+        in_two_steps = (
+            action.verb == "release" and change.extra is not None and change != NodeChange(extra=change.extra)
+        )
+        answer = self.port.update(node.name, replace(change, extra=None) if in_two_steps else change)
+        self._late_writes.answered(node.name, change, answer)
         try:
             current = self.port.node(node.name)
             if current is not None and change.state == "UNDRAIN" and "FAIL" in current.out:
@@ -199,19 +201,19 @@ class SlurmScheduler(SchedulerExtras):
         """Return the change of the record after a read-back: removed markers, or the time of a reason."""
         if action.verb != "release":
             return dated(current, self._settings, self._clock.now())
-        left = change_for(action, current, self._settings, self._clock.now())
-        return left if left == NodeChange(extra=left.extra) else NodeChange()
+        remaining = change_for(action, current, self._settings, self._clock.now())
+        return remaining if remaining == NodeChange(extra=remaining.extra) else NodeChange()
 
     def _read_back(
-        self, action: Action, before: SlurmNode, current: SlurmNode, change: NodeChange, answer: WriteResult
+        self, action: Action, previous: SlurmNode, current: SlurmNode, change: NodeChange, answer: WriteResult
     ) -> WriteResult:
         """Derive the result from the re-read node, regardless of Slurm's response."""
-        ours = self._slurm_marks(current)
-        if change_for(action, current, self._settings, self._clock.now()).empty and has_marks(action, ours.marks):
-            return WriteResult("done", answer.message, writes_of(before, change), current.version)
-        self._late.seen(current, ours.foreign is not None)
-        if ours.foreign is not None:
-            return WriteResult("conflict", f"concurrent change by an operator or another tool: {ours.foreign}")
+        marks = self._slurm_marks(current)
+        if change_for(action, current, self._settings, self._clock.now()).empty and has_marks(action, marks.marks):
+            return WriteResult("done", answer.message, writes_of(previous, change), current.version)
+        self._late_writes.seen(current, marks.foreign is not None)
+        if marks.foreign is not None:
+            return WriteResult("conflict", f"concurrent change by an operator or another tool: {marks.foreign}")
         if answer.kind == "done":
             return WriteResult(
                 "conflict", "the value read back differs from the written one: another client also writes"
@@ -241,7 +243,7 @@ SAME: Final = timedelta(seconds=120)
 """Tolerance for boot times: slurmd derives them from the uptime at each registration, so they vary by seconds."""
 
 
-_MOST: int = 10_000
+_MAX_LATE: int = 10_000
 
 
 class LateWrites:
@@ -254,7 +256,7 @@ class LateWrites:
         """Record the result of a write."""
         if answer.kind != "timeout":
             self._open.pop(node, None)
-        elif change.reason is not None and len(self._open) < _MOST:
+        elif change.reason is not None and len(self._open) < _MAX_LATE:
             self._open[node] = (change.reason, self._open.get(node, ("", None))[1])
 
     def seen(self, node: SlurmNode, foreign: bool) -> None:

@@ -12,7 +12,7 @@ from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Write, WriteResult
 from scheduler.ports.workloads import (
-    ANYWHERE,
+    UNRESTRICTED,
     CheckpointAsk,
     CheckpointOffer,
     CheckpointState,
@@ -70,10 +70,12 @@ class SlurmWorkloads:
         )
 
     def _listed(self, node: str, jobs: tuple[SlurmJob, ...]) -> tuple[Workload, ...]:
-        whole = self._port.jobs() if any("+" in job.name for job in jobs) else jobs  # components may run on other nodes
-        views = {view.name: view for view in views_by_node(whole).get(node, ())}
+        all_jobs = (
+            self._port.jobs() if any("+" in job.name for job in jobs) else jobs
+        )  # components may run on other nodes
+        views = {view.name: view for view in views_by_node(all_jobs).get(node, ())}
         return tuple(
-            replace(self._workload(job, node, whole), job=views.get(job.requeue_name, job.view()), gang=_gang(job))
+            replace(self._workload(job, node, all_jobs), job=views.get(job.requeue_name, job.view()), gang=_gang(job))
             for job in jobs
         )
 
@@ -104,7 +106,7 @@ class SlurmWorkloads:
 
     def _placement(self, job: SlurmJob, node: str) -> Placement:
         if self._port.cannot_requeue is not None:
-            return ANYWHERE
+            return UNRESTRICTED
         now, reservation = self._clock.now(), job.needs.reservation
         try:
             if self._places is None or abs(now - self._places[0]) > _PLACES_FOR:
@@ -162,8 +164,8 @@ class SlurmWorkloads:
             return WriteResult("already", "it is completing")
         if workload.immovable is not None:
             return WriteResult("refused", workload.immovable)
-        before = "+".join(sorted(job.states))
-        return _answer(self._port.requeue(job), Write(f"job {job.requeue_name}", "JobState", before, "REQUEUE"))
+        states = "+".join(sorted(job.states))
+        return _answer(self._port.requeue(job), Write(f"job {job.requeue_name}", "JobState", states, "REQUEUE"))
 
     def _find(self, workload: Workload) -> SlurmJob | WriteResult:
         jobs = self._port.jobs(workload.node)
@@ -220,8 +222,8 @@ def _loss(job: SlurmJob, now: datetime) -> str | None:
         return "a requeue may remove the data in its burst buffer"
     if job.cron:
         return "a requeue would postpone it to the next time in its scrontab"
-    late = job.start_by is not None and now >= job.start_by
-    return "after a requeue it could not end before its --deadline" if late else None
+    is_late = job.start_by is not None and now >= job.start_by
+    return "after a requeue it could not end before its --deadline" if is_late else None
 
 
 def _gang(job: SlurmJob) -> str | None:
@@ -269,8 +271,8 @@ def placement_of(
     if closed and len(closed) == len(need.partitions):
         return Placement(False, ", ".join(f"its partition {name} is {state}" for name, state in sorted(closed.items())))
     need = replace(need, partitions=need.partitions - closed.keys())
-    most = max((other.gpus for other in nodes if other.name == node), default=job.gpus)
-    gpus = min(math.ceil(job.gpus / max(1, len(job.nodes))), most)  # no more than it has here
+    largest = max((other.gpus for other in nodes if other.name == node), default=job.gpus)
+    gpus = min(math.ceil(job.gpus / max(1, len(job.nodes))), largest)  # no more than it has here
     usable = {
         other.name
         for other in nodes
@@ -282,7 +284,7 @@ def placement_of(
         return Placement(
             False, f"it needs {len(job.nodes)} nodes{_described(need, gpus)}, and only {len(usable)} other nodes fit"
         )
-    return ANYWHERE
+    return UNRESTRICTED
 
 
 def _undecidable(need: Requirements, partitions: Mapping[str, str]) -> str | None:
@@ -312,9 +314,9 @@ def _takes(node: SlurmNode, need: Requirements, gpus: int) -> bool:
         and (node.disk_mb is None or node.disk_mb >= need.disk_mb)
         and need.gres <= node.gres
     )
-    wanted = set(_NAME.findall(need.features))
-    has = wanted & set(node.features)
-    matches = not wanted or (bool(has) if "|" in need.features else has == wanted)
+    features = set(_NAME.findall(need.features))
+    has = features & set(node.features)
+    matches = not features or (bool(has) if "|" in need.features else has == features)
     return in_service and in_partition and big_enough and matches and node.name not in need.excluded
 
 

@@ -345,7 +345,7 @@ class FleetPages:
                         since = query.since.isoformat() if query.since else ""
                         until = (query.until + timedelta(days=1)).isoformat() if query.until else ""
                         actions = reader.actions(
-                            query.node or "*", query.verb, since, until, before=query.before, most=LEDGER_MOST
+                            query.node or "*", query.verb, since, until, before=query.before, limit=LEDGER_MOST
                         )
                     else:
                         node = reader.node(node) if node else node

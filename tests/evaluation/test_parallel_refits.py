@@ -94,7 +94,7 @@ def test_refits_done_apart_give_the_same_backtest_bit_for_bit(matrix, here, tmp_
 
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_the_number_of_refits_at_a_time_changes_nothing(matrix, here, monkeypatch, at_once):
-    monkeypatch.setattr(refits, "AT_ONCE", at_once)
+    monkeypatch.setattr(refits, "MAX_CONCURRENT_FITS", at_once)
     assert_same(backtest(matrix), here)
 
 

@@ -15,7 +15,7 @@ from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.node_object import Keys, Taint
 from scheduler.ports.readings import Switches
 from scheduler.ports.risks import ReportedFacts
-from scheduler.ports.workloads import ANYWHERE, CheckpointOffer, DiagnosticResult, Placement
+from scheduler.ports.workloads import UNRESTRICTED, CheckpointOffer, DiagnosticResult, Placement
 from tests.histories import COUNT, History, blocks, play_all, step
 from tests.policy.decide_world import HOUR, config
 from tests.scheduler.cluster import DISRUPTION_BUDGETS, RATE_LIMITS, Cluster, without_our_taints
@@ -23,7 +23,7 @@ from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, SCHEDULER,
 from tests.scheduler.faults import Crash, Watch
 
 PINNED = Placement(False, "it requires this node")
-PLACEMENTS = (ANYWHERE, ANYWHERE, ANYWHERE, PINNED, Placement(None, "no right to list nodes"))
+PLACEMENTS = (UNRESTRICTED, UNRESTRICTED, UNRESTRICTED, PINNED, Placement(None, "no right to list nodes"))
 CALLS = {
     "scheduler": "apply apply save_state revalidate read_switches hold_lease load_state read_fleet",
     "workloads": "ask_checkpoint evict save_progress on_node checkpoint_state load_progress",
@@ -241,14 +241,14 @@ class ClusterHistory(History):
         elif what == "freed":
             self.workloads.blocked.pop(uid, None)
         elif what in ("pinned", "unpinned"):
-            self.cluster.runs(uid, placement=PINNED if what == "pinned" else ANYWHERE)
+            self.cluster.runs(uid, placement=PINNED if what == "pinned" else UNRESTRICTED)
         elif what != "writes" and not self.workloads.running[uid].ending:
             self.cluster.runs(uid, state=what)
 
     @step(2)
     def what_was_evicted_goes_or_comes_back(self) -> None:
         if not any(work.ending for work in self.workloads.running.values()):
-            self._work_at_risk("running", ANYWHERE, None)
+            self._work_at_risk("running", UNRESTRICTED, None)
         for _ in range(self.one_of(1, 2, 4)):
             for uid, old in [(uid, work) for uid, work in self.workloads.running.items() if work.ending]:
                 self.cluster.leave(uid)
@@ -277,7 +277,7 @@ class ClusterHistory(History):
         faults = {"workloads": self.workloads, "verification": self.cluster.verification}.get(part, self.scheduler)
         self.cluster.clock.move(MINUTE)
         faults.faults.plan(kind, self.one_of(*CALLS[part].split()), self.one_of(0, 0, 1, 3))
-        self._work_at_risk("running", ANYWHERE, self.one_of(None, SCHEDULER))
+        self._work_at_risk("running", UNRESTRICTED, self.one_of(None, SCHEDULER))
 
     @step()
     def another_leader_has_another_clock(self) -> None:

@@ -118,7 +118,7 @@ def test_actions_are_found_by_pattern_verb_time_and_page(file):
     taints = reader.actions("n[12]", "swap")
     assert {call["node"] for call in taints} <= {"n1", "n2"}
     assert {call["verb"] for call in taints} == {"swap"}
-    assert reader.actions(before=every[0]["call"], most=2) == every[1:3]
+    assert reader.actions(before=every[0]["call"], limit=2) == every[1:3]
     last = every[0]["at"]
     assert reader.actions(since=last) == [call for call in every if call["at"] >= last]
     assert reader.actions(until=last) == [call for call in every if call["at"] < last]

@@ -393,7 +393,7 @@ def test_place_opt_out_and_owner_come_from_features_and_states():
 def test_old_and_new_shapes_read_alike(row):
     node = node_of(row, "gpu")
     assert (node.states, node.reason, node.user, node.extra) == ({"MIXED", "DRAIN"}, "r", "ann", "e")
-    assert (node.weight, node.gpus, node.features, node.partitions, node.whole) == (7, 8, ("a", "b"), ("g",), True)
+    assert (node.weight, node.gpus, node.features, node.partitions, node.complete) == (7, 8, ("a", "b"), ("g",), True)
     assert (node.reason_at - node.booted_at).total_seconds() == 1_000_000
     for key in ("reason", "extra", "weight", "state"):
-        assert not node_of({k: v for k, v in row.items() if k not in (key, f"{key}_flags")}, "gpu").whole
+        assert not node_of({k: v for k, v in row.items() if k not in (key, f"{key}_flags")}, "gpu").complete

@@ -1,6 +1,7 @@
 """Networks on raw windows: the contract, what they learn, what they must not see, and their files."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from tests.processes import printed_by
 
 torch = pytest.importorskip("torch")
 
-HOUR_MS = 3_600_000
 LAYOUT = SequenceLayout(begin=3, steps=12, channels=2, statics=(1, 2), categories=(3, 0))
 QUICK = {"epochs": 6, "batch_size": 64, "hidden": 8}
 
@@ -155,19 +155,14 @@ def test_without_pytorch_everything_else_works_and_one_error_says_what_to_instal
     assert "torch==2.13.0" in printed
 
 
-def test_a_pytorch_that_cannot_be_loaded_is_one_clear_error(tmp_path):
+def test_a_pytorch_that_cannot_be_loaded_is_one_clear_error(tmp_path, monkeypatch):
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text(
-        "raise ImportError('libtorch_cpu.so: cannot open shared object file')"
-    )
-    script = """
-        from foundation.errors import InputError
-        from models.learners.factory import make_learner
-
-        try:
-            make_learner("lstm", seed=1)
-        except InputError as error:
-            print(error)
-    """
-    printed = printed_by(script, PYTHONPATH=str(tmp_path))
-    assert "the learner lstm needs torch, which is installed but cannot be loaded: libtorch_cpu.so" in printed
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libtorch_cpu.so: cannot open it')")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "models.sequence.network", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        InputError, match=r"lstm needs torch, which is installed but cannot be loaded: libtorch_cpu\.so"
+    ):
+        make_learner("lstm", seed=1)

@@ -31,7 +31,6 @@ from tests.features.small_fleet import (
     xid,
 )
 
-DAY = 24 * HOUR
 FEATURES = FeatureSection(
     windows=(HOUR, 4 * HOUR), peer_window=2 * HOUR, onset=((HOUR, 6 * HOUR), (6 * HOUR, 24 * HOUR))
 )

@@ -16,7 +16,6 @@ from models.rows.training_set import Labels, TrainingRows, choose_rows, known_ro
 from models.sequence.layout import SequenceLayout
 from tests.models.fake_matrix import GAP, HORIZON, START, FakeMatrix
 
-DAY_MS = 86_400_000
 REACH_MS = (GAP + HORIZON) // timedelta(milliseconds=1)
 
 

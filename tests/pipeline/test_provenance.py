@@ -9,8 +9,6 @@ import pytest
 import pipeline.tracking
 from tests.processes import printed_by
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def git(folder: Path, *arguments: str) -> str:
     who = ("-c", "user.name=a", "-c", "user.email=a@b")

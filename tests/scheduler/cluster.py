@@ -150,6 +150,20 @@ class Cluster:
         }
 
 
+def at_risk(nodes: int = 8, **risks: float) -> Cluster:
+    """Return a cluster whose nodes have these risks."""
+    cluster = Cluster(nodes)
+    cluster.scored(**risks)
+    return cluster
+
+
+def marked(nodes: int = 8, **risks: float) -> Cluster:
+    """Return the same after a round."""
+    cluster = at_risk(nodes, **risks)
+    cluster.round()
+    return cluster
+
+
 def without_our_taints(node: NodeObject, cluster: Cluster) -> NodeObject:
     """A person takes our taints off."""
     kept = tuple(taint for taint in node.taints if taint.key != cluster.scheduler.keys.taint)

@@ -27,7 +27,7 @@ from scheduler.ports.report import RoundReport
 from scheduler.ports.workloads import CheckpointOffer, HookReply
 from tests import waiting
 from tests.policy.decide_world import STEP, T0, config
-from tests.scheduler.cluster import Cluster
+from tests.scheduler.cluster import Cluster, at_risk, marked
 from tests.scheduler.evacuation.emptying_cluster import FAST, Recording, workload
 from tests.scheduler.faults import MemoryVerification, MemoryWorkloads
 
@@ -315,9 +315,7 @@ def test_a_release_without_a_decision_is_recorded_and_is_not_taken_for_a_persons
 
 @pytest.mark.parametrize("call", ["preview", "apply"])
 def test_one_node_that_cannot_be_released_keeps_no_other_from_it(call: str) -> None:
-    cluster = Cluster(4)
-    cluster.scored(n0=0.4, n1=0.4, n2=0.4)
-    cluster.round()
+    cluster = marked(4, n0=0.4, n1=0.4, n2=0.4)
     assert len(cluster.levels()) == 3
     calls: Callable[..., Any] = getattr(cluster.scheduler, call)
 
@@ -346,9 +344,7 @@ def test_a_dry_run_names_what_is_broken_and_ends(part: str, call: str, source: s
 
 
 def test_a_renewal_that_fails_does_not_leave_an_expired_mark() -> None:
-    cluster = Cluster(3)
-    cluster.scored(n1=0.4)
-    cluster.round()
+    cluster = marked(3, n1=0.4)
     cluster.clock.move(2 * STEP)
     cluster.scored(n1=0.4)
     apply = cluster.scheduler.apply
@@ -362,9 +358,7 @@ def test_a_renewal_that_fails_does_not_leave_an_expired_mark() -> None:
 
 
 def test_a_node_that_is_listed_twice_is_an_error_and_is_released_when_it_expires() -> None:
-    cluster = Cluster(3)
-    cluster.scored(n1=0.9)
-    cluster.round()
+    cluster = marked(3, n1=0.9)
     read_fleet = cluster.scheduler.read_fleet
 
     def twice() -> Any:
@@ -387,9 +381,7 @@ def test_a_node_that_is_listed_twice_is_an_error_and_is_released_when_it_expires
     [({"readable": False}, "the state of the node cannot be read"), ({"unwritable": "a reboot"}, "a reboot")],
 )
 def test_an_expired_mark_that_cannot_be_released_is_reported_until_it_is(change: Any, why: str) -> None:
-    cluster = Cluster(3)
-    cluster.scored(n1=0.9)
-    cluster.round()
+    cluster = marked(3, n1=0.9)
     cluster.change("n1", **change)
     assert cluster.round().notes == []
     cluster.clock.move(2 * STEP)
@@ -402,9 +394,7 @@ def test_an_expired_mark_that_cannot_be_released_is_reported_until_it_is(change:
 
 
 def test_a_controller_that_cannot_be_set_up_releases_what_has_expired_and_nothing_else() -> None:
-    cluster = Cluster(4)
-    cluster.scored(n1=0.9)
-    cluster.round()
+    cluster = marked(4, n1=0.9)
     cluster.clock.move(STEP)
     cluster.scored(n1=None, n2=0.4)
     cluster.round()
@@ -419,8 +409,7 @@ def test_a_controller_that_cannot_be_set_up_releases_what_has_expired_and_nothin
 
 
 def test_a_model_that_is_dated_in_the_future_has_no_known_age_and_drains_nobody() -> None:
-    cluster = Cluster(4)
-    cluster.scored(n1=0.9)
+    cluster = at_risk(4, n1=0.9)
     cluster.risks.risks = replace(cluster.risks.risks, model_fitted_at=cluster.clock.now() + timedelta(days=3650))
     report = cluster.round()
     assert any("in the future" in note for note in report.notes)
@@ -428,9 +417,7 @@ def test_a_model_that_is_dated_in_the_future_has_no_known_age_and_drains_nobody(
 
 
 def test_an_overdue_mark_is_released_without_the_lease_and_a_current_one_stays() -> None:
-    cluster = Cluster(4)
-    cluster.scored(n1=0.9)
-    cluster.round()
+    cluster = marked(4, n1=0.9)
     cluster.clock.move(STEP)
     cluster.scored(n1=None, n2=0.9)
     cluster.round()

@@ -16,7 +16,7 @@ from scheduler.ports.readings import Switches
 from scheduler.ports.risks import NO_RISKS, ReportedFacts
 from scheduler.ports.stored_state import stored_policy_state
 from tests.policy.decide_world import HOUR, STEP, T0, config
-from tests.scheduler.cluster import Cluster, without_our_taints
+from tests.scheduler.cluster import Cluster, at_risk, marked, without_our_taints
 from tests.scheduler.faults import Crash
 
 MINUTE = timedelta(minutes=1)
@@ -33,9 +33,7 @@ def only(report, node):
 
 def drained() -> Cluster:
     """A cluster whose node n1 is drained."""
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
-    cluster.round()
+    cluster = marked(n1=0.9)
     assert cluster.level("n1") is Level.DRAIN
     return cluster
 
@@ -144,8 +142,7 @@ def blind(reading, node):
 def test_what_changes_between_the_decision_and_the_write_stops_the_write(what):
     change, message = CHANGES[what]
     drained()  # without the change it is
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
+    cluster = at_risk(n1=0.9)
     revalidate = cluster.scheduler.revalidate
     changed = []
 
@@ -163,8 +160,7 @@ def test_what_changes_between_the_decision_and_the_write_stops_the_write(what):
 
 
 def test_a_lost_update_would_erase_another_tools_taint_and_a_conflict_prevents_it():
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
+    cluster = at_risk(n1=0.9)
     apply, meddled = cluster.scheduler.apply, []
 
     def between(action, precondition):
@@ -215,8 +211,7 @@ def test_a_node_that_somebody_else_keeps_writing_to_is_given_up_for_this_round()
 
 @pytest.mark.parametrize(("kind", "has_marks"), [("timeout_before", False), ("timeout_after", True)])
 def test_after_a_call_without_an_answer_the_node_itself_shows(kind, has_marks):
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
+    cluster = at_risk(n1=0.9)
     cluster.scheduler.faults.plan(kind, "apply")
     report = cluster.round()
     assert ("swap", "done" if has_marks else "failed") in only(report, "n1")
@@ -226,8 +221,7 @@ def test_after_a_call_without_an_answer_the_node_itself_shows(kind, has_marks):
 
 
 def test_what_a_call_without_an_answer_came_to_is_unknown_while_the_node_cannot_be_read():
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
+    cluster = at_risk(n1=0.9)
     cluster.scheduler.faults.plan("timeout_after", "apply")
     cluster.scheduler.faults.plan("unreadable", "revalidate", skip=1)
     assert ("swap", "unknown") in only(cluster.round(), "n1")
@@ -273,8 +267,7 @@ def test_a_lost_ledger_changes_no_decision():
 
 
 def test_another_writer_of_the_state_stops_the_round():
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
+    cluster = at_risk(n1=0.9)
     cluster.scheduler.faults.plan("conflict", "save_state")
     report = cluster.round()
     assert cluster.levels() == {}
@@ -309,8 +302,7 @@ def test_the_state_is_unpacked_only_where_another_process_wrote_it(monkeypatch):
 
 
 def test_an_unreadable_scheduler_is_an_error_and_nothing_is_done():
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
+    cluster = at_risk(n1=0.9)
     for call in ("hold_lease", "read_fleet", "load_state"):
         cluster.scheduler.faults.plan("unreadable", call)
         report = cluster.round()
@@ -396,8 +388,7 @@ def test_release_all_takes_off_everything_of_ours_and_nothing_else():
 
 
 def test_a_rehearsal_writes_nothing_and_reports_exactly_what_would_be_written():
-    cluster = Cluster()
-    cluster.scored(n1=0.9, n4=0.4)
+    cluster = at_risk(n1=0.9, n4=0.4)
     before = dict(cluster.scheduler.nodes)
     cluster.scheduler.faults.calls.clear()
     rehearsed = cluster.controller.rehearse()
@@ -439,8 +430,7 @@ def test_a_round_that_takes_too_long_leaves_the_rest_to_the_next():
 
 
 def test_a_crash_after_a_write_leaves_a_call_open_and_the_next_process_looks():
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
+    cluster = at_risk(n1=0.9)
     cluster.scheduler.faults.plan("crash_after", "apply")
     with pytest.raises(Crash):
         cluster.round()

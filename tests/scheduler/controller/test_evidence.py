@@ -7,7 +7,7 @@ import pytest
 from policy.fleet import Fact, Level, UnitView
 from scheduler.ports.risks import ReportedFacts
 from tests.policy.decide_world import HOUR, STEP, T0
-from tests.scheduler.cluster import Cluster
+from tests.scheduler.cluster import Cluster, at_risk
 
 
 def without_names(cluster):
@@ -33,8 +33,7 @@ def test_scores_of_the_machine_before_would_drain_another_one_under_its_name_and
 
 
 def test_a_gpu_that_the_scheduler_calls_new_is_so_whatever_else_is_known_of_it():
-    cluster = Cluster()
-    cluster.scored(n1=0.9, n4=0.9)
+    cluster = at_risk(n1=0.9, n4=0.9)
     cluster.facts.facts = {f"{node}-0": ReportedFacts((), T0 - HOUR) for node in ("n1", "n4")}
     cluster.change("n1", units=(UnitView("n1-0", valid_from=T0 + HOUR / 2), UnitView("n1-1")))
     cluster.clock.move(HOUR)
@@ -43,8 +42,7 @@ def test_a_gpu_that_the_scheduler_calls_new_is_so_whatever_else_is_known_of_it()
 
 
 def test_a_gpu_that_the_scheduler_names_is_the_same_one_in_whatever_node():
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
+    cluster = at_risk(n1=0.9)
     cluster.clock.move(HOUR)
     cluster.change("n1", since=T0 + HOUR / 2)
     cluster.round()
@@ -52,8 +50,7 @@ def test_a_gpu_that_the_scheduler_names_is_the_same_one_in_whatever_node():
 
 
 def test_a_node_whose_maintenance_stands_in_the_events_would_be_drained_and_is_not():
-    cluster = Cluster()
-    cluster.scored(n1=0.9, n4=0.9)
+    cluster = at_risk(n1=0.9, n4=0.9)
     cluster.facts.facts = {"n1": ReportedFacts(planned=((T0 - HOUR, T0 + HOUR),))}
     cluster.round()
     assert cluster.levels() == {"n4": Level.DRAIN}
@@ -112,8 +109,7 @@ def test_a_short_name_that_two_nodes_may_have_is_taken_for_neither():
 
 
 def test_a_gpu_that_was_swapped_takes_its_risk_and_its_faults_along():
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
+    cluster = at_risk(n1=0.9)
     cluster.facts.facts = {"n1-0": ReportedFacts((Fact("xid 79", T0),)), "n2-0": ReportedFacts((Fact("xid 79", T0),))}
     cluster.change("n2", units=(UnitView("new"), UnitView("n2-1")))
     cluster.round()
@@ -125,8 +121,7 @@ def test_a_gpu_that_was_swapped_takes_its_risk_and_its_faults_along():
 
 
 def test_a_node_that_was_renamed_is_judged_by_the_gpus_that_are_in_it():
-    cluster = Cluster()
-    cluster.scored(n1=0.9)
+    cluster = at_risk(n1=0.9)
     others, sick = cluster.scheduler.nodes["n4"].base.units, cluster.scheduler.nodes["n1"].base.units
     cluster.change("n4", units=sick)
     cluster.change("n1", units=others)

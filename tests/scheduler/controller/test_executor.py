@@ -8,13 +8,11 @@ from scheduler.controller.controller import release_plan
 from scheduler.controller.executor import settled_by_reading
 from scheduler.ports.errors import LedgerError
 from tests.policy.decide_world import STEP
-from tests.scheduler.cluster import Cluster
+from tests.scheduler.cluster import Cluster, marked
 
 
 def drained() -> Cluster:
-    cluster = Cluster(3)
-    cluster.scored(n1=0.9)
-    cluster.round()
+    cluster = marked(3, n1=0.9)
     assert cluster.level("n1") is Level.DRAIN
     return cluster
 

@@ -12,7 +12,7 @@ from foundation.errors import InputError
 from scheduler.controller.metrics import RoundMetrics, listening
 from scheduler.ports.clock import ManualClock
 from tests.policy.decide_world import STEP, T0, config
-from tests.scheduler.cluster import Cluster
+from tests.scheduler.cluster import Cluster, at_risk
 
 MINUTE = timedelta(minutes=1)
 
@@ -53,8 +53,7 @@ def test_a_round_is_reported_by_what_it_did_and_how_the_fleet_stands():
 
 
 def test_what_is_over_budget_and_what_opened_the_breaker_is_reported_by_kind_and_never_by_name():
-    cluster = Cluster()
-    cluster.scored(n0=0.9, n1=0.9, n2=0.9, n3=0.9)
+    cluster = at_risk(n0=0.9, n1=0.9, n2=0.9, n3=0.9)
     metrics = RoundMetrics(ManualClock(T0), STEP, STEP)
     metrics.note(cluster.round(), 0.1)
     result = values(metrics.exposition())

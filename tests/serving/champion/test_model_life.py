@@ -199,7 +199,6 @@ def test_a_state_folder_is_one_process_s(tmp_path: Path) -> None:
         locked_folder(tmp_path / "file")
 
 
-ROOT = Path(__file__).resolve().parents[3]
 MODEL_FACTS = {"profile": "logistic", "version": 7, "params": {"labels": {"horizon": "24h"}}}
 
 

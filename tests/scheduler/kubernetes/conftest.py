@@ -6,6 +6,7 @@ import pytest
 
 from foundation.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import World, served
+from tests.scheduler.kubernetes.fleet import NAMES, Fleet
 from tests.scheduler.kubernetes.objects import Hand, add, node
 
 
@@ -25,3 +26,12 @@ def cluster(world: World) -> Iterator[KubernetesClient]:
 @pytest.fixture
 def hand(world: World, cluster: KubernetesClient) -> Hand:
     return Hand(world, cluster)
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    """A controller and its nodes."""
+    world = World()
+    add(world, *(node(name) for name in NAMES))
+    with served(world) as cluster:
+        yield Fleet(cluster, world)

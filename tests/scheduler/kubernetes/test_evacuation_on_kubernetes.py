@@ -1,6 +1,5 @@
 """Nodes that are emptied on an API server, with other clients, slow pods and other clocks in between."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -10,23 +9,19 @@ import pytest
 from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ports.report import RoundReport
 from tests.scheduler.evacuation.emptying_cluster import FAST, found, work
-from tests.scheduler.kubernetes.api_world import World, managed, served
-from tests.scheduler.kubernetes.fleet import JOBS, NAMES, Fleet
-from tests.scheduler.kubernetes.objects import add, node, pod
+from tests.scheduler.kubernetes.api_world import managed
+from tests.scheduler.kubernetes.fleet import JOBS, Fleet
+from tests.scheduler.kubernetes.objects import add, pod
 
 PODS = "/api/v1/namespaces/team/pods"
 SLOW = {"predrain.io/checkpoint": "annotation", "predrain.io/checkpoint-takes": "5m"}
 
 
 @pytest.fixture
-def fleet() -> Iterator[Fleet]:
-    world = World()
-    add(world, *(node(name) for name in NAMES))
-    with served(world) as cluster:
-        made = Fleet(cluster, world)
-        made.evacuation = replace(FAST, max_concurrent=1, verification=VerificationSettings())
-        made.restart()
-        yield made
+def fleet(fleet: Fleet) -> Fleet:
+    fleet.evacuation = replace(FAST, max_concurrent=1, verification=VerificationSettings())
+    fleet.restart()
+    return fleet
 
 
 def rounds(fleet: Fleet, count: int, minutes: int = 1) -> list[RoundReport]:

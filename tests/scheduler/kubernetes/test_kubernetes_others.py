@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -12,20 +12,12 @@ from foundation.kubernetes.client import KubernetesClient
 from policy.fleet import Level
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.report import RoundReport
-from tests.scheduler.kubernetes.api_world import Raw, World, managed, served
+from tests.scheduler.kubernetes.api_world import Raw, World, managed
 from tests.scheduler.kubernetes.fleet import NAMES, OURS, Fleet
 from tests.scheduler.kubernetes.objects import SETTINGS, Hand, add, node
 
 NODE = "/api/v1/nodes/n1"
 Webhook = Callable[[Raw, Raw], object]
-
-
-@pytest.fixture
-def fleet() -> Iterator[Fleet]:
-    world = World()
-    add(world, *(node(name) for name in NAMES))
-    with served(world) as cluster:
-        yield Fleet(cluster, world)
 
 
 def admit(world: World, webhook: Webhook) -> Callable[[], None]:

@@ -32,21 +32,16 @@ from predrain.assess import _asked_scheduler, assess
 from scheduler.controller.settings import read_settings
 from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
+from tests.light_models import lightgbm_alone
 from tests.processes import invoke
 from tests.telemetry.collect.prometheus.fake_prometheus import FakePrometheus, serving
 from tests.telemetry.helpers import events_frame, inventory_frame, samples_frame, write_csv
 
-LIGHT = """
-models:
-  profile: lightgbm
-  learners: [lightgbm]
-  parallel: {members: [lightgbm], combiner: mean_log_odds}
-  cascade: {stages: [lightgbm]}
-  horizons: []
-  settings: {lightgbm: {n_estimators: 20}}
-features: {windows: [1h], history_windows: [7d, 30d]}
-training: {candidate_windows: [14d, 28d], refit_every: 14d, augmentation: 2}
-"""
+LIGHT = lightgbm_alone(
+    20,
+    "features: {windows: [1h], history_windows: [7d, 30d]}",
+    "training: {candidate_windows: [14d, 28d], refit_every: 14d, augmentation: 2}",
+)
 
 
 class Fleets:

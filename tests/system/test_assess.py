@@ -10,6 +10,7 @@ import pytest
 
 from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
+from tests.light_models import lightgbm_alone
 from tests.processes import predrain
 from tests.system.prometheus_server import load_blocks, need_prometheus, prometheus
 from tests.system.simulated_exposition import write_openmetrics
@@ -17,17 +18,11 @@ from tests.system.simulated_exposition import write_openmetrics
 pytestmark = pytest.mark.system
 
 GPUS, DAYS = 32, 31
-LIGHT = """
-models:
-  profile: lightgbm
-  learners: [lightgbm]
-  parallel: {members: [lightgbm], combiner: mean_log_odds}
-  cascade: {stages: [lightgbm]}
-  horizons: []
-  settings: {lightgbm: {n_estimators: 20}}
-features: {windows: [1h], history_windows: [7d]}
-training: {candidate_windows: [10d], refit_every: 10d, augmentation: 2}
-"""
+LIGHT = lightgbm_alone(
+    20,
+    "features: {windows: [1h], history_windows: [7d]}",
+    "training: {candidate_windows: [10d], refit_every: 10d, augmentation: 2}",
+)
 
 
 @pytest.fixture(scope="module")

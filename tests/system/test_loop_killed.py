@@ -16,6 +16,7 @@ import pytest
 
 from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
+from tests.light_models import lightgbm_alone
 from tests.system.nursery import Nursery
 from tests.system.simulated_exposition import exposition, same_values, samples_of
 
@@ -26,18 +27,12 @@ SEED = os.environ.get("SEED", "7")
 FIRST = datetime(2030, 6, 3, tzinfo=UTC)
 HISTORY, PERIOD, LATE = timedelta(days=12), timedelta(hours=6), timedelta(minutes=40)
 PERIODS = 8
-PARAMS = """
-telemetry: {step: 1h}
-models:
-  profile: lightgbm
-  learners: [lightgbm]
-  parallel: {members: [lightgbm], combiner: mean_log_odds}
-  cascade: {stages: [lightgbm]}
-  horizons: []
-  settings: {lightgbm: {n_estimators: 20}}
-features: {groups: [telemetry, history], windows: [2h], history_windows: [7d]}
-training: {window: 14d, augmentation: 2}
-"""
+PARAMS = lightgbm_alone(
+    20,
+    "telemetry: {step: 1h}",
+    "features: {groups: [telemetry, history], windows: [2h], history_windows: [7d]}",
+    "training: {window: 14d, augmentation: 2}",
+)
 ACT = """
 policy:
   thresholds: {watch: 0.005, elevated: 0.02, high: 0.1}

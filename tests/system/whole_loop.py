@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from features.matrix.matrix import FeatureMatrix
 from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
+from tests.light_models import lightgbm_alone
 from tests.system.nursery import Nursery
 from tests.system.prometheus_server import load_blocks, need_prometheus
 from tests.system.simulated_exposition import same_values, samples_of, write_openmetrics
@@ -36,19 +37,13 @@ SINCE = f"{HISTORY.days + 1}d"
 RETRY_AFTER = "23h"  # a failed diagnostic is run again in the next day's rounds, however late it ended in this day's
 WHAT = ("timestamp", "gpu", "type", "code")
 SCHEDULERS = ("slurm", "kubernetes", "predrain")
-PARAMS = """
-telemetry: {step: 30m}
-decision: {every: 24h}
-models:
-  profile: lightgbm
-  learners: [lightgbm]
-  parallel: {members: [lightgbm], combiner: mean_log_odds}
-  cascade: {stages: [lightgbm]}
-  horizons: []
-  settings: {lightgbm: {n_estimators: 60}}
-features: {groups: [telemetry, history, onset], windows: [1h], history_windows: [7d]}
-training: {candidate_windows: [14d, 28d], augmentation: 2}
-"""
+PARAMS = lightgbm_alone(
+    60,
+    "telemetry: {step: 30m}",
+    "decision: {every: 24h}",
+    "features: {groups: [telemetry, history, onset], windows: [1h], history_windows: [7d]}",
+    "training: {candidate_windows: [14d, 28d], augmentation: 2}",
+)
 # The fleet fails sixty times as often as a real one, so the breaker has to bear more nodes at risk.
 POLICY = """
 thresholds: {watch: 0.03, elevated: 0.07, high: 0.4}

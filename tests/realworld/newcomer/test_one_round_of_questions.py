@@ -15,21 +15,16 @@ from typer.testing import CliRunner
 
 from predrain.command import app
 from telemetry.dataset.store import Dataset
+from tests.light_models import lightgbm_alone
 from tests.telemetry.collect.prometheus.fake_prometheus import FakePrometheus, error, serving
 
 HALF_HOUR_MS = 1_800_000
 DAYS = 4
-LIGHT = """
-models:
-  profile: lightgbm
-  learners: [lightgbm]
-  parallel: {members: [lightgbm], combiner: mean_log_odds}
-  cascade: {stages: [lightgbm]}
-  horizons: []
-  settings: {lightgbm: {n_estimators: 5}}
-features: {windows: [1h], history_windows: [7d]}
-training: {candidate_windows: [14d], refit_every: 14d, augmentation: 1}
-"""
+LIGHT = lightgbm_alone(
+    5,
+    "features: {windows: [1h], history_windows: [7d]}",
+    "training: {candidate_windows: [14d], refit_every: 14d, augmentation: 1}",
+)
 
 
 def uuid(number: int) -> str:

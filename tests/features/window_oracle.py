@@ -8,10 +8,12 @@ from itertools import pairwise
 import numpy as np
 
 from features.vocabulary import FeatureColumn
+from features.windows.window_plan import FLAG_BITS
 
 NAN = math.nan
 Sample = dict  # "time" (ms) and a value or None by channel
 
+BITS = {f"{channel}_{part}": (channel, mask) for channel, parts in FLAG_BITS.items() for part, mask in parts}
 """Bitmask and bits by the channel name of a column that is made of some of its bits."""
 
 

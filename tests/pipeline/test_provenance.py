@@ -2,12 +2,12 @@
 
 import shutil
 import subprocess
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 
 import pipeline.tracking
-from tests.processes import printed_by
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -28,7 +28,11 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def revision_at(folder: Path) -> str:
-    return printed_by("from provenance import code_revision; print(code_revision())", cwd=folder).strip()
+    """What the module finds where it lies."""
+    spec = spec_from_file_location("provenance", folder / "provenance.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.code_revision()
 
 
 def test_a_checkout_gives_its_commit_and_says_where_files_differ_from_it(checkout):

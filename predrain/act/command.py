@@ -127,7 +127,9 @@ def act(
             if wait is not None:
                 report = _until_released(controller, chosen, duration_option(wait, "--wait"))
             controller.stop()
-    if report.failed and not (release_all and not dry_run and report.active and _all_released(chosen)):
+    is_released = release_all and not dry_run and report.active and _all_released(chosen)
+    is_stored = bool(switches) or dry_run or not by_hand
+    if (report.failed and not is_released) or not is_stored:
         raise typer.Exit(FAILED)
 
 
@@ -218,7 +220,10 @@ def _all_there(scheduler: SchedulerKind, cluster: Path | None, scores: Path | No
 def _switch(
     chosen: "ChosenScheduler", *, kill: bool, resume: bool, release_all: bool, reset_breaker: bool
 ) -> dict[str, Any]:
-    """Set the switches, report them, and return them for the JSON output."""
+    """Set the switches, report them, and return them for the JSON output.
+
+    Without them (empty) release-all goes on, because this process can release all markers nevertheless.
+    """
     from dataclasses import replace
 
     from foundation.errors import InputError
@@ -235,10 +240,14 @@ def _switch(
         if reset_breaker:
             switches = replace(switches, reset_breaker_at=SystemClock().now())
         answer = chosen.adapter.set_switches(switches)
+        failure = None if answer.confirmed else f"cannot set the switches: {answer.message}"
     except SchedulerError as error:
-        raise InputError(f"the switches cannot be read: {error}", chosen.location, "Try again.") from None
-    if not answer.confirmed:
-        raise InputError(f"cannot set the switches: {answer.message}", chosen.location, "Try again.")
+        failure = f"the switches cannot be read: {error}"
+    if failure is not None and release_all:
+        sys.stderr.write(f"predrain act: {failure}; other controllers may set new markers. Run it again.\n")
+        return {}
+    if failure is not None:
+        raise InputError(failure, chosen.location, "Try again.")
     state = ["kill switch set" if switches.kill else "kill switch cleared"]
     state += ["release all"] if switches.release_all else []
     state += ["breaker closed by manual reset"] if reset_breaker else []
@@ -291,7 +300,7 @@ def _controller(
     return Controller(
         chosen.adapter, risks, facts, record, clock, given.policy, given.controller,
         holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}", code=VERSION,
-        evacuation=evacuation, unusable=unusable,
+        evacuation=evacuation, unusable=unusable, releases_all=undo,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from policy.fleet import Level, NodeView, Signals, UnitView
 from policy.plan import Action, Plan, PolicyState
 from policy.tiers import UNKNOWN, TierThresholds
 from scheduler.controller.evidence import Evidence
-from scheduler.controller.executor import Executor, Expected, has_expired, level_after, settled_by_reading
+from scheduler.controller.executor import Executor, expected_of, has_expired, level_after, settled_by_reading
 from scheduler.controller.scores_reader import CLOCK_SKEW
 from scheduler.controller.settings import ControllerSettings
 from scheduler.evacuation.engine import Evacuation
@@ -50,7 +50,7 @@ class Controller:
     ``evacuation``: evacuates nodes with a drain marker after the actions of each round. None: their jobs run to
     completion.
     ``unusable``: why this process cannot decide, e.g. invalid settings; each round reports it and only releases expired
-    markers.
+    markers. ``releases_all``: as if release-all were set, which may be impossible to store.
 
     A round takes the lease and reads the nodes. It computes from the markers alone which have expired. All other inputs
     (ledger, scores, events, safety state, evacuation) are read within :meth:`RoundLog.boundary`: a failure there is an
@@ -73,6 +73,7 @@ class Controller:
     code: str
     evacuation: Evacuation | None = None
     unusable: str | None = None
+    releases_all: bool = False
 
     def __post_init__(self) -> None:
         patience = Patience(self.settings.max_round_duration.total_seconds())
@@ -157,7 +158,7 @@ class Controller:
             log.error(f"no decision is possible; only expired markers are released: {self.unusable}")
         blocked = frozenset[str]() if decision is None else self._unreadable_nodes(decision)
         views = tuple(reading.view for reading in fleet.nodes) if decision is None else decision.views
-        executor = Executor(self.scheduler, log, self.settings, _expected(fleet, views), self._newest, blocked)
+        executor = Executor(self.scheduler, log, self.settings, expected_of(fleet, views), self._newest, blocked)
         saved, lost = False, None
         try:
             if decision is not None:
@@ -192,7 +193,7 @@ class Controller:
         due = _due(fleet, expired_before, log.report)
         if fleet.switches.release_all:
             expired_before = datetime.max.replace(tzinfo=UTC)
-        expected = _expected(fleet, (reading.view for reading in fleet.nodes))
+        expected = expected_of(fleet, (reading.view for reading in fleet.nodes))
         executor = Executor(self.scheduler, log, self.settings, expected, self._newest, expired_before=expired_before)
         self._release_expired(due, executor, log)
 
@@ -231,6 +232,8 @@ class Controller:
     def _read_fleet(self, log: RoundLog) -> FleetReading:
         """Read the fleet; duplicate nodes (the first entry counts) or an incomplete state block new actions."""
         fleet = self.scheduler.read_fleet()
+        if self.releases_all:
+            fleet = replace(fleet, switches=replace(fleet.switches, release_all=True))
         by_name = {reading.view.name: reading for reading in reversed(fleet.nodes)}
         if len(by_name) < len(fleet.nodes):
             listed = Counter(reading.view.name for reading in fleet.nodes)
@@ -393,11 +396,6 @@ def _due(fleet: FleetReading, now: datetime, report: RoundReport) -> frozenset[s
             else:
                 report.notes.append(f"{view.name}: expired markers stay, {reason}")
     return frozenset(due)
-
-
-def _expected(fleet: FleetReading, views: Iterable[NodeView]) -> dict[str, Expected]:
-    boots = {reading.view.name: reading.boot_id for reading in fleet.nodes}
-    return {view.name: Expected(view, boots[view.name], view.marks.level) for view in views}
 
 
 def release_plan(nodes: Iterable[str], now: datetime) -> Plan:

@@ -1,6 +1,6 @@
 """Carries out the actions of one decision: re-read, re-validate, record the call, make it, record the result."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -10,7 +10,15 @@ from scheduler.controller.settings import ControllerSettings
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.errors import described
 from scheduler.ports.protocols import LeaseLostError, SchedulerAdapter
-from scheduler.ports.readings import NodeReading, Precondition, Switches, Write, WriteResult, has_marks
+from scheduler.ports.readings import (
+    FleetReading,
+    NodeReading,
+    Precondition,
+    Switches,
+    Write,
+    WriteResult,
+    has_marks,
+)
 from scheduler.ports.records import Intent, Settled, key_of
 from scheduler.ports.report import Step
 
@@ -215,6 +223,12 @@ class Expected:
     view: NodeView
     boot_id: str | None
     level: Level
+
+
+def expected_of(fleet: FleetReading, views: Iterable[NodeView]) -> dict[str, Expected]:
+    """Return the state of each node as decided on."""
+    boots = {reading.view.name: reading.boot_id for reading in fleet.nodes}
+    return {view.name: Expected(view, boots[view.name], view.marks.level) for view in views}
 
 
 def has_expired(view: NodeView, now: datetime) -> bool:

@@ -361,16 +361,6 @@ def test_while_the_kill_switch_is_on_a_round_that_reports_nothing_new_is_not_rec
     assert cluster.round().number is not None
 
 
-def test_a_controller_that_stops_leaves_its_lease_to_the_next_one():
-    cluster = Cluster(3)
-    assert cluster.round().active
-    stopped = cluster.controller
-    cluster.restart()
-    assert not cluster.round().active
-    stopped.stop()
-    assert cluster.round().active
-
-
 def test_release_all_takes_off_everything_of_ours_and_nothing_else():
     cluster = Cluster(policy=config("g", free=True))
     cluster.scored(n0=0.9, n1=0.9, n2=0.4, n3=0.15)

@@ -95,6 +95,20 @@ def test_act_then_kill_then_undo(fake):
     assert (left["state"], left["extra"], left["weight"]) == (["IDLE"], "", 1)
 
 
+def test_a_shared_folder_that_is_gone_keeps_no_mark_from_being_released(fake, tmp_path):
+    invoke(*GO)
+    node = fake.cluster["nodes"][3]
+    assert "DRAIN" in node["state"]
+    (tmp_path / "shared").rename(tmp_path / "unmounted")
+    assert "does not exist" in invoke(*ACT, "--kill", code=1).stderr
+    assert "DRAIN" in fake.cluster["nodes"][3]["state"]
+    shown = invoke(*ACT, "--release-all", code=1)
+    assert "other controllers may set new markers" in shown.stderr
+    assert "done     release n3" in shown.stdout
+    left = fake.cluster["nodes"][3]
+    assert (left["state"], left["extra"]) == (["IDLE"], "")
+
+
 def test_what_is_missing_is_named(fake, tmp_path):
     settings(tmp_path, POLICY)
     assert "the settings have no section slurm (--settings)" in invoke(*GO, code=1).stderr

@@ -49,7 +49,7 @@ def act(
     ] = None,
     settings: Annotated[
         Path | None,
-        typer.Option(help="Settings file with the sections policy, controller and evacuation. Default: ./act.yaml."),
+        typer.Option(help="Settings file, such as deploy/act/act.yaml. Default: ./act.yaml."),
     ] = None,
     ledger: Annotated[Path, typer.Option(help="Ledger file, created if missing.")] = Path("ledger.db"),
     dry_run: Annotated[

@@ -139,7 +139,7 @@ class BackfillPlan:
     def span(self, now: datetime) -> Span:
         """Return the period to fetch; raises ``InputError`` if it is empty or the chunk is too short."""
         if self.chunk < timedelta(minutes=1):
-            raise InputError(f"a chunk of {self.chunk.total_seconds():g} s", "--chunk", "Give at least 1m.")
+            raise InputError(f"{self.chunk.total_seconds():g} s is too short", "--chunk", "Give at least 1m.")
         end = min(self.end, now - SETTLED_AFTER)
         # start is inclusive
         span = Span((self.start - _EPOCH) // _MS - 1, (end - _EPOCH) // _MS)

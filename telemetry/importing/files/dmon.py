@@ -48,7 +48,7 @@ def dmon_columns(path: Path) -> list[str]:
     if not header.before and not (has_date and has_time):
         lacking = "date" if has_time else "time" if has_date else "date and time"
         problem = f"the rows of this table of dmon have no {lacking}"
-        advice = "Record it with `nvidia-smi dmon -o DT`, or behind `ts '%FT%T%z'` of moreutils."
+        advice = "Record it with `nvidia-smi dmon -o DT`, or pipe it through `ts '%FT%T%z'` (moreutils)."
         raise InputError(problem, str(path), advice)
     return ["timestamp", "slot", *filter(None, map(_column, header.names))]
 

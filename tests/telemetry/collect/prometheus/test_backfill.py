@@ -178,7 +178,7 @@ def test_rising_xid_counts_are_events_and_the_first_sight_is_none(site: Site) ->
 
 
 def test_a_chunk_too_short_and_a_time_without_history_are_refused(site: Site) -> None:
-    with pytest.raises(InputError, match=r"a chunk of 5 s \(--chunk\). Give at least 1m."):
+    with pytest.raises(InputError, match=r"5 s is too short \(--chunk\). Give at least 1m."):
         site.fetch(chunk=timedelta(seconds=5))
     with pytest.raises(InputError, match=r"the period from .* is empty.* Give an end after the start."):
         site.fetch(end=START - timedelta(hours=1))

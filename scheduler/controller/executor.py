@@ -232,9 +232,9 @@ def expected_of(fleet: FleetReading, views: Iterable[NodeView]) -> dict[str, Exp
 
 
 def has_expired(view: NodeView, now: datetime) -> bool:
-    """Whether a node has markers that have expired; those without a valid expiry count as expired."""
+    """Whether the markers of a node have expired; those without a valid expiry count as expired."""
     published = view.marks.published
-    return view.marks.level > Level.NONE and (published is None or published.expires_at <= now)
+    return published is None or published.expires_at <= now
 
 
 def level_after(action: Action, level: Level) -> Level:

@@ -105,7 +105,7 @@ def connect(path: Path | None, *, writable: bool, cluster: str | None = None) ->
             name, uri=path is not None, isolation_level=None, timeout=_BUSY_S, check_same_thread=False
         )
     except sqlite3.Error as error:
-        raise InputError(f"the ledger cannot be opened: {error}", location, _HINT) from None
+        raise InputError(f"the ledger cannot be opened: {error}", location, "Check its permissions.") from None
     try:
         if writable:
             _prepare(connection, path)
@@ -117,12 +117,13 @@ def connect(path: Path | None, *, writable: bool, cluster: str | None = None) ->
         raise
     except Exception as error:  # SQLite also raises UnicodeDecodeError for a corrupt schema
         connection.close()
-        problem = "is in use" if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY else "is damaged"
-        raise InputError(f"the ledger {problem}: {error}", location, _HINT) from None
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+            raise InputError(f"the ledger is in use: {error}", location, "Run again.") from None
+        raise InputError(f"the ledger is damaged: {error}", location, _HINT) from None
     return connection
 
 
-_HINT = "Keep the file, move it away, and start a new one: the safety state is in the scheduler."
+_HINT = "Keep the file: move it away, and start a new one: the safety state is in the scheduler."
 
 
 def _check(connection: sqlite3.Connection, location: str) -> None:

@@ -281,7 +281,7 @@ def collect_diagnostics(
         raise InputError(f"the report cannot be read: {error.strerror}", str(path), "Check the path.") from None
     report = content.decode("utf-8", errors="replace")
     if report.strip() and "{" not in report and not _TABLE_HEADER.search(report):
-        raise InputError("the file has no report", str(path), "Give the output of `dcgmi diag`, best with -j.")
+        raise InputError("the file has no report", str(path), "Give the output of `dcgmi diag`, preferably with -j.")
     indices = [index for key, index in names if key == "slot"]
     try:
         verdicts = read_diagnostics(report, may_skip=may_skip, indices=indices)

@@ -5,6 +5,7 @@ import random
 import sqlite3
 import threading
 import time
+from contextlib import closing
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -216,6 +217,15 @@ def test_scores_and_settings_that_did_not_change_are_kept_once(file):
     configs = link.execute("SELECT count(DISTINCT json_extract(inputs, '$.config')) FROM rounds").fetchone()[0]
     link.close()
     assert (rounds, configs) == (3, 1)
+
+
+def test_a_ledger_in_use_is_not_to_be_moved_away(file, monkeypatch):
+    monkeypatch.setattr(schema, "_BUSY_S", 0.0)
+    with closing(sqlite3.connect(file, isolation_level=None)) as link:
+        link.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(InputError, match="the ledger is in use") as refused:
+            SqliteLedger(file)
+    assert refused.value.advice == "Run again."
 
 
 def test_a_newer_foreign_or_damaged_file_is_refused(file, tmp_path):

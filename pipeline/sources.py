@@ -23,12 +23,12 @@ from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import resolve_channels
 from telemetry.dataset.meta import DatasetMeta
 from telemetry.dataset.store import Dataset
-from telemetry.importing.asking.questions import Inquiry, Tables
-from telemetry.importing.asking.trial import inquire
 from telemetry.importing.importer import DEFAULT_MAX_LOSS, import_dataset
 from telemetry.importing.ingest import ImportResult
 from telemetry.importing.mapping import load_mapping
 from telemetry.importing.sampling import STEPS, step_for, step_of
+from telemetry.importing.suggestion.questions import Inquiry, Tables
+from telemetry.importing.suggestion.trial import inquire
 from telemetry.staging.compaction import CompactResult, CompactSettings, compact
 from telemetry.staging.folder import StagingFolder, staging_of
 
@@ -124,7 +124,7 @@ def refuse_removed(dataset: Path) -> None:
 
 
 def check_sources(tables: Tables, mapping: Path | None, params: Params, *, known: pd.DataFrame | None) -> Inquiry:
-    """Return the questions that an import of files raises, see :func:`telemetry.importing.asking.trial.inquire`."""
+    """Return the questions that an import of files raises, see :func:`telemetry.importing.suggestion.trial.inquire`."""
     channels = resolve_channels(params.channels)
     importing = partial(
         import_dataset,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from foundation.http import Connection
     from pipeline.params import Params
     from telemetry.accounting import Accounting
-    from telemetry.importing.asking.questions import Tables
+    from telemetry.importing.suggestion.questions import Tables
 
 
 @grouped
@@ -220,7 +220,7 @@ def _ask_first(
 ) -> None:
     """Report all questions that an import of the files raises, and exit if there are any."""
     from pipeline.sources import check_sources
-    from telemetry.importing.asking.trial import write_inquiry
+    from telemetry.importing.suggestion.trial import write_inquiry
 
     if not any(tables.values()):
         return

@@ -93,8 +93,8 @@ def write_suggestion(
     from foundation.errors import InputError
     from foundation.files import write_bytes
     from telemetry.dataset.channels import resolve_channels
-    from telemetry.importing.asking.questions import Inquiry, find_questions
     from telemetry.importing.mapping import load_mapping
+    from telemetry.importing.suggestion.questions import Inquiry, find_questions
 
     inquiry = Inquiry(
         given, mapping, *find_questions(given, load_mapping(mapping), resolve_channels(read_params(params).channels))

@@ -270,7 +270,7 @@ def split_predictions(
 
     ``predictions``: has :data:`COLUMNS`, and optionally ``drain_label`` (default: ``label``); ``decision_time`` and
     ``incident_start`` are aware UTC. Rows in any order.
-    ``reach``: duration of an episode, see :attr:`evaluation.backtest.frames.BacktestResult.drain_reach`.
+    ``merge_scope``: duration of an episode, see :attr:`evaluation.backtest.frames.BacktestResult.drain_reach`.
     ``extra``: predictions of additional models for the same units and times, for example the oracle's.
     Returns: one entry per model and variant, sorted by name. Models that scored the same units share ``rows``.
     Raises ``InputError`` if the frame is empty.

@@ -70,7 +70,7 @@ class Controlled:
     """Replay of a fleet under the controller.
 
     ``events``: from :func:`rule_events`; ``jobs``: running jobs, for the cost-benefit of drains.
-    ``reach``: how far ahead a perfect diagnostic detects a failure.
+    ``merge_scope``: how far ahead a perfect diagnostic detects a failure.
     ``least``: minimum level that counts as keeping a node from new jobs.
     ``findable``: failures that a ``stated`` diagnostic finds; shape (failures,).
     ``probing``: replay of probes on idle nodes; a passed probe lowers the risk.

@@ -77,7 +77,7 @@ def count_outcome(
     """Compute the outcome of marks, probes and checkpoints.
 
     ``loads``: the fleet's own jobs, or several generated loads to average over.
-    ``reach``: a mark is right if its node fails within this time.
+    ``merge_scope``: a mark is right if its node fails within this time.
     ``soft``: marks are soft taints: new jobs that may not use the node (:func:`policy.tiers.may_use_risk`) go to other
     nodes while GPUs are free, so no GPU is left idle.
     ``extras``: probes and checkpoints of each load; they count as actions if there are no marks.

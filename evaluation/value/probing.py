@@ -127,7 +127,7 @@ class ProbeReplay:
 
     ``at``: when the scores of each decision are available, in milliseconds; ``risks``: from :func:`node_risks`;
     ``passed``: the same after a passed diagnostic.
-    ``found``: failures that a diagnostic finds if they start within ``reach`` of its end.
+    ``found``: failures that a diagnostic finds if they start within ``merge_scope`` of its end.
     """
 
     def __init__(

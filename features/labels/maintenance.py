@@ -33,7 +33,7 @@ class Maintenance:
     nodes.
     ``start``, ``end``: of the window; ``end`` is excluded.
     ``known``, ``until``: period in which the entry is valid knowledge.
-    ``reach``: latest ``end`` of the entity's entries so far.
+    ``merge_scope``: latest ``end`` of the entity's entries so far.
     """
 
     nodes: pd.Index

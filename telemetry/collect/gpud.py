@@ -26,7 +26,7 @@ from telemetry.collect.scraping.collector import Fetch, ScrapeError, Watch
 from telemetry.collect.scraping.targets import Page, Target
 from telemetry.dataset.event import Event
 from telemetry.kernel_log.catalogue import DETAIL_LENGTH, shipped
-from telemetry.kernel_log.quotations import named_gpu, xid_faults
+from telemetry.kernel_log.mentions import named_gpu, xid_faults
 
 SOURCE: Final = "gpud"
 EVENTS: Final = Page("https", 15132, "/v1/events")

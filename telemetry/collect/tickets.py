@@ -75,8 +75,8 @@ def collect_tickets(
         batch.refuse("unknown node of the gpu", unplaced)
         rows["source"] = np.where(pd.isna(rows["source"]), SOURCE, rows["source"])
         rows["pci_bus_id"][:] = [None if text is None else normalise_pci_bus_id(text) for text in rows["pci_bus_id"]]
-        resolved = _staged(resolutions(rows, batch.good, delay))
-        tables += [_staged(pd.DataFrame(rows)[batch.good]), resolved]
+        resolved = _staged(resolutions(rows, batch.valid, delay))
+        tables += [_staged(pd.DataFrame(rows)[batch.valid]), resolved]
         quarantine.read("events", resolved.num_rows)
     table = pa.concat_tables(tables)
     quarantine.used("events", table.num_rows)

@@ -19,7 +19,7 @@ from telemetry.dataset.channels import Channel
 from telemetry.dataset.layout import dictionary_codes, instants_ms
 from telemetry.dataset.store import Dataset
 from telemetry.doctor.diagnosis import ChannelSeen, Observation, TelemetryFinding, findings_of
-from telemetry.importing.samples.shown_events import CHANNEL as XID_GAUGE
+from telemetry.importing.samples.derived_events import CHANNEL as XID_GAUGE
 from telemetry.importing.sampling import sampling_interval
 from telemetry.staging.folder import StagingFolder, staging_of
 

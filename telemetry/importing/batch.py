@@ -45,7 +45,7 @@ class Batch:
     ``table``: columns as in the file; CSV columns are all text, with blanks as null.
     ``rows``: row numbers in the file, from 1 after the header; shape (n,).
     ``kind``: the table that the file is imported into, also its section in the mapping.
-    ``good``: rows not rejected; shape (n,).
+    ``valid``: rows not rejected; shape (n,).
     ``decimal``: decimal separator of the file's numbers, unless a column implies another.
     ``disagreeing``: columns repeated in the file with different values, each with an example.
     ``orders``: date order by column, once a batch of the file has revealed it.
@@ -62,10 +62,10 @@ class Batch:
     decimal: Decimal = "."
     disagreeing: dict[str, str] = field(default_factory=dict)
     orders: dict[str, DateOrder] = field(default_factory=dict)
-    good: npt.NDArray[np.bool_] = field(init=False)
+    valid: npt.NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.good = np.ones(len(self.rows), dtype=bool)
+        self.valid = np.ones(len(self.rows), dtype=bool)
 
     def resolve(self, mapping: TableMapping, known: Sequence[str], *required: str, **options: Any) -> None:
         """Resolve the columns; ``options``: see :func:`telemetry.importing.columns.resolve_columns`."""
@@ -82,13 +82,13 @@ class Batch:
 
     def keep(self, chosen: npt.NDArray[np.bool_]) -> None:
         """Keep only the chosen rows; the others do not count as lost."""
-        self.quarantine.leave_out(self.kind, self.file, BY_MAPPING, int((self.good & ~chosen).sum()))
-        self.rows, self.table, self.good = self.rows[chosen], self.table.filter(pa.array(chosen)), self.good[chosen]
+        self.quarantine.leave_out(self.kind, self.file, BY_MAPPING, int((self.valid & ~chosen).sum()))
+        self.rows, self.table, self.valid = self.rows[chosen], self.table.filter(pa.array(chosen)), self.valid[chosen]
 
     def repeat(self, places: npt.NDArray[np.int64]) -> None:
         """Replace the rows by those at ``places``; repetitions count as read."""
         self.quarantine.read(self.kind, len(places) - len(self.rows))
-        self.rows, self.table, self.good = self.rows[places], self.table.take(pa.array(places)), self.good[places]
+        self.rows, self.table, self.valid = self.rows[places], self.table.take(pa.array(places)), self.valid[places]
 
     def __contains__(self, name: str) -> bool:
         return name in self.columns or name in self.mapping.constants
@@ -117,36 +117,36 @@ class Batch:
                 result = rules[unique]
                 texts[codes == code] = None if result is None else str(result)
                 if result is None:
-                    dropped = int((self.good & (codes == code)).sum())
+                    dropped = int((self.valid & (codes == code)).sum())
                     self.quarantine.leave_out(self.kind, self.file, BY_MAPPING, dropped, f"{name} {unique!r}")
-                    self.good &= codes != code
+                    self.valid &= codes != code
         return texts
 
     def refuse(self, reason: str, chosen: npt.NDArray[np.bool_], *, lost: bool = True) -> None:
         """Quarantine the chosen rows that are still good; ``lost``: whether they count as lost."""
-        self.set_aside(reason, np.flatnonzero(chosen & self.good), lost=lost)
-        self.good &= ~chosen
+        self.set_aside(reason, np.flatnonzero(chosen & self.valid), lost=lost)
+        self.valid &= ~chosen
 
     def keep_good(self) -> None:
         """Drop rejected rows."""
-        self.rows, self.table = self.rows[self.good], self.table.filter(pa.array(self.good))
-        self.good = np.ones(len(self.rows), dtype=bool)
+        self.rows, self.table = self.rows[self.valid], self.table.filter(pa.array(self.valid))
+        self.valid = np.ones(len(self.rows), dtype=bool)
 
     def refuse_unstorable(self) -> None:
         """Reject rows with text that cannot be stored, and set their text to null so that nothing else reads it."""
-        bad = unstorable_rows(self.table)
-        if bad.any():
+        unstorable = unstorable_rows(self.table)
+        if unstorable.any():
             for place, kind in enumerate(self.table.schema.types):
                 if _is_text(kind):
-                    cleared = pc.if_else(pa.array(bad), pa.scalar(None, pa.string()), self.table.column(place))
+                    cleared = pc.if_else(pa.array(unstorable), pa.scalar(None, pa.string()), self.table.column(place))
                     self.table = self.table.set_column(place, self.table.column_names[place], cleared)
-            self.refuse(UNSTORABLE, bad)
+            self.refuse(UNSTORABLE, unstorable)
 
     def wait(self, waits_for: str, chosen: npt.NDArray[np.bool_]) -> None:
         """Defer the chosen rows that are still good to a later run."""
-        waiting = chosen & self.good
+        waiting = chosen & self.valid
         self.quarantine.waiting(self.kind, waits_for, int(waiting.sum()), self.file.name)
-        self.good &= ~waiting
+        self.valid &= ~waiting
 
     def set_aside(
         self,
@@ -164,8 +164,8 @@ class Batch:
         for start in range(0, len(places), _SET_ASIDE_ROWS):
             part = places[start : start + _SET_ASIDE_ROWS]
             records = _readable(self.table.take(pa.array(part))).to_pylist()
-            shown = [None] * len(part) if details is None else details[start : start + _SET_ASIDE_ROWS]
-            for row, record, detail in zip(self.rows[part].tolist(), records, shown, strict=True):
+            page = [None] * len(part) if details is None else details[start : start + _SET_ASIDE_ROWS]
+            for row, record, detail in zip(self.rows[part].tolist(), records, page, strict=True):
                 content = row_text(record)
                 self.quarantine.set_aside(reason, self.kind, self.file, row, content, detail, rows=rows, lost=lost)
 
@@ -190,8 +190,8 @@ class Batch:
             parsed = parse_instants(column, time, location, day_end=day_end, order=order)
         if parsed.order is not None:
             self.orders[name] = parsed.order
-        given = parsed.status[parsed.status != MISSING]
-        if len(given) and (given == NAIVE).all():
+        present = parsed.status[parsed.status != MISSING]
+        if len(present) and (present == NAIVE).all():
             zone = f"`{self.kind}: {{time: {{timezone: UTC}}}}`"
             raise InputError(
                 f"timestamps are naive (without a time zone), such as {str(column.drop_null()[0].as_py())!r}",
@@ -210,10 +210,10 @@ class Batch:
         instants = self.instants(name, optional=optional, day_end=is_end if day_end is None else day_end)
         if instants is None:
             return pd.Series(pd.NaT, index=range(len(self.rows)), dtype="datetime64[ms, UTC]")
-        ahead = instants.ok & (instants.ms > not_after.timestamp() * 1000)
+        is_ahead = instants.ok & (instants.ms > not_after.timestamp() * 1000)
         if not is_end:
-            self.refuse(WRONG_CLOCK, ahead)
-        return pd.Series(times_of(instants.ms)).where(instants.ok & ~ahead)
+            self.refuse(WRONG_CLOCK, is_ahead)
+        return pd.Series(times_of(instants.ms)).where(instants.ok & ~is_ahead)
 
 
 def time_of_column(time: TimeFormat, column: str) -> TimeFormat:
@@ -228,20 +228,20 @@ _MAX_TEXT: Final = 1 << 20
 
 def unstorable_rows(table: pa.Table) -> npt.NDArray[np.bool_]:
     """Return which rows have text that is not UTF-8 or too long."""
-    bad = np.zeros(table.num_rows, dtype=bool)
-    for given in table.columns:
-        is_coded = pa.types.is_dictionary(given.type) and _is_text(given.type.value_type)
-        column = given.cast(given.type.value_type) if is_coded else given
+    unstorable = np.zeros(table.num_rows, dtype=bool)
+    for chunked in table.columns:
+        is_coded = pa.types.is_dictionary(chunked.type) and _is_text(chunked.type.value_type)
+        column = chunked.cast(chunked.type.value_type) if is_coded else chunked
         if not _is_text(column.type) or not len(column):
             continue
-        bad |= pc.greater(pc.binary_length(column), _MAX_TEXT).fill_null(False).to_numpy(zero_copy_only=False)
+        unstorable |= pc.greater(pc.binary_length(column), _MAX_TEXT).fill_null(False).to_numpy(zero_copy_only=False)
         try:
             for chunk in column.chunks:
                 chunk.validate(full=True)
         except pa.ArrowInvalid:
             raw = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
-            bad |= np.array([value is not None and not _is_utf8(value) for value in raw.to_pylist()])
-    return bad
+            unstorable |= np.array([value is not None and not _is_utf8(value) for value in raw.to_pylist()])
+    return unstorable
 
 
 def _is_text(kind: pa.DataType) -> bool:

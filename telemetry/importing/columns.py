@@ -35,7 +35,7 @@ _STATIC: Final = frozenset({"slot", "pci_bus_id", "serial", "model", "driver", I
 
 
 COLUMN_NAMES: Final = read_yaml(Path(__file__).with_name("column_names.yaml").read_text(encoding="utf-8"))
-_AROUND: Final = [re.compile(pattern, re.IGNORECASE) for pattern in COLUMN_NAMES["around"]]
+_AFFIXES: Final = [re.compile(pattern, re.IGNORECASE) for pattern in COLUMN_NAMES["around"]]
 _UNIT_NAME: Final = re.compile(r"[KMG]i?B|[kMG]Hz|k?Wh|[mk]J|[mk]W")
 _PCI_ADDRESS: Final = re.compile(r"(PCI:)?(0x)?[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f](\.[0-7])?")
 
@@ -48,11 +48,11 @@ def aliases_by_words(names: Sequence[str], mapping: TableMapping, role: str) -> 
     """
     free = [name for name in names if name not in mapping.columns]
     aliases = {name: KEY_ALIASES[known] for name in free for known in spellings(name) if known in KEY_ALIASES}
-    taken = {*mapped_targets(mapping), *aliases.values(), *(name.lower() for name in free)}
+    claimed = {*mapped_targets(mapping), *aliases.values(), *(name.lower() for name in free)}
     words = {name: words_of(name) for name in free}
     for target, known_words in COLUMN_NAMES["keys"][role].items():
         of_target = (name for known in known_words for name in free if known in words[name] and name not in aliases)
-        name = None if target in taken else next(of_target, None)
+        name = None if target in claimed else next(of_target, None)
         if name is not None:
             aliases[name] = target
     return {**KEY_ALIASES, **aliases}
@@ -72,7 +72,7 @@ def forms_of(name: str) -> list[str]:
     """Return a column name, and its variants without decoration added by exports."""
     forms = [name]
     for form in forms:
-        forms += [match[1] for pattern in _AROUND if (match := pattern.fullmatch(form.strip())) is not None]
+        forms += [match[1] for pattern in _AFFIXES if (match := pattern.fullmatch(form.strip())) is not None]
     return forms
 
 
@@ -139,7 +139,7 @@ def resolve_columns(
     *,
     aliases: Mapping[str, str] = KEY_ALIASES,
     ignored: Callable[[str], bool] = nothing_left_out,
-    kept: Collection[str] = (),
+    passed_on: Collection[str] = (),
     extras: bool = False,
     declare: bool = False,
 ) -> dict[str, str]:
@@ -148,7 +148,7 @@ def resolve_columns(
     ``required``: dataset columns that the source or the constants must provide.
     ``aliases``: alternative names of columns.
     ``ignored``: predicate for source columns to skip.
-    ``kept``: unknown columns exempt from ``ignore_others``.
+    ``passed_on``: unknown columns exempt from ``ignore_others``.
     ``extras``: whether unknown columns keep their own names.
     ``declare``: whether the error for an unknown column suggests declaring a channel.
     Source columns of the mapping may be missing, see :func:`refuse_absent`.
@@ -159,18 +159,18 @@ def resolve_columns(
     renamed = (*targets, *mapping.constants, *mapping.scale, *mapping.offset, *mapping.values, *mapping.drop_without)
     for target in renamed:
         if target not in known and not extras:
-            more = " A custom channel must be declared in params `channels:`." if declare else ""
+            hint = " A custom channel must be declared in params `channels:`." if declare else ""
             raise InputError(
                 f"the mapping names an unknown target column {target!r}",
                 f"{location}, mapping",
-                (nearest_hint(target, known) or f"The columns are {list(known)}.") + more,
+                (nearest_hint(target, known) or f"The columns are {list(known)}.") + hint,
             )
-    unknown = unknown_columns(names, mapping, known, aliases, ignored, kept)
+    unknown = unknown_columns(names, mapping, known, aliases, ignored, passed_on)
     if unknown and not extras:
-        more = f" and {len(unknown) - 1} more: {list(unknown[1:])}" if len(unknown) > 1 else ""
+        hint = f" and {len(unknown) - 1} more: {list(unknown[1:])}" if len(unknown) > 1 else ""
         channel = f"declare it in params `channels: {{{unknown[0]}: {{kind: gauge}}}}`, or " if declare else ""
         raise InputError(
-            f"unknown column {unknown[0]!r}{more}",
+            f"unknown column {unknown[0]!r}{hint}",
             location,
             f"{nearest_hint(unknown[0], [*known, *aliases])} Otherwise {channel}map it to null in the mapping to leave "
             "it out, or set `ignore_others: true` there for all such columns.".strip(),
@@ -218,12 +218,12 @@ def unknown_columns(
     known: Sequence[str],
     aliases: Mapping[str, str] = KEY_ALIASES,
     ignored: Callable[[str], bool] = nothing_left_out,
-    kept: Collection[str] = (),
+    passed_on: Collection[str] = (),
 ) -> list[str]:
     """Return the source columns that are neither known nor ignored; see :func:`resolve_columns`."""
     unknown = [name for name in names if _mapped(name, names, mapping, known, aliases) == _UNKNOWN]
     unknown = [name for name in unknown if not ignored(name) and not _INDEX.fullmatch(name)]
-    return [name for name in unknown if name in kept or not mapping.ignore_others]
+    return [name for name in unknown if name in passed_on or not mapping.ignore_others]
 
 
 def targets_of(

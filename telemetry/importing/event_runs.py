@@ -34,8 +34,8 @@ _SORT_KEY = [*_TIMES, "node", "gpu", "type", "code", "source", "detail"]
 
 def event_frame(ms: npt.NDArray[np.int64], delay: timedelta, **columns: Any) -> pd.DataFrame:
     """Return events at times in milliseconds, known after ``delay``; ``columns``: the other columns."""
-    when = times_of(ms)
-    events = pd.DataFrame({"timestamp": when, **columns, "known_at": (when + delay).as_unit("ms")})
+    times = times_of(ms)
+    events = pd.DataFrame({"timestamp": times, **columns, "known_at": (times + delay).as_unit("ms")})
     return events.astype(dict.fromkeys(columns, object))[EVENTS.names]
 
 
@@ -107,12 +107,12 @@ def merge_floods(events: pd.DataFrame) -> pd.DataFrame:
     rows = rows[(size > KEPT_PER_MINUTE + 1) | (has_run & (size > 1))]
     rows = rows.sort_values(["group", "first", "is_run", "known"], ascending=[True, True, False, True])
     run_end = rows["last"].where(rows["is_run"], -1).groupby(rows["group"], sort=False).cummax()
-    inside = rows["first"] <= run_end.groupby(rows["group"], sort=False).shift(fill_value=-1)  # of an earlier run
-    rank = (~inside).groupby(rows["group"], sort=False).cumsum() - 1
+    in_run = rows["first"] <= run_end.groupby(rows["group"], sort=False).shift(fill_value=-1)  # of an earlier run
+    rank = (~in_run).groupby(rows["group"], sort=False).cumsum() - 1
     first_run = rank.where(rows["is_run"]).groupby(rows["group"], sort=False).transform("min")
     tail = rows[rank >= first_run.fillna(KEPT_PER_MINUTE).clip(upper=KEPT_PER_MINUTE)]
     if len(tail):
-        counted = ~inside[tail.index]
+        counted = ~in_run[tail.index]
         tail = tail.assign(row=tail.index, known=tail["known"].where(counted, 0), count=tail["count"].where(counted, 0))
         runs = tail.groupby("group", sort=False).agg({"row": "first", "last": "max", "known": "max", "count": "sum"})
         merged = events.loc[runs["row"]].assign(
@@ -143,8 +143,8 @@ def _without_late_repeats(events: pd.DataFrame) -> pd.DataFrame:
     rows["row"] = np.arange(len(rows))
     runs = rows[rows["is_run"]]
     pairs = rows[rows["kind"].isin(runs["kind"])].merge(runs, on="kind", suffixes=("", "_run"))
-    inside = (pairs["first"] >= pairs["first_run"]) & (pairs["last"] <= pairs["last_run"])
-    repeated = pairs.loc[inside & (pairs["delay"] > pairs["delay_run"]), "row"]
+    in_run = (pairs["first"] >= pairs["first_run"]) & (pairs["last"] <= pairs["last_run"])
+    repeated = pairs.loc[in_run & (pairs["delay"] > pairs["delay_run"]), "row"]
     return events[~np.isin(rows["row"], repeated)]
 
 
@@ -178,11 +178,11 @@ def dedupe_events(events: pd.DataFrame, dedupe: timedelta) -> pd.DataFrame:
     """
     events = sort_events(merge_floods(events))
     key, source = same_thing(events), pd.factorize(events["source"])[0]
-    several = pd.Series(source).groupby(key).transform("nunique").to_numpy() > 1
+    has_several = pd.Series(source).groupby(key).transform("nunique").to_numpy() > 1
     from_counts = is_from_exporter(events["source"])
     keep = np.ones(len(events), dtype=bool)
-    for index, near in _neighbours(events, key, np.flatnonzero(several), dedupe):
-        others = near[(near < index) & keep[near] & (source[near] != source[index])]
+    for index, neighbours in _neighbours(events, key, np.flatnonzero(has_several), dedupe):
+        others = neighbours[(neighbours < index) & keep[neighbours] & (source[neighbours] != source[index])]
         keep[index] = not (from_counts[index] | ~from_counts[others]).any()
     return events[keep].reset_index(drop=True)
 
@@ -199,8 +199,8 @@ def _neighbours(
     low = np.searchsorted(place[order], place[rows] - span_ms - RUN_MS)
     high = np.searchsorted(place[order], (key[rows] << _KEY_SHIFT) + last[rows] + span_ms, side="right")
     for row, begin, end in zip(rows.tolist(), low.tolist(), high.tolist(), strict=True):
-        near = order[begin:end]
-        yield row, near[last[near] >= first[row] - span_ms]
+        candidates = order[begin:end]
+        yield row, candidates[last[candidates] >= first[row] - span_ms]
 
 
 def is_from_exporter(source: pd.Series) -> npt.NDArray[np.bool_]:
@@ -234,6 +234,6 @@ def drop_known_edges(events: pd.DataFrame, interval: timedelta, source: str) -> 
     known = ms_of(events["known_at"])
     latest = known + int(interval.total_seconds() * 1000)
     keep = np.ones(len(events), dtype=bool)
-    for index, near in _neighbours(events, same_thing(events), np.flatnonzero(rank < 2), interval):
-        keep[index] = not ((rank[near] > rank[index]) & (known[near] <= latest[index])).any()
+    for index, neighbours in _neighbours(events, same_thing(events), np.flatnonzero(rank < 2), interval):
+        keep[index] = not ((rank[neighbours] > rank[index]) & (known[neighbours] <= latest[index])).any()
     return events[keep].reset_index(drop=True)

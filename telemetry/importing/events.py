@@ -96,8 +96,8 @@ def place_events(
         node[unnamed] = home[unnamed]
         reasons[placed & (node != home)] = "on another node than the inventory says"
         reasons[is_shared & (reasons != "")] = SHARED
-        left = afterwards & pd.isna(node)
-        node[left] = installations.nodes[installations.last_row(codes[left], ms[left])]
+        has_left = afterwards & pd.isna(node)
+        node[has_left] = installations.nodes[installations.last_row(codes[has_left], ms[has_left])]
     return reasons
 
 
@@ -149,7 +149,7 @@ def parse_events(
     if "node" not in batch and "gpu" not in batch:
         raise missing_column("gpu", batch.table.column_names, str(batch.file))
     kinds = batch.texts("type")
-    wanted = batch.good
+    wanted = batch.valid
     batch.keep(wanted)  # In a table of states (a daily row per drive with `failure` 0 or 1), few rows are events.
     rows: dict[str, npt.NDArray[Any]] = {name: batch.texts(name) for name in texts}
     if installations is not None:
@@ -190,9 +190,9 @@ def read_events(
     if is_kernel_log(file):
         return _read_kernel_log(file, rules.kernel_log, installations, quarantine, delay, counts)
     frames = [empty_events()]
-    for given in read_batches(file, "events", quarantine):
+    for file_rows in read_batches(file, "events", quarantine):
         batch, rows = parse_events(
-            given, rules.events, EVENT_RUNS.names, delay, counts, installations=installations, review=review
+            file_rows, rules.events, EVENT_RUNS.names, delay, counts, installations=installations, review=review
         )
         if installations.unit == "node":
             if "node" not in batch:
@@ -205,17 +205,17 @@ def read_events(
             batch.refuse(reason, (reasons == reason) & earlier, lost=False)
             batch.refuse(reason, reasons == reason, lost=not _is_elsewhere(reason, reasons, installations))
         rows["source"] = np.where(pd.isna(rows["source"]), file.name, rows["source"])
-        opened, resolved = (
+        opened_ms, resolved = (
             events.assign(**{name: times_of(events[name].to_numpy(np.int64)) for name in ("timestamp", "known_at")})
-            for events in (pd.DataFrame(rows)[batch.good], resolutions(rows, batch.good, delay))
+            for events in (pd.DataFrame(rows)[batch.valid], resolutions(rows, batch.valid, delay))
         )
-        events = _add_runs(opened[EVENTS.names], batch)
+        events = _add_runs(opened_ms[EVENTS.names], batch)
         if installations.unit == "gpu":
             counts["repairs_without_a_gpu"] += sum(
-                int((frame["type"].isin(WORK) & frame["gpu"].isna()).sum()) for frame in (opened, resolved)
+                int((frame["type"].isin(WORK) & frame["gpu"].isna()).sum()) for frame in (opened_ms, resolved)
             )
         events, resolved = (_at_each(frame, spread) for frame in (events, resolved[EVENTS.names]))
-        quarantine.read("events", len(events) + len(resolved) - len(opened))
+        quarantine.read("events", len(events) + len(resolved) - len(opened_ms))
         frames += [events, resolved]
     return stack_events(frames)
 
@@ -284,11 +284,11 @@ def _add_runs(events: pd.DataFrame, batch: Batch) -> pd.DataFrame:
     count, last = batch.column("count"), batch.column("last_at")
     if count is None:
         return events
-    events["count"] = as_counts(count, len(batch.rows))[batch.good]
+    events["count"] = as_counts(count, len(batch.rows))[batch.valid]
     if last is not None:
         first = ms_of(events["timestamp"])
         # A run spans at most a minute, so a later end is invalid.
-        ms = parse_instants(last, batch.mapping.time, f"{batch.file}, column 'last_at'").ms[batch.good]
+        ms = parse_instants(last, batch.mapping.time, f"{batch.file}, column 'last_at'").ms[batch.valid]
         events["last_at"] = times_of(np.clip(ms, first, first + RUN_MS))
     return with_runs(events)
 
@@ -296,22 +296,22 @@ def _add_runs(events: pd.DataFrame, batch: Batch) -> pd.DataFrame:
 def _write_ends(batch: Batch, rows: dict[str, npt.NDArray[Any]], starts: npt.NDArray[np.int64]) -> None:
     """Normalize the planned end of maintenance to UTC in ISO 8601, and reject maintenance without one."""
     words = np.array([str(code).strip().lower() for code in rows["code"]], dtype=object)
-    asked = np.flatnonzero((rows["type"] == "maintenance") & ~np.isin(words, (MAINTENANCE_BEGIN, MAINTENANCE_END)))
-    if not len(asked):
+    to_write = np.flatnonzero((rows["type"] == "maintenance") & ~np.isin(words, (MAINTENANCE_BEGIN, MAINTENANCE_END)))
+    if not len(to_write):
         return
-    given = batch.column("code")
-    column = pa.chunked_array([pa.nulls(len(asked))]) if given is None else given.take(pa.array(asked))
+    codes = batch.column("code")
+    column = pa.chunked_array([pa.nulls(len(to_write))]) if codes is None else codes.take(pa.array(to_write))
     if pa.types.is_string(column.type) and batch.mapping.time.unit is None:
         # A bare number is another kind of code; parsed without a unit it would fail the whole table.
         is_number = pc.match_substring_regex(column, r"^\s*[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?\s*$")
         column = pc.if_else(is_number, None, column)
     ends = parse_instants(column, batch.mapping.time, f"{batch.file}, column 'code'", day_end=True)
-    rows["code"][asked] = [end.isoformat() for end in times_of(ends.ms)]
-    for reason, bad in (
+    rows["code"][to_write] = [end.isoformat() for end in times_of(ends.ms)]
+    for reason, rejected in (
         ("a maintenance whose code is not its end time", ~ends.ok),
-        ("a maintenance that ends before it begins", ends.ms <= starts[asked]),
+        ("a maintenance that ends before it begins", ends.ms <= starts[to_write]),
     ):
-        batch.refuse(reason, np.isin(np.arange(len(words)), asked[bad]))
+        batch.refuse(reason, np.isin(np.arange(len(words)), to_write[rejected]))
 
 
 def _at_each(events: pd.DataFrame, spread: Mapping[int, list[str]]) -> pd.DataFrame:
@@ -328,10 +328,10 @@ def _spread(rows: dict[str, npt.NDArray[Any]], installations: InstallationIndex)
     Maintenance may also name a glob pattern, a rack or an NVLink domain. The first node replaces the text in ``rows``;
     text that matches no node is kept.
     """
-    asked = np.flatnonzero(pd.isna(rows["gpu"]) & ~pd.isna(rows["node"]))
+    to_spread = np.flatnonzero(pd.isna(rows["gpu"]) & ~pd.isna(rows["node"]))
     places = installations.frame.reindex(columns=["node", "rack", "nvlink_domain"]).astype(object).drop_duplicates()
     out: dict[int, list[str]] = {}
-    for row in asked.tolist():
+    for row in to_spread.tolist():
         pattern, start = rows["node"][row], rows["timestamp"][row]
         if pattern in installations.node_since:
             continue

@@ -26,8 +26,8 @@ MOST_MOVES: Final = 12
 
 _TOGETHER_MS: Final = 3_600_000
 # GPUs do not move to another node and back within an hour: samples on one node this close are one installation.
-_SEVERAL: Final = 3
-_MANY: Final = 4
+_MIN_RETURNS: Final = 3
+_MIN_SAMPLES: Final = 4
 # Fewer than _SEVERAL samples on a second node, with _MANY times as many elsewhere, do not indicate a second GPU.
 
 STRAY: Final = "on a second node for a moment"
@@ -36,11 +36,11 @@ STRAY: Final = "on a second node for a moment"
 
 def rows_of(spill: Spill, units: Collection[int]) -> pd.DataFrame:
     """Return ``unit``, ``node`` (both codes) and ``ms`` of the units' samples, sorted by (unit, ms, node)."""
-    wanted = np.array(sorted(units), np.int64)
+    codes = np.array(sorted(units), np.int64)
     parts: list[pd.DataFrame] = []
     for bucket in spill.buckets():
         rows = spill.read(bucket, ["unit", "node", "ms"]).to_pandas()
-        parts.append(rows[np.isin(rows["unit"], wanted)])
+        parts.append(rows[np.isin(rows["unit"], codes)])
     return pd.concat(parts, ignore_index=True).sort_values(["unit", "ms", "node"], kind="stable")
 
 
@@ -52,17 +52,17 @@ def shared_units(rows: pd.DataFrame, step_ms: int) -> tuple[list[int], pd.DataFr
     """
     together_ms = max(_TOGETHER_MS, 3 * step_ms)
     ordered = rows.sort_values(["unit", "node", "ms"], kind="stable")
-    before = ordered.shift()
-    begins = (ordered["unit"] != before["unit"]) | (ordered["node"] != before["node"])
-    begins |= ordered["ms"] - before["ms"] > together_ms
+    previous = ordered.shift()
+    begins = (ordered["unit"] != previous["unit"]) | (ordered["node"] != previous["node"])
+    begins |= ordered["ms"] - previous["ms"] > together_ms
     span_of_row = begins.cumsum()
     spans = ordered.groupby(span_of_row.to_numpy(), sort=False).agg(
         unit=("unit", "first"), node=("node", "first"), first=("ms", "min"), last=("ms", "max"), samples=("ms", "size")
     )
     spans = spans.sort_values(["unit", "first"], kind="stable")
     of_node = spans.groupby(["unit", "node"])["samples"].transform("sum")
-    elsewhere = spans.groupby("unit")["samples"].transform("sum") - of_node
-    is_stray = _overlaps(spans) & (of_node < _SEVERAL) & (elsewhere >= _MANY * of_node)
+    on_others = spans.groupby("unit")["samples"].transform("sum") - of_node
+    is_stray = _overlaps(spans) & (of_node < _MIN_RETURNS) & (on_others >= _MIN_SAMPLES * of_node)
     strays = ordered[span_of_row.isin(spans.index[is_stray])]
     spans, rows = spans[~is_stray], rows.drop(strays.index)
     changes = (rows["unit"] == rows["unit"].shift()) & (rows["node"] != rows["node"].shift())
@@ -90,34 +90,41 @@ def runs_of(rows: pd.DataFrame, installations: InstallationIndex) -> pd.DataFram
     return runs.assign(gpu=names[runs.pop("unit")], node=nodes[runs["node"]]).reset_index(drop=True)
 
 
-def correct_installations(given: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit) -> tuple[pd.DataFrame, list[str]]:
+def correct_installations(declared: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit) -> tuple[pd.DataFrame, list[str]]:
     """Correct installations by observations.
 
-    ``given``: in the layout of :data:`INVENTORY`; empty without an inventory.
+    ``declared``: in the layout of :data:`INVENTORY`; empty without an inventory.
     ``runs``: all observations of the GPUs to correct, see :func:`runs_of`. Additional columns are attributes that fill
     gaps in the installations. ``is_from_start``: a GPU missing from the inventory and first seen in such a run has no
     known start.
     Returns: the installations, and a line per GPU and period that contradicts the inventory.
     """
-    limits = {"start": ms_of(given["installed_at"], unknown=-NEVER), "end": ms_of(given["removed_at"], unknown=NEVER)}
-    of_unit = _by(unit, given.assign(**limits).sort_values("start", kind="stable"))
-    observed = _by("gpu", runs.sort_values("first_ms", kind="stable"))
-    made = [installation for gpu, seen in observed.items() for installation in _stays_of(of_unit.get(gpu, []), seen)]
+    limits = {
+        "start": ms_of(declared["installed_at"], unknown=-NEVER),
+        "end": ms_of(declared["removed_at"], unknown=NEVER),
+    }
+    of_unit = _records_by(unit, declared.assign(**limits).sort_values("start", kind="stable"))
+    observed = _records_by("gpu", runs.sort_values("first_ms", kind="stable"))
+    corrected = [
+        installation
+        for gpu, runs_of_gpu in observed.items()
+        for installation in _corrected_of(of_unit.get(gpu, []), runs_of_gpu)
+    ]
     if unit == "node":
-        made = [installation | {"gpu": None} for installation in made]
-    names = list(dict.fromkeys([*INVENTORY.names, *given.columns]))
-    frame = pd.DataFrame(made, columns=[*names, "start", "end"])
+        corrected = [installation | {"gpu": None} for installation in corrected]
+    names = list(dict.fromkeys([*INVENTORY.names, *declared.columns]))
+    frame = pd.DataFrame(corrected, columns=[*names, "start", "end"])
     for name, limit in (("installed_at", "start"), ("removed_at", "end")):
         frame[name] = pd.Series(instants(np.abs(frame.pop(limit).to_numpy(np.int64))))
-    frames = [part for part in (given[~given[unit].isin(set(observed))], frame) if len(part)]
-    whole = pd.concat(frames, ignore_index=True) if frames else given
+    frames = [part for part in (declared[~declared[unit].isin(set(observed))], frame) if len(part)]
+    combined = pd.concat(frames, ignore_index=True) if frames else declared
     for name in ("installed_at", "removed_at"):
-        whole[name] = whole[name].astype("datetime64[ms, UTC]")
-    return whole.reindex(columns=names), _contradictions(of_unit, runs[~is_covered(given, runs)])
+        combined[name] = combined[name].astype("datetime64[ms, UTC]")
+    return combined.reindex(columns=names), _contradictions(of_unit, runs[~is_covered(declared, runs)])
 
 
 def split_installations(
-    given: pd.DataFrame, names: Mapping[tuple[str, str], str], first_ms: int, stored: Collection[str]
+    declared: pd.DataFrame, names: Mapping[tuple[str, str], str], first_ms: int, stored: Collection[str]
 ) -> pd.DataFrame:
     """Split the installations of identities shared by several GPUs into those of the GPU on each node.
 
@@ -125,33 +132,33 @@ def split_installations(
     ``first_ms``: installations of the identities in ``stored`` (those the dataset already has) end then at the latest.
     """
     shared = {gpu for gpu, _ in names}
-    keys = list(zip(given["gpu"], given["node"], strict=True))
-    known = set(given["gpu"])
+    keys = list(zip(declared["gpu"], declared["node"], strict=True))
+    known = set(declared["gpu"])
     # GPUs distinguished by an earlier import already have installations.
     is_new = np.array([names.get(key, key[0]) not in known or key not in names for key in keys], dtype=bool)
-    split = given.assign(gpu=[names.get(key, key[0]) for key in keys])[is_new]
-    left = given[given["gpu"].isin(shared & set(stored))]
-    if left.empty:
+    split = declared.assign(gpu=[names.get(key, key[0]) for key in keys])[is_new]
+    retained = declared[declared["gpu"].isin(shared & set(stored))]
+    if retained.empty:
         return split
-    start = left["installed_at"]
-    end = pd.Series(instants(np.full(len(left), first_ms)), left.index)
+    start = retained["installed_at"]
+    end = pd.Series(instants(np.full(len(retained), first_ms)), retained.index)
     end = end.where(start.isna() | (end > start), start + pd.Timedelta(milliseconds=1))
-    end = end.where(left["removed_at"].isna() | (left["removed_at"] > end), left["removed_at"])
-    closed = left.assign(removed_at=end.astype("datetime64[ms, UTC]"))
+    end = end.where(retained["removed_at"].isna() | (retained["removed_at"] > end), retained["removed_at"])
+    closed = retained.assign(removed_at=end.astype("datetime64[ms, UTC]"))
     return pd.concat([split, closed], ignore_index=True)
 
 
-def with_places(given: pd.DataFrame, places: pd.DataFrame) -> pd.DataFrame:
+def with_places(declared: pd.DataFrame, places: pd.DataFrame) -> pd.DataFrame:
     """Fill in missing PCI addresses and slots of installations from samples, if unambiguous.
 
     ``places``: ``gpu``, ``node``, ``pci_bus_id``, ``slot``, one row per stay in a place.
     """
     of_installation = places.groupby(["gpu", "node"])
-    index = pd.MultiIndex.from_frame(given[["gpu", "node"]])
-    filled = given.copy()
+    index = pd.MultiIndex.from_frame(declared[["gpu", "node"]])
+    filled = declared.copy()
     for name in ("pci_bus_id", "slot"):
-        one = of_installation[name].first().where(of_installation[name].nunique() == 1).reindex(index)
-        filled[name] = given[name].astype(object).where(given[name].notna(), one.to_numpy(dtype=object))
+        unique_value = of_installation[name].first().where(of_installation[name].nunique() == 1).reindex(index)
+        filled[name] = declared[name].astype(object).where(declared[name].notna(), unique_value.to_numpy(dtype=object))
         filled[name] = filled[name].where(filled[name].notna(), None)
     return filled
 
@@ -161,18 +168,18 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
-def _by(name: str, frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
+def _records_by(name: str, frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in records(frame):
         rows[row[name]].append(row)
     return rows
 
 
-def _stays_of(installations: list[dict[str, Any]], runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _corrected_of(installations: list[dict[str, Any]], runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a GPU's installations: those observed, and the inventory's before and after them."""
     first, last = runs[0]["first_ms"], max(run["last_ms"] for run in runs)
     limits = sorted({limit for installation in installations for limit in (installation["start"], installation["end"])})
-    made: list[dict[str, Any]] = []
+    corrected: list[dict[str, Any]] = []
     boundary = -NEVER if not installations and runs[0]["is_from_start"] else first
     for number, run in enumerate(runs):
         same = [installation for installation in installations if installation["node"] == run["node"]]
@@ -187,22 +194,23 @@ def _stays_of(installations: list[dict[str, Any]], runs: list[dict[str, Any]]) -
             fitting = [limit for limit in limits if run["last_ms"] < limit <= following]
             end = boundary = fitting[0] if fitting else following
         else:
-            later = [installation["start"] for installation in installations if installation["start"] > last]
+            later_starts = [installation["start"] for installation in installations if installation["start"] > last]
             end = min(
-                [installation["end"] for installation in same if installation["end"] >= last] + later, default=NEVER
+                [installation["end"] for installation in same if installation["end"] >= last] + later_starts,
+                default=NEVER,
             )
         known: dict[str, Any] = dict((same or installations or [{}])[-1])
         for name in () if same else _PLACE_ATTRIBUTES:
             known.pop(name, None)
-        seen: dict[str, Any] = {name: run[name] for name in ATTRIBUTES if name in run and known.get(name) is None}
-        made.append(known | seen | {"gpu": run["gpu"], "node": run["node"], "start": start, "end": end})
-    begin, end = made[0]["start"], made[-1]["end"]
-    before = [
+        attributes: dict[str, Any] = {name: run[name] for name in ATTRIBUTES if name in run and known.get(name) is None}
+        corrected.append(known | attributes | {"gpu": run["gpu"], "node": run["node"], "start": start, "end": end})
+    begin, end = corrected[0]["start"], corrected[-1]["end"]
+    earlier = [
         installation | {"end": min(installation["end"], begin)}
         for installation in installations
         if installation["start"] < begin
     ]
-    return [*before, *made, *(installation for installation in installations if installation["start"] >= end)]
+    return [*earlier, *corrected, *(installation for installation in installations if installation["start"] >= end)]
 
 
 def is_covered(installations: pd.DataFrame, runs: pd.DataFrame) -> npt.NDArray[np.bool_]:
@@ -213,8 +221,8 @@ def is_covered(installations: pd.DataFrame, runs: pd.DataFrame) -> npt.NDArray[n
     )
     numbered = runs[["gpu", "node", "first_ms", "last_ms"]].assign(run=np.arange(len(runs)))
     pairs = numbered.merge(limits, on=["gpu", "node"])
-    within = (pairs["start"] <= pairs["first_ms"]) & (pairs["last_ms"] <= pairs["end"])
-    return np.isin(np.arange(len(runs)), pairs.loc[within, "run"])
+    covered = (pairs["start"] <= pairs["first_ms"]) & (pairs["last_ms"] <= pairs["end"])
+    return np.isin(np.arange(len(runs)), pairs.loc[covered, "run"])
 
 
 def _contradictions(installations: Mapping[str, list[dict[str, Any]]], runs: pd.DataFrame) -> list[str]:
@@ -236,12 +244,12 @@ def _text(ms: int) -> str:
 
 
 def unseen_nodes(
-    installations: InstallationIndex, given: Sequence[str], seen: npt.NDArray[np.bool_]
+    installations: InstallationIndex, declared: Sequence[str], is_seen: npt.NDArray[np.bool_]
 ) -> tuple[list[str], list[str]]:
     """Return the nodes with samples that are not in the inventory, and vice versa.
 
-    ``given``: nodes of the inventory. ``seen``: whether a node has samples, by node code.
+    ``declared``: nodes of the inventory. ``is_seen``: whether a node has samples, by node code.
     """
-    known = set(given)
-    observed = {installations.node_names[code] for code in np.flatnonzero(seen).tolist()}
+    known = set(declared)
+    observed = {installations.node_names[code] for code in np.flatnonzero(is_seen).tolist()}
     return sorted(observed - known), sorted(known - observed)

@@ -30,7 +30,6 @@ from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.schema import INVENTORY, Unit, ms_of
 from telemetry.dataset.store import Dataset
 from telemetry.identity.nodes import NodeNames
-from telemetry.importing.asking.questions import refuse_open
 from telemetry.importing.columns import GPU_PLACE, KEY_ALIASES, resolve_columns, source_names
 from telemetry.importing.events import read_events
 from telemetry.importing.files.sources import SourceFile, expand_sources, new_sources
@@ -41,6 +40,7 @@ from telemetry.importing.inventory import InstallationIndex, end_overlaps, merge
 from telemetry.importing.jobs import read_jobs
 from telemetry.importing.mapping import ImportMapping, TableMapping, load_mapping
 from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.suggestion.questions import refuse_open
 
 AHEAD: Final = timedelta(days=1)
 """Tolerance for clock skew and wrong time zones."""
@@ -87,21 +87,21 @@ def import_dataset(
     recover_folder(out)
     existing = Dataset.open(out, lease=False) if (out / META_NAME).exists() else None
     rules = load_mapping(mapping)
-    given = {
+    files_by_role = {
         "inventory": [inventory] if inventory else [],
         "samples": samples,
         "events": events,
         "jobs": [jobs] if jobs else [],
     }
-    sources = _sources(given, rules, step, channels, dedupe, delay)
-    refuse_open(given, rules, channels)
+    sources = _sources(files_by_role, rules, step, channels, dedupe, delay)
+    refuse_open(files_by_role, rules, channels)
     if existing is not None:
         check_step(existing, step)
     fresh = new_sources(sources, existing)
     if not fresh and existing is not None:
         return ImportResult(existing, {}, {}, changed=False)
     now = now or datetime.now(UTC)
-    files = {role: [source.path for source in fresh if source.role == role] for role in given}
+    files = {role: [source.path for source in fresh if source.role == role] for role in files_by_role}
     source = _Files(files["samples"], rules.samples, rules, files, inventory, fresh, now)
     ingest = Ingest(
         out,
@@ -135,7 +135,7 @@ def check_step(existing: Dataset, step: timedelta) -> None:
 
 
 def _sources(
-    given: Mapping[str, Sequence[Path]],
+    files: Mapping[str, Sequence[Path]],
     rules: ImportMapping,
     step: timedelta,
     channels: Mapping[str, Channel],
@@ -157,7 +157,7 @@ def _sources(
         sections = [getattr(rules, role), *([rules.kernel_log] if role == "events" else [])]
         read["mapping"] = digest([*(section.model_dump(mode="json") for section in sections), rules.nodes.aliases])
     sources = []
-    for role, paths in given.items():
+    for role, paths in files.items():
         for file in expand_sources(tuple(paths), role):
             entry = {"role": role, "name": file.name, "bytes": file.stat().st_size, "sha256": sha256_of(file)}
             sources.append(SourceFile(role, file, entry | {"settings": settings[role]}))
@@ -183,8 +183,8 @@ class _Files:
         if self.inventory is None:
             if existing is None:
                 unit = self._unit_of_samples(ingest.channels)
-                nothing = INVENTORY.empty_table().to_pandas()
-                return InstallationIndex(nothing, unit, aliases=self.mapping.nodes.aliases, is_observed=True)
+                no_rows = INVENTORY.empty_table().to_pandas()
+                return InstallationIndex(no_rows, unit, aliases=self.mapping.nodes.aliases, is_observed=True)
             return InstallationIndex(existing, unit_of(existing), aliases=self.mapping.nodes.aliases)
         # A known inventory is read again for its MIG names; its bad rows were counted by its first import.
         is_new = bool(self.files["inventory"])
@@ -253,13 +253,13 @@ class _Files:
             events = read_events(
                 file, self.mapping, installations, quarantine, ingest.delay, ingest.counts, ingest.review
             )
-            ahead = ingest.wrong_clock(ms_of(events["timestamp"]))
-            ahead |= (events["known_at"] > self.now + AHEAD + ingest.delay).to_numpy()
-            to_come = ahead & (events["type"] == "maintenance").to_numpy()  # from a calendar, not a fact yet
-            quarantine.set_aside_frame(WRONG_CLOCK, "events", file, events[ahead & ~to_come])
+            is_ahead = ingest.wrong_clock(ms_of(events["timestamp"]))
+            is_ahead |= (events["known_at"] > self.now + AHEAD + ingest.delay).to_numpy()
+            to_come = is_ahead & (events["type"] == "maintenance").to_numpy()  # from a calendar, not a fact yet
+            quarantine.set_aside_frame(WRONG_CLOCK, "events", file, events[is_ahead & ~to_come])
             quarantine.leave_out("events", file, "a future maintenance", int(to_come.sum()))
-            quarantine.used("events", int((~ahead).sum()))
-            frames.append(events[~ahead])
+            quarantine.used("events", int((~is_ahead).sum()))
+            frames.append(events[~is_ahead])
         return frames
 
     def jobs(self, ingest: Ingest, installations: InstallationIndex) -> list[pd.DataFrame]:

@@ -56,11 +56,11 @@ from telemetry.importing.jobs import merge_jobs
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.samples.block import Spill
+from telemetry.importing.samples.derived_events import SOURCE
 from telemetry.importing.samples.instruments import read_instruments, write_instruments
 from telemetry.importing.samples.intake import SampleIntake, no_usable_rows
 from telemetry.importing.samples.merge import SampleMerger
-from telemetry.importing.samples.reach import plan_merge, read_newest, write_newest
-from telemetry.importing.samples.shown_events import SOURCE
+from telemetry.importing.samples.merge_scope import plan_merge, read_newest, write_newest
 from telemetry.importing.slots import ObservedSlots
 from telemetry.phrases import PhraseReview
 
@@ -69,7 +69,7 @@ STATE_FOLDER: Final = "compaction"
 
 _LOG = logging.getLogger(__name__)
 _NAMED: Final = 50
-_FEW: Final = 2
+_MIN_SAMPLES: Final = 2
 _JOINED_AT_ONCE_MS: Final = 3_600_000
 # A GPU first seen within this time of the first sample was always there.
 
@@ -149,7 +149,7 @@ class Ingest:
     counts: Counter[str] = field(default_factory=Counter)
     contradictions: list[str] = field(default_factory=list)
     review: PhraseReview = field(default_factory=PhraseReview)
-    _seen: list[datetime] = field(default_factory=list)
+    _times_seen: list[datetime] = field(default_factory=list)
 
     def run(self, source: Source) -> ImportResult:
         """Ingest a source; raises ``InputError`` if it is unusable as a whole, and leaves the dataset unchanged."""
@@ -168,11 +168,11 @@ class Ingest:
                 staged = self._stage(source, writer, installations) if source.samples else None
                 if staged is not None:
                     installations = staged[0].installations
-                given = stack_events(source.events(self, installations))
+                source_events = stack_events(source.events(self, installations))
                 self._report_names(installations)
                 self.quarantine.check_loss("events")
                 detected = self._merge(writer, installations, source, staged)
-                events = self._all_events(given, detected)
+                events = self._all_events(source_events, detected)
                 jobs = None if existing is None else existing.jobs()
                 for new in source.jobs(self, installations):
                     jobs = merge_jobs(jobs, new)
@@ -252,7 +252,7 @@ class Ingest:
             intake.installations = self._corrected(intake, spill)
         intake.installations = _with_observed_places(intake.installations, intake.places.frame(), spill.renamed)
         if named:
-            self._report_nodes(*unseen_nodes(installations, named, intake.seen))
+            self._report_nodes(*unseen_nodes(installations, named, intake.seen_nodes))
         return intake, spill
 
     def _corrected(self, intake: SampleIntake, spill: Spill) -> InstallationIndex:
@@ -272,7 +272,7 @@ class Ingest:
         runs = runs_of(rows, installations)
         known = set() if self.live else set(installations.given["gpu"].dropna())
         strangers = set(runs["gpu"][~runs["node"].isin(installations.given["node"])]) & known
-        if len(strangers) > _FEW and 2 * len(strangers) > len(known):
+        if len(strangers) > _MIN_SAMPLES and 2 * len(strangers) > len(known):
             example = runs[runs["gpu"].isin(strangers)].iloc[0]
             raise InputError(
                 f"{len(strangers)} GPUs are on nodes that the inventory does not name, such as {example['gpu']} on "
@@ -294,8 +294,8 @@ class Ingest:
         spill.strays = pd.MultiIndex.from_frame(strays[["unit", "node", "ms"]])
         names, nodes = np.array(intake.installations.units, object), np.array(intake.installations.node_names, object)
         times = [datetime.fromtimestamp(ms / 1000, UTC).isoformat() for ms in strays["ms"].tolist()]
-        shown = {"timestamp": times, "node": nodes[strays["node"]], "gpu": names[strays["unit"]]}
-        self.quarantine.set_aside_frame(STRAY, "samples", Path("samples"), pd.DataFrame(shown), lost=False)
+        columns = {"timestamp": times, "node": nodes[strays["node"]], "gpu": names[strays["unit"]]}
+        self.quarantine.set_aside_frame(STRAY, "samples", Path("samples"), pd.DataFrame(columns), lost=False)
 
     def _distinguish(
         self, intake: SampleIntake, spill: Spill, rows: pd.DataFrame, shared: Sequence[int]
@@ -336,9 +336,9 @@ class Ingest:
         domains = installations.names.in_several_domains()
         self.counts["nodes_named_in_several_domains"] += len(domains)
         for node, forms in domains.items():
-            also = " and ".join(forms[:_NAMED])
+            listed = " and ".join(forms[:_NAMED])
             self.contradictions.append(
-                f"node {node}: also named {also}; if these are several nodes, give `nodes.aliases`"
+                f"node {node}: also named {listed}; if these are several nodes, give `nodes.aliases`"
             )
             _LOG.warning("%s", self.contradictions[-1])
 
@@ -374,7 +374,7 @@ class Ingest:
         self.quarantine.check_loss("samples")
         write_newest(writer.folder, merger.newest)
         write_instruments(writer.folder, merger.instruments.table())
-        self._seen += [datetime.fromtimestamp(ms / 1000, UTC) for ms in merger.span_ms]
+        self._times_seen += [datetime.fromtimestamp(ms / 1000, UTC) for ms in merger.span_ms]
         return stack_events([*merger.events, intake.losses.events(installations, self.delay, spill.renamed)])
 
     def _keep_samples(self, writer: DatasetWriter, installations: InstallationIndex) -> None:
@@ -400,30 +400,32 @@ class Ingest:
                     "Import all sources again into an empty folder.",
                 )
 
-    def _all_events(self, given: pd.DataFrame, detected: pd.DataFrame) -> pd.DataFrame:
+    def _all_events(self, new_events: pd.DataFrame, detected: pd.DataFrame) -> pd.DataFrame:
         old = empty_events() if self.existing is None else self.existing.events()
-        new = stack_events([given, detected])
+        new = stack_events([new_events, detected])
         self.counts["xids_from_gauge"] += int((detected["type"] == "xid").sum())
         self.counts["gpus_lost_in_samples"] += int((detected["type"] == "failure").sum())
         if new.empty:
             return old
         may_change = concerned(old, new)
-        together = stack_events([old[may_change], new])
-        merged = merge_floods(together)
+        candidates = stack_events([old[may_change], new])
+        merged = merge_floods(candidates)
         # Stored edges too, so that the order of importing samples and kernel logs does not matter.
         better = drop_known_edges(merged, max(self.step, self.dedupe), SOURCE)
         events = dedupe_events(better, self.dedupe)
         self.counts["xids_from_gauge_told_elsewhere"] += len(merged) - len(better)
-        self.counts["events_deduplicated"] += total_count(together) - total_count(events) - (len(merged) - len(better))
+        self.counts["events_deduplicated"] += (
+            total_count(candidates) - total_count(events) - (len(merged) - len(better))
+        )
         self.counts["events_in_runs"] += total_count(events) - len(events)
         return stored_layout(stack_events([old[~may_change], events]))
 
     def _span(self, events: pd.DataFrame, source: Source) -> tuple[datetime, datetime]:
         stored = () if self.existing is None else self.existing.meta.span
-        seen = [*self._seen, *stored, *source.observed()]
+        times = [*self._times_seen, *stored, *source.observed()]
         if len(events):
-            seen += [events["timestamp"].min().to_pydatetime(), events["timestamp"].max().to_pydatetime()]
-        if not seen:
+            times += [events["timestamp"].min().to_pydatetime(), events["timestamp"].max().to_pydatetime()]
+        if not times:
             if self.quarantine.counts:
                 raise no_usable_rows("sample" if source.samples else "event", self.quarantine, str(self.out))
             raise InputError(
@@ -432,8 +434,8 @@ class Ingest:
                 "Give --samples or --events with rows, or `span:` in the mapping if a quiet period was observed.",
             )
         # An event dated today is at the end of the day, which is not observed yet.
-        known = [self.now, *self._seen, *stored]
-        first, last = min(seen).astimezone(UTC), min(max(seen), max(known)).astimezone(UTC)
+        known = [self.now, *self._times_seen, *stored]
+        first, last = min(times).astimezone(UTC), min(max(times), max(known)).astimezone(UTC)
         return min(max(first, self.keep_from or first), last), last
 
 

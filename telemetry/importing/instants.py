@@ -253,16 +253,16 @@ def _from_forms(
     is_aware = _as_bools(pc.match_substring_regex(text, _AWARE))
     is_date = _as_bools(pc.match_substring_regex(text, _DATE))
     other = np.flatnonzero(~is_read & ~empty & ~_as_bools(text.is_null()))
-    shown = order
+    effective = order
     if len(other):
         codes, texts = pd.factorize(text.take(pa.array(other)).to_numpy(zero_copy_only=False))
         dates = read_dates(list(texts), order)
-        shown = dates.order
+        effective = dates.order
         if dates.undecided is not None:
             raise UndecidedOrderError(dates.undecided, location)
         ms[other], is_read[other] = dates.ms[codes], dates.is_read[codes]
         is_aware[other], is_date[other] = dates.is_aware[codes], dates.is_date[codes]
-    return _placed(ms, is_read, is_aware, is_date, time, day_end)._replace(order=shown)
+    return _placed(ms, is_read, is_aware, is_date, time, day_end)._replace(order=effective)
 
 
 def _placed(

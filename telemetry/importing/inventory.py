@@ -87,14 +87,14 @@ class InstallationIndex:
         self._long_forms: dict[str, set[str]] = {}
         self._name()
 
-    def changed(self, frame: pd.DataFrame, **more: Any) -> "InstallationIndex":
-        """Return a copy with other installations and the same codes; ``more``: further constructor arguments."""
+    def changed(self, frame: pd.DataFrame, **changes: Any) -> "InstallationIndex":
+        """Return a copy with other installations and the same codes; ``changes``: further constructor arguments."""
         same: dict[str, Any] = {"shared": self.shared, "slots": self.slots, "is_observed": self.is_observed}
         known: dict[str, Any] = {"units": self.units, "nodes": self.node_names}
-        made = InstallationIndex(frame, self.unit, self.parents, self.aliases, **{**same, **known, **more})
-        made.names.used_aliases |= self.names.used_aliases
-        made.names.long_forms.update(self.names.long_forms)
-        return made
+        index = InstallationIndex(frame, self.unit, self.parents, self.aliases, **{**same, **known, **changes})
+        index.names.used_aliases |= self.names.used_aliases
+        index.names.long_forms.update(self.names.long_forms)
+        return index
 
     def codes(self, names: Sequence[str | None] | npt.NDArray[np.object_]) -> npt.NDArray[np.int64]:
         """Return the code of each unit, -1 if unknown."""
@@ -114,16 +114,16 @@ class InstallationIndex:
         """Whether an id is used on several nodes and therefore ambiguous without a node."""
         return device_key(name) in self._shared_keys
 
-    def are_elsewhere(self, nodes: npt.NDArray[np.object_], there: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
+    def are_elsewhere(self, nodes: npt.NDArray[np.object_], expected: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
         """Mark the nodes that contradict the installations; an ambiguous name matches any node it may mean.
 
-        ``nodes``: as resolved by :attr:`names`; ``there``: nodes of the installations. Shape (n,).
+        ``nodes``: as resolved by :attr:`names`; ``expected``: nodes of the installations. Shape (n,).
         """
-        elsewhere = nodes != there
-        rows = np.flatnonzero(elsewhere)
+        differs = nodes != expected
+        rows = np.flatnonzero(differs)
         for row in rows[[self.names.is_ambiguous(name) for name in nodes[rows]]] if len(rows) else ():
-            elsewhere[row] = not are_one_node(nodes[row], there[row])
-        return elsewhere
+            differs[row] = not are_one_node(nodes[row], expected[row])
+        return differs
 
     def codes_of_nodes(self, names: Sequence[str]) -> npt.NDArray[np.int64]:
         """Return the code of each node, -1 if unknown."""
@@ -174,28 +174,30 @@ def condense_observations(frame: pd.DataFrame) -> pd.DataFrame:
     ``frame``: observations (``seen_at`` and the inventory's columns), results of this function, or both. Rows without a
     time are dropped; ``_first`` is added.
     """
-    seen = frame[frame[SEEN_AT].notna()]
-    if _FIRST not in seen:
-        seen = seen.assign(**{_FIRST: seen[SEEN_AT]})
-    seen = seen.sort_values(SEEN_AT, kind="stable")
-    first = seen.groupby(list(_PLACE), sort=False, dropna=False)[_FIRST].transform("min")
-    return seen.assign(**{_FIRST: first}).drop_duplicates(list(_PLACE), keep="last", ignore_index=True)
+    observed = frame[frame[SEEN_AT].notna()]
+    if _FIRST not in observed:
+        observed = observed.assign(**{_FIRST: observed[SEEN_AT]})
+    observed = observed.sort_values(SEEN_AT, kind="stable")
+    first = observed.groupby(list(_PLACE), sort=False, dropna=False)[_FIRST].transform("min")
+    return observed.assign(**{_FIRST: first}).drop_duplicates(list(_PLACE), keep="last", ignore_index=True)
 
 
-def stays_of(observations: pd.DataFrame, absent: timedelta) -> pd.DataFrame:
+def installations_of(observations: pd.DataFrame, absent: timedelta) -> pd.DataFrame:
     """Convert observations to installations, one per unit and node.
 
     ``absent``: a unit last seen this long before the newest observation of any unit counts as removed.
     Unless the source has them, ``installed_at`` is the first observation, and ``removed_at`` the last one of a removed
     unit, otherwise missing. A unit that reappears has been there all along.
     """
-    whole = condense_observations(observations)
-    first, last = whole[_FIRST], whole[SEEN_AT]
-    gone = last.where(last <= last.max() - absent)
-    gone = gone.where(gone > first, gone + timedelta(milliseconds=1))  # seen once: installations cannot be empty
-    started, removed = whole["installed_at"], whole["removed_at"]
-    return whole.assign(
-        installed_at=started.where(started.notna(), first), removed_at=removed.where(removed.notna(), gone)
+    observed = condense_observations(observations)
+    first, last = observed[_FIRST], observed[SEEN_AT]
+    removed_after = last.where(last <= last.max() - absent)
+    removed_after = removed_after.where(
+        removed_after > first, removed_after + timedelta(milliseconds=1)
+    )  # seen once: installations cannot be empty
+    started, removed = observed["installed_at"], observed["removed_at"]
+    return observed.assign(
+        installed_at=started.where(started.notna(), first), removed_at=removed.where(removed.notna(), removed_after)
     ).drop(columns=[SEEN_AT, _FIRST])
 
 
@@ -225,7 +227,7 @@ def with_parts(table: pa.Table, parts: Mapping[str, re.Pattern[str]], location: 
 
 
 _LOG = logging.getLogger(__name__)
-_NEVER = datetime(9999, 12, 31, tzinfo=UTC)
+_FAR_FUTURE = datetime(9999, 12, 31, tzinfo=UTC)
 _TIMES = ("installed_at", "removed_at")
 _MIG_OLD = r"\AMIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+\Z"
 
@@ -234,7 +236,7 @@ def read_inventory(
     path: Path,
     mapping: InventoryMapping,
     quarantine: Quarantine,
-    not_after: datetime = _NEVER,
+    not_after: datetime = _FAR_FUTURE,
     node_names: NodeNames | None = None,
 ) -> tuple[pd.DataFrame, dict[str, str]]:
     """Read an inventory file with one row per installation.
@@ -255,10 +257,10 @@ def read_inventory(
     facts: set[str] = set()
     for file in expand_sources((path,), "inventory"):
         for batch in read_batches(file, "inventory", quarantine):
-            given = set(batch.table.column_names)
+            present = set(batch.table.column_names)
             batch.table = with_parts(batch.table, mapping.parts, str(file))
             names = batch.table.column_names
-            parts = set(names) - given
+            parts = set(names) - present
             matched |= {name for name in parts if batch.table.column(name).null_count < len(batch.table)}
             known = [*INVENTORY.names, "parent", "mig_instance", SEEN_AT]
             aliases = _aliases(batch.table, mapping, are_addresses)
@@ -268,14 +270,14 @@ def read_inventory(
             if node_names is not None:
                 frame["node"] = frame["node"].map(node_names.written)
             frames.append(condense_observations(frame) if SEEN_AT in batch else frame)
-    whole = pd.concat(frames, ignore_index=True)
-    if SEEN_AT in whole:
-        whole = stays_of(whole, mapping.absent)
+    inventory = pd.concat(frames, ignore_index=True)
+    if SEEN_AT in inventory:
+        inventory = installations_of(inventory, mapping.absent)
     for name in facts:  # over all files: a column may be numeric in one and text in another
-        whole[name] = _static(
-            whole[name], zeros_count=not any(name in part.groupindex for part in mapping.parts.values())
+        inventory[name] = _static(
+            inventory[name], zeros_count=not any(name in part.groupindex for part in mapping.parts.values())
         )
-    if whole.empty:
+    if inventory.empty:
         raise InputError("the inventory has no usable rows", str(path), "Give one row for each GPU (or node).")
     for name, pattern in mapping.parts.items():
         if not matched & set(pattern.groupindex):  # otherwise its columns would silently be empty
@@ -284,7 +286,7 @@ def read_inventory(
                 str(path),
                 "Correct the pattern under `parts` in the mapping; it has to match a whole value.",
             )
-    return _fold_mig(_identified(whole), quarantine)
+    return _fold_mig(_identified(inventory), quarantine)
 
 
 def _aliases(table: pa.Table, mapping: InventoryMapping, are_addresses: dict[str, bool]) -> dict[str, str]:
@@ -294,9 +296,9 @@ def _aliases(table: pa.Table, mapping: InventoryMapping, are_addresses: dict[str
     """
     names = table.column_names
     aliases = aliases_by_words(names, mapping, "inventory")
-    taken = {*mapped_targets(mapping), *(aliases.get(name, name) for name in names)}
+    claimed = {*mapped_targets(mapping), *(aliases.get(name, name) for name in names)}
     for name in names:
-        if name in mapping.columns or name in aliases or name in INVENTORY.names or "pci_bus_id" in taken:
+        if name in mapping.columns or name in aliases or name in INVENTORY.names or "pci_bus_id" in claimed:
             continue
         decided = are_addresses.get(name)
         if decided is None and (decided := are_pci_addresses(table.column(name))) is not None:
@@ -327,7 +329,7 @@ def _batch_frame(batch: Batch, not_after: datetime) -> pd.DataFrame:
     frame["pci_bus_id"] = pd.Series(buses, dtype=object)
     batch.refuse("missing node", frame["node"].isna().to_numpy())
     batch.refuse("removed before installed", (frame["removed_at"] <= frame["installed_at"]).to_numpy(dtype=bool))
-    return frame[batch.good]
+    return frame[batch.valid]
 
 
 def _identified(frame: pd.DataFrame) -> pd.DataFrame:
@@ -340,9 +342,9 @@ def _identified(frame: pd.DataFrame) -> pd.DataFrame:
     places = frame["pci_bus_id"].fillna(frame["slot"])
     keys = frame["node"].map(node_key)
     gpus = frame.assign(place=places, key=keys).groupby(["key", "place"])[["node", "gpu"]].nunique()
-    apart = set(gpus.index[(gpus["node"] > 1) & (gpus["gpu"] > 1)].get_level_values("key"))
+    case_sensitive = set(gpus.index[(gpus["node"] > 1) & (gpus["gpu"] > 1)].get_level_values("key"))
     first = dict(zip(keys[::-1], frame["node"][::-1], strict=True))
-    nodes = [node if key in apart else first[key] for node, key in zip(frame["node"], keys, strict=True)]
+    nodes = [node if key in case_sensitive else first[key] for node, key in zip(frame["node"], keys, strict=True)]
     spelled: dict[str, str] = {}
     named: list[str | None] = []
     by_place: list[str | None] = []
@@ -384,13 +386,13 @@ def _static(values: pd.Series, *, zeros_count: bool) -> pd.Series:
 def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> tuple[pd.DataFrame, dict[str, str]]:
     """Drop the rows of MIG instances, and return the parent GPU of each, found by name or PCI address."""
     gpu = frame["gpu"].astype("str")
-    given = frame["parent"] if "parent" in frame else pd.Series(None, index=frame.index, dtype=object)
-    is_mig = gpu.notna() & (gpu.str.startswith("MIG-").fillna(False) | given.notna())
+    named_parents = frame["parent"] if "parent" in frame else pd.Series(None, index=frame.index, dtype=object)
+    is_mig = gpu.notna() & (gpu.str.startswith("MIG-").fillna(False) | named_parents.notna())
     places = pd.MultiIndex.from_frame(frame[["node", "pci_bus_id"]])
-    whole = (~is_mig & gpu.notna() & frame["pci_bus_id"].notna()).to_numpy()
-    by_place = dict(zip(places[whole], gpu[whole], strict=True))
+    is_parent = (~is_mig & gpu.notna() & frame["pci_bus_id"].notna()).to_numpy()
+    by_place = dict(zip(places[is_parent], gpu[is_parent], strict=True))
     at_place = pd.Series([by_place.get(place) for place in places], index=frame.index, dtype=object)
-    parent = given.fillna(gpu.str.extract(_MIG_OLD, expand=False)).fillna(at_place)[is_mig]
+    parent = named_parents.fillna(gpu.str.extract(_MIG_OLD, expand=False)).fillna(at_place)[is_mig]
     for index in parent.index[parent.isna()]:
         row = frame.loc[index].dropna()
         number, file = int(row.pop("_row")), Path(row.pop("_file"))
@@ -432,8 +434,8 @@ def end_overlaps(frame: pd.DataFrame, unit: Unit) -> tuple[pd.DataFrame, pd.Data
     time; and a report line for each installation that was ended.
     """
     ordered = frame.sort_values([unit, "installed_at"], kind="stable", na_position="first")
-    twice = ordered.duplicated([unit, "installed_at"], keep="last")
-    first, dropped = ordered[~twice].reset_index(drop=True), ordered[twice]
+    repeated = ordered.duplicated([unit, "installed_at"], keep="last")
+    first, dropped = ordered[~repeated].reset_index(drop=True), ordered[repeated]
     followed = first[unit].eq(first[unit].shift(-1))
     next_start = first["installed_at"].shift(-1)
     overlap = followed & (first["removed_at"].isna() | (next_start < first["removed_at"]))

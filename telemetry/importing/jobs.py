@@ -24,7 +24,7 @@ from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
 from telemetry.values.numbers import read_numbers
 
-_MOST = {"gpus": 100_000, "min_gpus": 1_000_000}
+_MAX_COUNTS = {"gpus": 100_000, "min_gpus": 1_000_000}
 """Larger numbers are not GPU counts."""
 
 _RESOURCES: Final = re.compile(r"(?:^|,)(?:billing=|cpu=|mem=|node=|energy=|gres[/:]|gpu[:/=]|shard:|mps:)")
@@ -70,21 +70,21 @@ def read_jobs(
     Raises ``InputError`` if a required column is missing, a column is unknown, or all starts are naive.
     """
     frames: list[pd.DataFrame] = []
-    seen: set[str] = set()
+    known_keys: set[str] = set()
     for batch in batches:
         aliases, ignored = names_of_jobs(batch.table.column_names, mapping)
         known = [*JOBS.names, *JOB_OPTIONS]
         batch.resolve(mapping, known, "job", "node", "started_at", aliases=aliases, ignored=ignored)
-        _leave_out_others(batch, seen)
+        _leave_out_others(batch, known_keys)
         content: dict[str, object] = {name: batch.texts(name) for name in ("job", "node", "gpu", "outcome")}
         content["started_at"] = batch.times("started_at", not_after, optional=False, is_end=False)
         for name in ("ended_at", "checkpointed_at"):
             content[name] = batch.times(name, not_after, optional=True, is_end=True)
         for name in ("gpus", *(name for name in JOB_OPTIONS if name in batch)):
             numbers = _counts(batch, name)
-            wrong = numbers.notna() & ~numbers.between(0, _MOST.get(name, 2**31 - 1))
-            batch.refuse(f"impossible number in {name}", wrong.to_numpy())
-            content[name] = numbers.mask(wrong).astype("Int32")
+            out_of_range = numbers.notna() & ~numbers.between(0, _MAX_COUNTS.get(name, 2**31 - 1))
+            batch.refuse(f"impossible number in {name}", out_of_range.to_numpy())
+            content[name] = numbers.mask(out_of_range).astype("Int32")
         frame = pd.DataFrame(content)
         # Not Series.map: without any Slurm state, it would return floats.
         states = pd.Series([_slurm_state(outcome) for outcome in frame["outcome"]], index=frame.index, dtype=object)
@@ -103,29 +103,31 @@ def read_jobs(
         known_gpu = installations.codes(frame["gpu"].to_numpy(dtype=object)) >= 0
         unknown = np.isin(np.arange(len(batch.rows)), frame.index[frame["gpu"].notna().to_numpy() & ~known_gpu])
         batch.refuse("unknown gpu", unknown)
-        frame = frame[batch.good[frame.index]].reset_index(drop=True)
-        batch.quarantine.read("jobs", len(frame) - int(batch.good.sum()))
+        frame = frame[batch.valid[frame.index]].reset_index(drop=True)
+        batch.quarantine.read("jobs", len(frame) - int(batch.valid.sum()))
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
 
 
-def _leave_out_others(batch: Batch, seen: set[str]) -> None:
+def _leave_out_others(batch: Batch, known_keys: set[str]) -> None:
     """Leave out job steps and jobs that have not started.
 
-    ``seen``: jobs of earlier batches, updated in place; ``12.0`` is a step if there is a job 12.
+    ``known_keys``: jobs of earlier batches, updated in place; ``12.0`` is a step if there is a job 12.
     """
     names = batch.texts("job")
-    seen.update(name for name in names if isinstance(name, str))
+    known_keys.update(name for name in names if isinstance(name, str))
     matches = [_STEP.fullmatch(name) if isinstance(name, str) else None for name in names]
-    steps = [match is not None and bool(match["word"] or match["part"] or match["job"] in seen) for match in matches]
+    steps = [
+        match is not None and bool(match["word"] or match["part"] or match["job"] in known_keys) for match in matches
+    ]
     waiting = np.zeros(len(names), dtype=bool)
     for name, texts in (("node", (_NO_NODE,)), ("started_at", _NO_START), ("outcome", _NOT_STARTED)):
         column = batch.column(name)
         if column is not None and (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
             waiting |= column.to_pandas().str.strip().str.lower().isin(texts).to_numpy(dtype=bool)
     for reason, chosen in (("step of a job", np.array(steps, dtype=bool)), ("has not started", waiting)):
-        batch.quarantine.leave_out(batch.kind, batch.file, reason, int((chosen & batch.good).sum()))
-        batch.good &= ~chosen
+        batch.quarantine.leave_out(batch.kind, batch.file, reason, int((chosen & batch.valid).sum()))
+        batch.valid &= ~chosen
     batch.keep_good()
 
 
@@ -144,7 +146,7 @@ def _placed(frame: pd.DataFrame, batch: Batch, installations: InstallationIndex)
     is_known = frame["node"].isin(list(installations.node_since)).to_numpy()
     has_known = np.isin(np.arange(len(batch.rows)), frame.index[is_known])
     batch.refuse("unknown node", ~has_known)
-    lost = np.flatnonzero(~is_known & batch.good[frame.index])
+    lost = np.flatnonzero(~is_known & batch.valid[frame.index])
     places = frame.index.to_numpy()[lost]
     batch.set_aside("unknown node", places, frame["node"].iloc[lost].astype(str).tolist(), rows=0, lost=False)
     return frame[is_known]
@@ -216,7 +218,7 @@ def _counts(batch: Batch, name: str) -> pd.Series:
         column = pa.chunked_array([pa.array(texts, pa.string())])
     numbers = read_numbers(column, "ratio", decimal=batch.decimal)  # "50 %" is a fraction of a GPU
     is_list = column.to_pandas().str.fullmatch(_LIST).eq(True).to_numpy(bool) & (batch.decimal == ".")
-    places = np.flatnonzero((numbers.unreadable | is_list) & batch.good)
+    places = np.flatnonzero((numbers.unreadable | is_list) & batch.valid)
     details = [f"{name} = {value}" for value in column.take(pa.array(places)).to_pylist()]
     batch.set_aside(f"not a number in {name}", places, details, rows=0)
     values = np.where(numbers.values > 0, np.ceil(numbers.values), numbers.values)
@@ -226,8 +228,8 @@ def _counts(batch: Batch, name: str) -> pd.Series:
 
 def merge_jobs(old: pd.DataFrame | None, new: pd.DataFrame) -> pd.DataFrame:
     """Merge newer rows into older ones, replacing those with the same job, node, gpu and start."""
-    both = [frame for frame in (old, new) if frame is not None and len(frame)]
-    if not both:
+    frames = [frame for frame in (old, new) if frame is not None and len(frame)]
+    if not frames:
         return new
     key = ["job", "node", "gpu", "started_at"]
-    return pd.concat(both, ignore_index=True).drop_duplicates(key, keep="last", ignore_index=True)
+    return pd.concat(frames, ignore_index=True).drop_duplicates(key, keep="last", ignore_index=True)

@@ -174,7 +174,7 @@ class Quarantine(Accounting):
         """
         if self._max_loss is None:
             return
-        over = {
+        excessive = {
             scope: loss
             for (of_table, scope), loss in self._losses.items()
             if of_table == table
@@ -183,9 +183,9 @@ class Quarantine(Accounting):
                 loss.lost >= FEWEST_LOST or (loss.lost > 1 and scope.endswith("rows") and 2 * loss.lost > loss.present)
             )
         }
-        if over:
-            reasons = dict.fromkeys(loss.reasons.most_common(1)[0][0] for loss in over.values())
-            lost = " | ".join(f"{scope}: {loss}" for scope, loss in over.items())
+        if excessive:
+            reasons = dict.fromkeys(loss.reasons.most_common(1)[0][0] for loss in excessive.values())
+            lost = " | ".join(f"{scope}: {loss}" for scope, loss in excessive.items())
             hints = " ".join(dict.fromkeys(advice(reason) for reason in reasons))
             raise InputError(
                 f"too much of the {table} would be lost: {lost}",

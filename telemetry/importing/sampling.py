@@ -103,8 +103,8 @@ def _interval_of_file(file: Path, mapping: TableMapping, channels: Mapping[str, 
         return None  # the import reports the error
     assert instants is not None
     units = _units([batch.column("node"), batch.column("gpu")], len(batch.rows))
-    good = instants.ok
-    return sampling_interval(units[good], instants.ms[good])
+    valid = instants.ok
+    return sampling_interval(units[valid], instants.ms[valid])
 
 
 def step_of(out: Path, samples: Sequence[Path], mapping: TableMapping, channels: Mapping[str, Channel]) -> timedelta:

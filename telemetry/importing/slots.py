@@ -101,8 +101,8 @@ class ObservedSlots:
             self._of_gpu[node, gpu].append((first, slot_key(slot)))
         self.nodes = frozenset(node for node, _ in self._in_slot)
         renumbered = {node for (node, _), runs in self._of_gpu.items() if len({slot for _, slot in runs}) > 1}
-        several = {node for (node, _), runs in self._in_slot.items() if len({gpu for *_, gpu in runs}) > 1}
-        self.renumbered = frozenset(renumbered | several)
+        with_several = {node for (node, _), runs in self._in_slot.items() if len({gpu for *_, gpu in runs}) > 1}
+        self.renumbered = frozenset(renumbered | with_several)
 
     def has_slot(self, node: str, slot: str) -> bool:
         """Return whether a GPU was ever in a slot."""
@@ -111,14 +111,14 @@ class ObservedSlots:
     def find(self, node: str, slot: str, ms: int) -> str | None:
         """Return the GPU in a slot (a :func:`slot_key`) at a time; None if unknown."""
         runs = self._in_slot.get((node, slot), [])
-        inside = {gpu for first, last, gpu in runs if first <= ms <= last}
-        if inside:
-            return inside.pop() if len(inside) == 1 else None
-        before = max(((last, gpu) for _, last, gpu in runs if last < ms), default=None)
+        current = {gpu for first, last, gpu in runs if first <= ms <= last}
+        if current:
+            return current.pop() if len(current) == 1 else None
+        latest = max(((last, gpu) for _, last, gpu in runs if last < ms), default=None)
         after = min(((first, gpu) for first, _, gpu in runs if first > ms), default=None)
-        ends = [end for end in (before, after) if end is not None]
+        ends = [end for end in (latest, after) if end is not None]
         if len({gpu for _, gpu in ends}) != 1 or (len(ends) == 1 and abs(ends[0][0] - ms) > _EDGE_MS):
             return None
         gpu, times = ends[0][1], [ms, *(end_ms for end_ms, _ in ends)]
-        elsewhere = (first for first, key in self._of_gpu[node, gpu] if key != slot)
-        return None if any(min(times) <= first <= max(times) for first in elsewhere) else gpu
+        other_slots = (first for first, key in self._of_gpu[node, gpu] if key != slot)
+        return None if any(min(times) <= first <= max(times) for first in other_slots) else gpu

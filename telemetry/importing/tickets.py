@@ -19,7 +19,7 @@ from telemetry.identity.devices import GpuNames, is_placeholder, normalise_pci_b
 from telemetry.importing.batch import Batch
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.slots import is_index, slot_key
-from telemetry.kernel_log.quotations import gpu_names, listed_codes, xid_codes
+from telemetry.kernel_log.mentions import gpu_names, listed_codes, xid_codes
 from telemetry.phrases import OTHER, UNSURE, WORK, PhraseReview, classify
 
 RESOLVED: Final = "resolved_at"
@@ -27,7 +27,7 @@ REPLACED: Final = "replaced_at"
 RESOLUTION: Final = "resolution"
 GPU_COLUMNS: Final = ("slot", "pci_bus_id", "serial")
 TICKET_COLUMNS: Final = (RESOLVED, REPLACED, RESOLUTION, *GPU_COLUMNS)
-EARLY: Final = "resolved before it was opened"
+RESOLVED_BEFORE_OPENED: Final = "resolved before it was opened"
 """Reason a ticket has no second event; its first event is kept."""
 
 UNKNOWN_GPU: Final = "events_of_the_node_as_their_gpu_is_unknown"
@@ -145,20 +145,20 @@ def resolve_tickets(
     ends = [batch.instants(name, optional=True, day_end=True) for name in (RESOLVED, REPLACED)]
     if ends == [None, None]:
         return
-    never = np.zeros(len(batch.rows), np.int64), np.zeros(len(batch.rows), np.bool_)
-    (resolved_ms, is_resolved), (replaced_ms, is_replaced) = ((end.ms, end.ok) if end else never for end in ends)
+    no_times = np.zeros(len(batch.rows), np.int64), np.zeros(len(batch.rows), np.bool_)
+    (resolved_ms, is_resolved), (replaced_ms, is_replaced) = ((end.ms, end.ok) if end else no_times for end in ends)
     ms = np.where(is_replaced, replaced_ms, resolved_ms)
-    given = (is_resolved | is_replaced) & batch.good
-    early = given & (ms < opened_ms)
-    batch.set_aside(EARLY, np.flatnonzero(early), rows=0)
+    is_resolution = (is_resolved | is_replaced) & batch.valid
+    is_early = is_resolution & (ms < opened_ms)
+    batch.set_aside(RESOLVED_BEFORE_OPENED, np.flatnonzero(is_early), rows=0)
     kinds, details = rows["type"], rows["detail"]
     notes = batch.texts(RESOLUTION) if RESOLUTION in batch else np.full(len(kinds), None, dtype=object)
     of_tickets = zip(kinds, notes, texts, strict=True)
     work = np.array([_work_of(kind, of_ticket) for kind, *of_ticket in of_tickets], dtype=object)
     work[is_replaced] = "replacement"
     has_work = np.array([kind is not None for kind in work], dtype=bool)
-    counts["tickets_resolved_without_work"] += int((given & ~has_work).sum())
-    chosen = given & ~early & has_work
+    counts["tickets_resolved_without_work"] += int((is_resolution & ~has_work).sum())
+    chosen = is_resolution & ~is_early & has_work
     rows["resolved_ms"] = np.where(chosen, ms, -1)
     rows["resolved_type"] = work
     rows["resolved_detail"] = np.where(pd.isna(notes), details, notes)
@@ -177,11 +177,11 @@ def _work_of(kind: object, texts: Sequence[object]) -> str | None:
     return next((work for work in types if work in WORK), unnamed)
 
 
-def resolutions(rows: Mapping[str, npt.NDArray[Any]], good: npt.NDArray[np.bool_], delay: timedelta) -> pd.DataFrame:
+def resolutions(rows: Mapping[str, npt.NDArray[Any]], valid: npt.NDArray[np.bool_], delay: timedelta) -> pd.DataFrame:
     """Return the resolution events of the good rows, once GPUs and nodes are resolved; times in milliseconds."""
     if "resolved_ms" not in rows:
         return pd.DataFrame(rows)[:0]
-    events = pd.DataFrame(rows)[good & (rows["resolved_ms"] >= 0)]
+    events = pd.DataFrame(rows)[valid & (rows["resolved_ms"] >= 0)]
     is_drain, is_failure = events["resolved_type"] == "drain", events["type"] == "failure"
     # A repair with its failure's code leaves other failures open; codes of XIDs and diagnostics have another meaning.
     code = events["code"].where(is_failure, None).mask(is_drain, _RELEASE)
@@ -205,16 +205,16 @@ def name_gpus(
     at 0.
     """
     gpu, node = rows["gpu"], rows["node"]
-    given = {name: batch.texts(name) for name in GPU_COLUMNS if name in batch and name not in rows}
+    texts = {name: batch.texts(name) for name in GPU_COLUMNS if name in batch and name not in rows}
     places = None if installations is None or installations.unit != "gpu" else GpuPlaces(installations)
-    slots = given.get("slot", gpu)
+    slots = texts.get("slot", gpu)
     from_one = places is not None and _count_from_one(slots, node, places)
     for row in range(len(gpu)):
         if places is not None and isinstance(gpu[row], str) and places.is_known(gpu[row]):
             continue
         unnamed = isinstance(node[row], str) and is_placeholder(gpu[row] if isinstance(gpu[row], str) else None)
         name = None if unnamed or not isinstance(gpu[row], str) else gpu[row]
-        names = [text for text in (name, *(given[column][row] for column in given)) if isinstance(text, str)]
+        names = [text for text in (name, *(texts[column][row] for column in texts)) if isinstance(text, str)]
         if not names:
             text = rows["detail"][row]
             is_of_gpu = isinstance(text, str) and places is not None and rows["type"][row] not in _OF_NODES
@@ -225,15 +225,15 @@ def name_gpus(
             counts[SEVERAL_IN_TEXT] += len(named) > 1 and not is_one
             gpu[row] = found_of.pop() if is_one else name
             continue
-        slot = given["slot"][row] if "slot" in given else None
+        slot = texts["slot"][row] if "slot" in texts else None
         unambiguous = [text for text in names if not (from_one and is_index(text))]
-        found = None if places is None else places.find(unambiguous, slot, node[row], int(ms[row]))
+        located = None if places is None else places.find(unambiguous, slot, node[row], int(ms[row]))
         is_place = name is None or is_index(name) or normalise_pci_bus_id(name) is not None
-        if found is None and is_place and isinstance(node[row], str):
+        if located is None and is_place and isinstance(node[row], str):
             counts[UNKNOWN_GPU] += 1
             _keep_address(rows, row, names)
             name = None
-        gpu[row] = found or name
+        gpu[row] = located or name
 
 
 def _count_from_one(slots: Texts, nodes: Texts, places: "GpuPlaces") -> bool:
@@ -270,14 +270,14 @@ class GpuPlaces:
         frame = installations.frame.reindex(columns=["node", "gpu", *GPU_COLUMNS]).astype(object)
         limits = [ms_of(installations.frame[name], unknown=ms).tolist() for name, ms in _LIMITS.items()]
         serials: dict[str, str] = {}
-        self._at: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
+        self._by_place: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
         for place, start, end in zip(frame.itertuples(index=False, name=None), *limits, strict=True):
             node, gpu, slot, address, serial = place
             if isinstance(serial, str) and not is_placeholder(serial):
                 serials[serial] = gpu
             bus = normalise_pci_bus_id(address) or address if isinstance(address, str) else None
             for key in filter(None, (f"gpu {gpu}", bus, None if pd.isna(slot) else f"slot {slot_key(str(slot))}")):
-                self._at.setdefault((node, key), []).append((start, end, gpu))
+                self._by_place.setdefault((node, key), []).append((start, end, gpu))
         self._gpus = GpuNames(map(str, installations.units), serials)
 
     def is_known(self, name: str) -> bool:
@@ -302,7 +302,9 @@ class GpuPlaces:
     def gpu_at(self, node: str, key: str, ms: int) -> str | None:
         """Return the GPU at an address or slot of a node at a time; at the instant of a swap, the new one."""
         installed = [
-            installation for installation in self._at.get((node, key), ()) if installation[0] <= ms <= installation[1]
+            installation
+            for installation in self._by_place.get((node, key), ())
+            if installation[0] <= ms <= installation[1]
         ]
         gpus = {gpu for _, end, gpu in installed if ms < end} or {gpu for *_, gpu in installed}
         return gpus.pop() if len(gpus) == 1 else None
@@ -310,12 +312,12 @@ class GpuPlaces:
     def has_slot(self, node: str, index: int) -> bool:
         """Return whether a slot of a node ever had a GPU."""
         place = self._installations.names.written(node)
-        return (place, f"slot {index}") in self._at or self._installations.slots.has_slot(place, str(index))
+        return (place, f"slot {index}") in self._by_place or self._installations.slots.has_slot(place, str(index))
 
     def _in_slot(self, node: str, slot: str, ms: int) -> str | None:
         """Return the GPU of a slot at a time; None if samples and inventory disagree."""
-        given, slots = self.gpu_at(node, f"slot {slot}", ms), self._installations.slots
+        gpu, slots = self.gpu_at(node, f"slot {slot}", ms), self._installations.slots
         observed = slots.find(node, slot, ms)
         if observed is None:
-            return None if node in slots.renumbered else given
-        return observed if given in (None, observed) and self.gpu_at(node, f"gpu {observed}", ms) else None
+            return None if node in slots.renumbered else gpu
+        return observed if gpu in (None, observed) and self.gpu_at(node, f"gpu {observed}", ms) else None

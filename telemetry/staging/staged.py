@@ -141,7 +141,7 @@ class Waiting:
         for name in ("timestamp", "known_at"):
             frame[name] = times_of(rows[name])
         since = batch.table.column("since_ms").to_numpy() if "since_ms" in batch.table.column_names else np.nan
-        return frame.assign(since_ms=since)[batch.good]
+        return frame.assign(since_ms=since)[batch.valid]
 
     def _usable(self, kind: Kind, path: Path, table: pa.Table, instant: str) -> pa.Table:
         batch = self._batch(kind, path, table)
@@ -149,8 +149,8 @@ class Waiting:
         instants = batch.instants(instant)
         assert instants is not None
         batch.refuse(WRONG_CLOCK, instants.ok & self.wrong_clock(instants.ms))
-        self.quarantine.used(batch.kind, int(batch.good.sum()))
-        return table.filter(pa.array(batch.good))
+        self.quarantine.used(batch.kind, int(batch.valid.sum()))
+        return table.filter(pa.array(batch.valid))
 
     def _batch(self, kind: Kind, path: Path, table: pa.Table) -> Batch:
         """Return a staged table as a batch, like any other file."""

@@ -24,7 +24,7 @@ from telemetry.collect.outbox import Outbox
 from telemetry.dataset.event import Event
 from telemetry.identity.devices import normalise_pci_bus_id
 from telemetry.kernel_log.catalogue import DETAIL_LENGTH, KernelFinding
-from telemetry.kernel_log.quotations import xid_faults
+from telemetry.kernel_log.mentions import xid_faults
 from telemetry.staging.folder import StagingFolder
 
 TABLE: Final = "Kubernetes events"

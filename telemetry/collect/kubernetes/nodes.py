@@ -16,7 +16,7 @@ from telemetry.dataset.event import Event
 from telemetry.dataset.schema import MAINTENANCE_BEGIN as BEGIN
 from telemetry.dataset.schema import MAINTENANCE_END as END
 from telemetry.kernel_log.catalogue import DETAIL_LENGTH
-from telemetry.kernel_log.quotations import lost_gpus, xid_faults
+from telemetry.kernel_log.mentions import lost_gpus, xid_faults
 
 SOURCE: Final = "kubernetes"
 OWN_SOURCE: Final = "predrain"

@@ -200,15 +200,15 @@ def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) 
             null_values=list(NULL_TEXTS),
         ),
     )
-    first, before = 1, 1 + header.skipped_lines
+    first, skipped = 1, 1 + header.skipped_lines
     try:
         with reader:
             for batch in reader:
                 # Arrow counts from 1 including the header and malformed rows, so numbers after one shift.
-                gone = np.array([number - before for number, _ in malformed if number is not None], np.int64)
-                numbers = np.arange(first, first + batch.num_rows + len(gone), dtype=np.int64)
-                if len(gone):
-                    numbers = np.setdiff1d(numbers, gone)[: batch.num_rows]
+                lost_rows = np.array([number - skipped for number, _ in malformed if number is not None], np.int64)
+                numbers = np.arange(first, first + batch.num_rows + len(lost_rows), dtype=np.int64)
+                if len(lost_rows):
+                    numbers = np.setdiff1d(numbers, lost_rows)[: batch.num_rows]
                 first = int(numbers[-1]) + 1 if len(numbers) else first
                 content, disagreeing = distinct(header.written, batch.columns)
                 numbers, content = _without_headers(numbers, content, header, table, path, quarantine)
@@ -220,7 +220,7 @@ def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) 
         del reader, skip
         released.wait(_RELEASE_S)
     for number, text in malformed:
-        row = None if number is None else number - before
+        row = None if number is None else number - skipped
         lines = text.count("\n") + 1  # an unclosed quote swallows the following lines
         quarantine.read_rows(table, path, lines)
         expected = f"expected {len(header.written)} fields"
@@ -261,10 +261,10 @@ def _without_headers(
     for name in header.names:
         same = pc.equal(pc.utf8_trim_whitespace(content.column(name)), name)
         repeats = pc.and_(repeats, same.fill_null(name in NULL_TEXTS))
-    again = pc.or_(repeats, annotations).to_numpy()
-    quarantine.read_rows(table, path, int(again.sum()))
-    quarantine.leave_out(table, path, REPEATED_HEADER, int(again.sum()))
-    return numbers[~again], content.filter(pa.array(~again))
+    is_repeated = pc.or_(repeats, annotations).to_numpy()
+    quarantine.read_rows(table, path, int(is_repeated.sum()))
+    quarantine.leave_out(table, path, REPEATED_HEADER, int(is_repeated.sum()))
+    return numbers[~is_repeated], content.filter(pa.array(~is_repeated))
 
 
 def _count_swallowed(

@@ -23,9 +23,9 @@ _BEGINNING: Final = 1 << 12
 
 
 class _Header(NamedTuple):
-    """``before``: number of unnamed cells at the start of a row, written by ``ts`` or a script."""
+    """``n_leading``: number of unnamed cells at the start of a row, written by ``ts`` or a script."""
 
-    before: int
+    n_leading: int
     names: list[str]
 
 
@@ -45,7 +45,7 @@ def dmon_columns(path: Path) -> list[str]:
         advice = "Record the GPUs: `nvidia-smi dmon -o DT`."
         raise InputError("this is a table of processes, as `nvidia-smi pmon` prints it", str(path), advice)
     has_date, has_time = (name in header.names for name in ("Date", "Time"))
-    if not header.before and not (has_date and has_time):
+    if not header.n_leading and not (has_date and has_time):
         lacking = "date" if has_time else "time" if has_date else "date and time"
         problem = f"the rows of this table of dmon have no {lacking}"
         advice = "Record it with `nvidia-smi dmon -o DT`, or pipe it through `ts '%FT%T%z'` (moreutils)."
@@ -89,7 +89,7 @@ def _header(line: str) -> _Header | None:
 
 def _row(cells: list[str], header: _Header) -> list[str] | str:
     """Return the cells in the order of :func:`dmon_columns`, or the reason for skipping the row."""
-    before, named = cells[: header.before], cells[header.before :]
+    leading, named = cells[: header.n_leading], cells[header.n_leading :]
     if header.names[0] == "Entity":
         if named[:1] != ["GPU"]:
             return OTHER_ENTITY
@@ -97,7 +97,7 @@ def _row(cells: list[str], header: _Header) -> list[str] | str:
     if len(named) != len(header.names):
         return f"expected {len(header.names)} cells"
     cell_of = dict(zip(header.names, named, strict=True))
-    time = [cell_of["Date"], cell_of["Time"]] if {"Date", "Time"} <= cell_of.keys() else before
+    time = [cell_of["Date"], cell_of["Time"]] if {"Date", "Time"} <= cell_of.keys() else leading
     slot = cell_of.get("gpu") or cell_of["Entity"]
     values = [cell for name, cell in zip(header.names, named, strict=True) if _column(name) is not None]
     return [" ".join(time).strip("[]"), slot, *values]

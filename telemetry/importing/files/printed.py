@@ -34,8 +34,8 @@ def fixed_columns(path: Path) -> FixedColumns | None:
     """Return the columns if the first line of a file is a header and the second one dashes; None otherwise."""
     with open_packed(path) as (_, stream):
         beginning = stream.read(_BEGINNING).decode("utf-8-sig", "replace")
-    header, _, rest = beginning.lstrip("\r\n").partition("\n")
-    dashes = rest.partition("\n")[0]
+    header, _, body = beginning.lstrip("\r\n").partition("\n")
+    dashes = body.partition("\n")[0]
     if _DASHES.fullmatch(dashes) is None:
         return None
     spans = _spans(dashes)

@@ -66,18 +66,18 @@ def expand_sources(paths: tuple[Path, ...], kind: str) -> list[Path]:
         if (path / META_NAME).is_file():
             part = path / ("telemetry" if kind == "samples" else "events.parquet")
             raise InputError(f"a dataset instead of {kind}", str(path), f"Give {part}, or your own files.")
-        inside = sorted(path.rglob("*")) if path.is_dir() else []
-        inside = [file for file in inside if file.is_file() and not file.name.startswith((".", "_"))]
-        if path.is_dir() and not inside:
+        contents = sorted(path.rglob("*")) if path.is_dir() else []
+        contents = [file for file in contents if file.is_file() and not file.name.startswith((".", "_"))]
+        if path.is_dir() and not contents:
             raise InputError(f"the folder of {kind} is empty", str(path), "Give files, or a folder with files.")
-        files += inside or [path]
+        files += contents or [path]
     return files
 
 
 def _matches(written: Path) -> list[Path]:
     """Expand a glob that the shell has not expanded; an existing path is not a glob."""
-    found = [] if written.exists() else sorted(Path(name) for name in glob(str(written.expanduser()), recursive=True))
-    return found or [written]
+    matches = [] if written.exists() else sorted(Path(name) for name in glob(str(written.expanduser()), recursive=True))
+    return matches or [written]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,15 @@ def new_sources(sources: Sequence[SourceFile], existing: Dataset | None) -> list
     settings = {(entry["role"], entry["sha256"]): entry["settings"] for entry in entries if "sha256" in entry}
     fresh: list[SourceFile] = []
     for source in sources:
-        key, given = (source.role, source.entry["sha256"]), source.entry["settings"]
+        key, current_settings = (source.role, source.entry["sha256"]), source.entry["settings"]
         if key not in settings:
-            settings[key] = given
+            settings[key] = current_settings
             fresh.append(source)
-        changed = sorted(name for name in {*given, *settings[key]} if settings[key].get(name) != given.get(name))
+        changed = sorted(
+            name
+            for name in {*current_settings, *settings[key]}
+            if settings[key].get(name) != current_settings.get(name)
+        )
         if changed:
             raise InputError(
                 f"this source was imported before with other settings: {', '.join(changed)}",

@@ -37,18 +37,18 @@ _LINK: Final = re.compile(r"(DCGM_FI_DEV_NVLINK_\w+)_L\d+")
 _PAIR: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_.]*)\s*=~?\s*"?((?:[^",}\\]|\\.)*)"?')
 
 
-def long_columns(batches: Iterable[FileRows], long: LongFormat, wanted: Callable[[str], bool]) -> list[str]:
+def long_columns(batches: Iterable[FileRows], long: LongFormat, is_wanted: Callable[[str], bool]) -> list[str]:
     """Return the columns of a long table pivoted to wide: keys, labels and wanted metrics."""
     names: dict[str, None] = {}
     for batch in batches:
         keys, metrics, _ = _keys(batch.table, long)
         names |= dict.fromkeys(keys.columns)
-        names |= dict.fromkeys(metric for metric in pd.unique(metrics) if metric is not None and wanted(metric))
+        names |= dict.fromkeys(metric for metric in pd.unique(metrics) if metric is not None and is_wanted(metric))
     return list(names)
 
 
 def widen(
-    batches: Iterable[FileRows], long: LongFormat, wanted: Callable[[str], bool], left_out: Callable[[str, int], None]
+    batches: Iterable[FileRows], long: LongFormat, accepts: Callable[[str], bool], left_out: Callable[[str, int], None]
 ) -> Iterator[FileRows]:
     """Pivot long to wide: a row has all metrics with the same keys within a batch.
 
@@ -59,7 +59,7 @@ def widen(
         keys, metrics, disagreeing = _keys(batch.table, long)
         codes, names = pd.factorize(metrics)
         counts = np.bincount(codes[codes >= 0], minlength=len(names))
-        is_wanted = np.array([wanted(str(name)) for name in names], bool)
+        is_wanted = np.array([accepts(str(name)) for name in names], bool)
         for name, number in zip(names[~is_wanted], counts[~is_wanted].tolist(), strict=True):
             left_out(str(name), number)
         if (codes < 0).any():
@@ -68,9 +68,9 @@ def widen(
         if not len(chosen):
             continue
         keys, codes = keys.iloc[chosen].reset_index(drop=True), codes[chosen]
-        thing = keys.groupby(list(keys.columns), sort=False, dropna=False).ngroup()
-        turn = pd.Series(codes).groupby([thing, pd.Series(codes)]).cumcount()
-        row = pd.DataFrame({"thing": thing, "turn": turn}).groupby(["thing", "turn"], sort=False).ngroup().to_numpy()
+        group = keys.groupby(list(keys.columns), sort=False, dropna=False).ngroup()
+        repeat = pd.Series(codes).groupby([group, pd.Series(codes)]).cumcount()
+        row = pd.DataFrame({"thing": group, "turn": repeat}).groupby(["thing", "turn"], sort=False).ngroup().to_numpy()
         first = np.unique(row, return_index=True)[1]
         values = as_text(batch.table.column(long.value), batch.table.num_rows)[chosen]
         columns = {name: pa.array(keys[name].to_numpy()[first], pa.string()) for name in keys.columns}
@@ -148,14 +148,14 @@ def read_batches(
     table: str,
     quarantine: Quarantine,
     long: LongFormat | None = None,
-    wanted: Callable[[str], bool] = lambda _name: True,
+    is_wanted: Callable[[str], bool] = lambda _name: True,
 ) -> Iterator[Batch]:
     """Read a source file in batches that fit into memory.
 
     ``path``: ``.parquet``, ``.csv``, ``.tsv``, ``.json`` (a list of objects), ``.jsonl``, a fixed-width table with a
     line of dashes, or for samples dmon output; text may be compressed (``.csv.gz``). Nested JSON objects become
     columns named ``outer.inner``.
-    ``long``: set for a table in long format; ``wanted`` selects the metrics that become columns.
+    ``long``: set for a table in long format; ``is_wanted`` selects the metrics that become columns.
     Raises ``InputError`` if the format is unknown or the file is damaged or cannot be decoded.
     """
     kind = table_kind(path, table)
@@ -170,7 +170,7 @@ def read_batches(
         if table == "samples":
             batches = _with_combined(batches)
         if long is not None:
-            batches = widen(batches, long, wanted, leave_out)
+            batches = widen(batches, long, is_wanted, leave_out)
         for rows, content, disagreeing in batches:
             quarantine.read_rows(table, path, len(rows))
             batch = Batch(
@@ -185,7 +185,7 @@ def column_names(
     path: Path,
     table: str = "samples",
     long: LongFormat | None = None,
-    wanted: Callable[[str], bool] = lambda _name: True,
+    is_wanted: Callable[[str], bool] = lambda _name: True,
 ) -> list[str]:
     """Return the columns of a file; JSON and long tables are read completely."""
     kind = table_kind(path, table)
@@ -195,7 +195,7 @@ def column_names(
                 if name not in (names := column_names(path, table)):
                     problem = f"the mapping names a missing column {name!r}"
                     raise InputError(problem, f"{path}, mapping, long", f"The columns are {names}.")
-            return long_columns(_rows_of(path, kind, table, Quarantine())[1], long, wanted)
+            return long_columns(_rows_of(path, kind, table, Quarantine())[1], long, is_wanted)
         names = _names_of(path, kind, table)
         return [*names, *_combined_columns(names)] if table == "samples" else names
 

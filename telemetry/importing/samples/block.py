@@ -102,15 +102,15 @@ def join(blocks: Sequence[Block]) -> Block:
     """Concatenate one or more blocks with the same channels."""
     if len(blocks) == 1:
         return blocks[0]
-    joined: dict[str, Any] = {key: np.concatenate([getattr(block, key) for block in blocks]) for key in _KEYS}
-    joined["series"] = {
+    columns: dict[str, Any] = {key: np.concatenate([getattr(block, key) for block in blocks]) for key in _KEYS}
+    columns["series"] = {
         name: ChannelValues(
             np.concatenate([block.series[name].values for block in blocks]),
             np.concatenate([block.series[name].valid for block in blocks]),
         )
         for name in blocks[0].series
     }
-    return Block(**joined)
+    return Block(**columns)
 
 
 def block_table(
@@ -182,10 +182,10 @@ class Spill:
         """Read the rows of a non-empty bucket."""
         with pa.ipc.open_file(str(self._path(bucket))) as reader:
             fields = reader.schema.names
-        wanted = list(columns or fields)
+        names = list(columns or fields)
         if len(self.strays):
-            wanted += [name for name in ("unit", "node", "ms") if name not in wanted]
-        options = pa.ipc.IpcReadOptions(included_fields=[fields.index(name) for name in wanted])
+            names += [name for name in ("unit", "node", "ms") if name not in names]
+        options = pa.ipc.IpcReadOptions(included_fields=[fields.index(name) for name in names])
         with pa.ipc.open_file(str(self._path(bucket)), options=options) as reader:
             table = reader.read_all()
         if len(self.strays):

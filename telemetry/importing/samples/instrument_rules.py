@@ -12,7 +12,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Least(_Model):
+class MinRepetition(_Model):
     """Minimum number of samples and minutes before a condition counts as detected."""
 
     samples: int
@@ -20,10 +20,10 @@ class Least(_Model):
 
 
 class _Frozen(_Model):
-    vanished: Least
-    energy: Least
-    load: Least
-    page: Least
+    vanished: MinRepetition
+    energy: MinRepetition
+    load: MinRepetition
+    page: MinRepetition
 
 
 class _DeviceFields(_Model):
@@ -31,7 +31,7 @@ class _DeviceFields(_Model):
     channels: tuple[str, ...]
 
 
-class _Activity(Least):
+class _Activity(MinRepetition):
     channels: tuple[str, ...]
     busy_pct: float
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from foundation.files import disk_errors
 from telemetry.dataset.layout import write_small
 from telemetry.importing.samples.block import Block, ChannelValues
-from telemetry.importing.samples.instrument_rules import RULES, Least
+from telemetry.importing.samples.instrument_rules import RULES, MinRepetition
 from telemetry.importing.samples.pages import Pages
 
 STATE_NAME: Final = "instruments.parquet"
@@ -37,7 +37,7 @@ DEAD_CHANNEL: Final = "dead field"
 """Reasons for excluding samples and channel values."""
 
 _MINUTE_MS: Final = 60_000
-_NEVER: Final = -1
+_NO_ROW: Final = -1
 
 _SERIES: Final = (*RULES.fluctuating, RULES.load, RULES.energy)
 _ACTIVITY: Final = RULES.activity.channels
@@ -96,19 +96,19 @@ class Instruments:
         places = np.array([code for code, _ in known], np.int64)
 
         def column(name: str, absent: float, kind: type[np.generic]) -> npt.NDArray[Any]:
-            made = np.full(len(units), absent, kind)
+            state = np.full(len(units), absent, kind)
             if len(places):
                 values = [row.get(name) for _, row in known]
-                made[places] = [absent if value is None else value for value in values]
-            return made
+                state[places] = [absent if value is None else value for value in values]
+            return state
 
         self._state: dict[str, npt.NDArray[Any]] = {
-            **{name: column(name, 0 if name == "samples" else _NEVER, np.int64) for name in _NUMBERS},
+            **{name: column(name, 0 if name == "samples" else _NO_ROW, np.int64) for name in _NUMBERS},
             "is_frozen": column("is_frozen", False, np.bool_),
             **{name: column(name, np.nan, np.float64) for name in _SERIES},
             **{f"{name}_zero_samples": column(f"{name}_zero_samples", 0, np.int64) for name in _ACTIVITY},
-            **{f"{name}_zero_since_ms": column(f"{name}_zero_since_ms", _NEVER, np.int64) for name in _ACTIVITY},
-            **{name: column(name, _NEVER, np.int64) for name in _LASTING.values()},
+            **{f"{name}_zero_since_ms": column(f"{name}_zero_since_ms", _NO_ROW, np.int64) for name in _ACTIVITY},
+            **{name: column(name, _NO_ROW, np.int64) for name in _LASTING.values()},
         }
         for code, row in known:
             ends = row["stretches_ms"]
@@ -148,23 +148,23 @@ class Instruments:
             np.logical_or.reduce([~np.isnan(_column(block, name, rows)) for name in names])
             for names in (RULES.power, RULES.temperature)
         )
-        both, any_power, any_temperature = np.zeros((3, len(self._units)), np.bool_)
-        both[block.unit[rows[power & temperature]]] = True
+        has_both, any_power, any_temperature = np.zeros((3, len(self._units)), np.bool_)
+        has_both[block.unit[rows[power & temperature]]] = True
         any_power[block.unit[rows[power]]] = True
         any_temperature[block.unit[rows[temperature]]] = True
-        return np.asarray((any_power & any_temperature & ~both)[block.unit[rows]])
+        return np.asarray((any_power & any_temperature & ~has_both)[block.unit[rows]])
 
     def _follow_pages(self, block: Block, rows: _Ints, frozen: _Bools, dead: dict[str, _Bools]) -> _Ints:
         """Evaluate rows with one channel each by page; return the rows at which a frozen stretch was detected."""
         pages = Pages.of(block, rows, RULES.temperature)
         pages.complete([name for name in RULES.device_fields.channels if name not in _SERIES])
-        every = np.arange(len(pages.block))
-        was_frozen, are_frozen = self._state["is_frozen"].copy(), np.zeros(len(every), np.bool_)
-        onsets = self._follow(pages.block, every, are_frozen)
+        all_rows = np.arange(len(pages.block))
+        was_frozen, are_frozen = self._state["is_frozen"].copy(), np.zeros(len(all_rows), np.bool_)
+        onsets = self._follow(pages.block, all_rows, are_frozen)
         frozen[rows] = pages.spread(are_frozen, was_frozen)
         for name, marks in dead.items():
-            are_dead = np.zeros(len(every), np.bool_)
-            self._follow_zeros(name, pages.block, every, are_dead)
+            are_dead = np.zeros(len(all_rows), np.bool_)
+            self._follow_zeros(name, pages.block, all_rows, are_dead)
             marks[rows] = pages.spread(are_dead, np.zeros(len(self._units), np.bool_))
             marks[rows] &= _column(block, name, rows) == 0
         return pages.ends[onsets]
@@ -184,7 +184,7 @@ class Instruments:
         rows = rows[is_witness]
         if len(rows) == 0:
             return np.empty(0, np.int64)
-        state, join = self._state, _Joined.of(block.unit[rows])
+        state, join = self._state, _WithHeads.of(block.unit[rows])
         fields = np.zeros(len(rows), np.int64)
         for name in RULES.device_fields.channels:
             if name in block.series:
@@ -192,29 +192,29 @@ class Instruments:
         values = {name: join(state[name], column[is_witness]) for name, column in values.items()}
         page_age_s = join(np.nan, page_age_s[is_witness])
         ms, fields = join(state["since_ms"], block.ms[rows]), join(state["fields"], fields)
-        known_samples, before = join(state["samples"], 1), join(state["fields_before"], 0)
+        known_samples, fields_before = join(state["samples"], 1), join(state["fields_before"], 0)
         # A repetition starts when power or temperature changes, or when device fields disappear or reappear.
         changes = [_differs(values[name]) for name in RULES.fluctuating]
         is_start = join.is_head | np.append(True, np.logical_or.reduce([*changes, np.diff(fields > 0)]))
         is_start[join.heads + 1] |= known_samples[join.heads] == 0
         start = np.maximum.accumulate(np.where(is_start, join.position, 0))
         samples = join.position - start + known_samples[start]
-        most = _most_so_far(fields, np.cumsum(is_start))
-        before = np.where(join.is_head[start], before[start], most[start - 1])
-        certain: dict[str, Callable[[], _Bools]] = {
-            "vanished": lambda: (before >= RULES.device_fields.fewest) & (fields == 0),
+        most_fields = _most_so_far(fields, np.cumsum(is_start))
+        fields_before = np.where(join.is_head[start], fields_before[start], most_fields[start - 1])
+        evidence_tests: dict[str, Callable[[], _Bools]] = {
+            "vanished": lambda: (fields_before >= RULES.device_fields.fewest) & (fields == 0),
             "energy": lambda: _is_still(values[RULES.energy], start) & (values[RULES.energy] > 0),
             "load": lambda: _is_still(values[RULES.load], start) & (values[RULES.load] > 0),
             "page": lambda: page_age_s >= RULES.frozen.page.minutes * 60,
         }
         is_certain = join.is_head & join(state["is_frozen"], False)
-        for evidence, holds in certain.items():
-            least: Least = getattr(RULES.frozen, evidence)
-            is_long = samples >= least.samples
+        for evidence, holds in evidence_tests.items():
+            minimum: MinRepetition = getattr(RULES.frozen, evidence)
+            is_long = samples >= minimum.samples
             if is_long.any():  # rare
-                is_long &= ms - ms[start] >= least.minutes * _MINUTE_MS
+                is_long &= ms - ms[start] >= minimum.minutes * _MINUTE_MS
                 is_certain |= holds() & is_long & ~join.is_head
-        newest_certain = np.maximum.accumulate(np.where(is_certain, join.position, _NEVER))
+        newest_certain = np.maximum.accumulate(np.where(is_certain, join.position, _NO_ROW))
         is_frozen = newest_certain >= start
         onset = np.flatnonzero(is_frozen & ~join.is_head & ~np.append(False, is_frozen[:-1]))
         frozen[rows] = is_frozen[join.rows]
@@ -222,7 +222,7 @@ class Instruments:
         last = join.ends
         units, first = block.unit[rows[_ends(block.unit[rows])]], start[last]
         state["since_ms"][units], state["samples"][units] = ms[first], samples[last]
-        state["fields_before"][units], state["fields"][units] = before[last], most[last]
+        state["fields_before"][units], state["fields"][units] = fields_before[last], most_fields[last]
         state["is_frozen"][units] = is_frozen[last]
         of_newest = np.flatnonzero(start >= np.repeat(first, np.diff(join.heads, append=len(join.position))))
         begins = np.searchsorted(of_newest, first)
@@ -232,7 +232,7 @@ class Instruments:
             state[name][units] = np.where(is_still, values[name][first], np.nan)
         return rows[np.searchsorted(join.rows, onset)]
 
-    def _note_stretches(self, join: "_Joined", ms: _Ints, start: _Ints, is_frozen: _Bools, unit: Any) -> None:
+    def _note_stretches(self, join: "_WithHeads", ms: _Ints, start: _Ints, is_frozen: _Bools, unit: Any) -> None:
         """Record frozen stretches, because late rows within them are frozen too."""
         chosen = np.flatnonzero(is_frozen & ~join.is_head)
         if len(chosen) == 0:
@@ -253,19 +253,19 @@ class Instruments:
         if len(rows) == 0:
             return
         samples_name, since_name = f"{name}_zero_samples", f"{name}_zero_since_ms"
-        join = _Joined.of(block.unit[rows])
+        join = _WithHeads.of(block.unit[rows])
         with np.errstate(invalid="ignore"):
             is_busy = _column(block, RULES.load, rows) >= RULES.activity.busy_pct
-        counted, moved = join(False, (values == 0) & is_busy), join(True, values != 0)
-        known_samples, since_ms = join(self._state[samples_name], 0), join(self._state[since_name], _NEVER)
-        start = np.maximum.accumulate(np.where(moved, join.position, 0))
+        counted, is_nonzero = join(False, (values == 0) & is_busy), join(True, values != 0)
+        known_samples, since_ms = join(self._state[samples_name], 0), join(self._state[since_name], _NO_ROW)
+        start = np.maximum.accumulate(np.where(is_nonzero, join.position, 0))
         total = np.cumsum(counted)
         samples = total - total[start] + known_samples[start]
-        ms = join(_NEVER, block.ms[rows])
-        first = np.maximum.accumulate(np.where(counted & (samples == 1), join.position, _NEVER))
+        ms = join(_NO_ROW, block.ms[rows])
+        first = np.maximum.accumulate(np.where(counted & (samples == 1), join.position, _NO_ROW))
         begin_ms = np.where(first >= start, ms[first], since_ms[start])
-        least = RULES.activity
-        is_dead = (samples >= least.samples) & (ms - begin_ms >= least.minutes * _MINUTE_MS) & ~moved
+        minimum = RULES.activity
+        is_dead = (samples >= minimum.samples) & (ms - begin_ms >= minimum.minutes * _MINUTE_MS) & ~is_nonzero
         dead[rows] = is_dead[join.rows]
         units = block.unit[rows[_ends(block.unit[rows])]]
         self._state[samples_name][units] = samples[join.ends]
@@ -277,20 +277,20 @@ class Instruments:
         values = _column(block, name, rows)
         rows, values = rows[~np.isnan(values)], values[~np.isnan(values)]
         if len(rows):
-            ms, state, join = block.ms[rows], self._state[_LASTING[name]], _Joined.of(block.unit[rows])
-            above_zero_ms = join(state, np.where(values > 0, ms, _NEVER))
-            is_latest = join.is_head | (above_zero_ms != _NEVER)
+            ms, state, join = block.ms[rows], self._state[_LASTING[name]], _WithHeads.of(block.unit[rows])
+            above_zero_ms = join(state, np.where(values > 0, ms, _NO_ROW))
+            is_latest = join.is_head | (above_zero_ms != _NO_ROW)
             above_zero_ms = above_zero_ms[np.maximum.accumulate(np.where(is_latest, join.position, 0))]
             state[join.units] = above_zero_ms[join.ends]
             since_ms = above_zero_ms[join.rows]
             is_recent = ms - since_ms < RULES.lasting_counters.minutes * _MINUTE_MS
-            dead[rows] = (values == 0) & (since_ms != _NEVER) & is_recent
+            dead[rows] = (values == 0) & (since_ms != _NO_ROW) & is_recent
         return dead
 
     def table(self) -> pa.Table:
         """Return the state as :data:`STATE`, one row per unit with samples."""
         rows = list(self._other)
-        for code in np.flatnonzero(self._state["last_ms"] != _NEVER).tolist():
+        for code in np.flatnonzero(self._state["last_ms"] != _NO_ROW).tolist():
             row = {name: column[code].item() for name, column in self._state.items()}
             row |= {name: None for name in _SERIES if np.isnan(row[name])}
             stretches = [ms for stretch in self.stretches.get(code, ()) for ms in stretch]
@@ -299,7 +299,7 @@ class Instruments:
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
+class _WithHeads:
     """Rows of units, each unit preceded by a head row that represents all earlier rows.
 
     ``heads``, ``rows``, ``ends``: positions of the head rows, the other rows, and the last row of each unit.
@@ -313,7 +313,7 @@ class _Joined:
     position: _Ints
 
     @classmethod
-    def of(cls, unit: npt.NDArray[Any]) -> "_Joined":
+    def of(cls, unit: npt.NDArray[Any]) -> "_WithHeads":
         begins = np.flatnonzero(np.append(True, unit[1:] != unit[:-1]))
         heads = begins + np.arange(len(begins))
         position = np.arange(len(unit) + len(begins))
@@ -326,9 +326,9 @@ class _Joined:
     def __call__(self, of_units: Any, of_rows: Any) -> npt.NDArray[Any]:
         """Combine head values (an array by unit code, or a constant) with row values."""
         first = of_units[self.units] if isinstance(of_units, np.ndarray) else of_units
-        joined = np.empty(len(self.position), np.asarray(of_rows).dtype)
-        joined[self.heads], joined[self.rows] = first, of_rows
-        return joined
+        combined = np.empty(len(self.position), np.asarray(of_rows).dtype)
+        combined[self.heads], combined[self.rows] = first, of_rows
+        return combined
 
 
 def _ends(unit: npt.NDArray[Any]) -> _Ints:
@@ -345,14 +345,14 @@ def _column(block: Block, name: str, rows: _Ints) -> _Floats:
 
 
 def _differs(column: _Floats) -> _Bools:
-    now, before = column[1:], column[:-1]
-    return (now != before) & ~(np.isnan(now) & np.isnan(before))
+    current, previous = column[1:], column[:-1]
+    return (current != previous) & ~(np.isnan(current) & np.isnan(previous))
 
 
 def _is_still(column: _Floats, start: _Ints) -> _Bools:
     """Mark the rows at which a value has been known and constant since the start of the repetition."""
-    moved = np.where(column == column[start], _NEVER, np.arange(len(column)))
-    return np.maximum.accumulate(moved) < start
+    last_change = np.where(column == column[start], _NO_ROW, np.arange(len(column)))
+    return np.maximum.accumulate(last_change) < start
 
 
 def _most_so_far(numbers: _Ints, group: _Ints) -> _Ints:
@@ -366,12 +366,12 @@ def without_dead_values(block: Block, findings: InstrumentFindings) -> Block:
     if not findings.frozen.any() and not any(rows.any() for rows in findings.dead.values()):
         return block
     series = dict(block.series)
-    for name, given in series.items():
-        gone = np.zeros(len(block), np.bool_) if name in RULES.kept else findings.frozen
-        gone = gone | findings.dead.get(name, False)
-        if gone.any():
-            valid = given.valid & ~gone
-            series[name] = ChannelValues(np.where(valid, given.values, np.zeros(1, given.values.dtype)), valid)
+    for name, values in series.items():
+        is_dead = np.zeros(len(block), np.bool_) if name in RULES.kept else findings.frozen
+        is_dead = is_dead | findings.dead.get(name, False)
+        if is_dead.any():
+            valid = values.valid & ~is_dead
+            series[name] = ChannelValues(np.where(valid, values.values, np.zeros(1, values.values.dtype)), valid)
     count = np.where(findings.frozen, 0, block.count).astype(np.int32)
     keys: dict[str, Any] = {key: getattr(block, key) for key in ("unit", "node", "ms", "order", "mig")}
     return Block(**keys, count=count, series=series)

@@ -36,7 +36,7 @@ from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine, advice
 from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill
-from telemetry.importing.samples.shown_events import GpuLosses
+from telemetry.importing.samples.derived_events import GpuLosses
 from telemetry.importing.slots import PlaceRuns, slot_key
 from telemetry.importing.tickets import GpuPlaces
 from telemetry.values.names import EXACT_NAMES, spellings
@@ -67,7 +67,7 @@ class SampleIntake:
     ``unsettled``: marks timestamps (ms) of rows deferred to a later run.
     ``sample_count``: whether a file gives the number of raw samples per row.
     ``moved``: codes of units whose samples contradict the inventory's location.
-    ``seen``: whether a usable sample names the node, by node code.
+    ``seen_nodes``: whether a usable sample names the node, by node code.
     ``rows_read``: number of rows read so far; in long tables each value is a row.
     ``place_names``: number of rows whose GPU is identified by its location, for lack of an id.
     Raises ``InputError`` if a file has an unknown column, lacks a key column, or has no channel.
@@ -87,7 +87,7 @@ class SampleIntake:
     places: PlaceRuns = field(default_factory=PlaceRuns)
     unsettled: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None
     moved: set[int] = field(default_factory=set)
-    seen: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    seen_nodes: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
     place_names: int = 0
     rows_read: int = 0
     _columns: list[dict[str, str]] = field(default_factory=list)
@@ -97,15 +97,15 @@ class SampleIntake:
     _fractions: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        every = with_rollups(self.every_channel)
-        known = [*SAMPLE_KEYS, *every, "sample_count"]
+        all_channels = with_rollups(self.every_channel)
+        known = [*SAMPLE_KEYS, *all_channels, "sample_count"]
         if self.mapping.long is not None:  # other columns are labels, of any metric
             self.mapping = self.mapping.model_copy(update={"ignore_others": True})
         self._names = source_names(self.every_channel)
         aliases = {**self._names, **KEY_ALIASES, "index": "slot"}
         present: set[str] = set()
         for file in self.files:
-            names = column_names(file, long=self.mapping.long, wanted=self._is_channel)
+            names = column_names(file, long=self.mapping.long, is_wanted=self._is_channel)
             required, location = ["timestamp"], str(file)
             required += ["node"] if table_kind(file, "samples") == "dmon" else []  # dmon does not report it
             columns = resolve_columns(
@@ -118,20 +118,20 @@ class SampleIntake:
                 ignored=left_out_of_samples,
                 declare=True,
             )
-            given = {*columns, *self.mapping.constants}
-            has_place = self.installations.unit == "gpu" and "node" in given and not given.isdisjoint(GPU_PLACE)
-            if self.installations.unit not in given and not has_place:
+            mapped = {*columns, *self.mapping.constants}
+            has_place = self.installations.unit == "gpu" and "node" in mapped and not mapped.isdisjoint(GPU_PLACE)
+            if self.installations.unit not in mapped and not has_place:
                 raise missing_column(self.installations.unit, names, location)
-            present |= given
+            present |= mapped
             # A file of a long table may hold only unknown metrics, whose rows are counted.
             is_last = self.mapping.long is None or file == self.files[-1]
-            if is_last and (given if self.mapping.long is None else present).isdisjoint(every):
+            if is_last and (mapped if self.mapping.long is None else present).isdisjoint(all_channels):
                 names = column_names(file, long=self.mapping.long)
                 raise InputError(
                     "the file has no channel", location, f"Its columns are {names}. Map at least one to a channel."
                 )
             self._columns.append(columns)
-        self.channels = {name: channel for name, channel in every.items() if name in present}
+        self.channels = {name: channel for name, channel in all_channels.items() if name in present}
         self.sample_count = "sample_count" in present
 
     def _is_channel(self, metric: str) -> bool:
@@ -168,10 +168,10 @@ class SampleIntake:
     def _check_usable(self) -> None:
         for name, nonzero in self._nonzero.items():
             if nonzero >= _FRACTION_LEAST and 2 * self._fractions[name] > nonzero:
-                limit, given, expected, factor = _TOO_SMALL[self.channels[name].unit]
+                limit, present, expected, factor = _TOO_SMALL[self.channels[name].unit]
                 raise InputError(
                     f"{self._fractions[name]} of {nonzero} nonzero values of {name!r} are below {limit:g}: "
-                    f"they seem to be {given} instead of {expected}",
+                    f"they seem to be {present} instead of {expected}",
                     f"channel {name!r}",
                     f"Give `scale: {{{name}: {factor}}}` in the mapping.",
                 )
@@ -198,7 +198,7 @@ class SampleIntake:
         if not by_node:
             unit_index, unit_names = self._named_by_place(batch, ms, unit_index, unit_names, node_index, node_names)
         batch.refuse("missing node" if by_node else "missing gpu", unit_index < 0)
-        self._learn(unit_index, unit_names, node_index, node_names, batch.good)
+        self._learn(unit_index, unit_names, node_index, node_names, batch.valid)
         codes = np.append(self.installations.codes(unit_names), -1)[unit_index]
         node_codes = np.append(self.installations.codes_of_nodes(node_names), -1)[node_index]
         installation = self.installations.find(codes, ms)
@@ -214,41 +214,43 @@ class SampleIntake:
         # An ambiguous node name is resolved by the GPU's installation.
         unclear = np.flatnonzero((node_index >= 0) & (node_codes < 0) & (installation >= 0))
         if len(unclear):
-            elsewhere = np.zeros(length, dtype=bool)
+            is_elsewhere = np.zeros(length, dtype=bool)
             named = np.array(node_names, dtype=object)[node_index[unclear]]
-            elsewhere[unclear] = self.installations.are_elsewhere(
+            is_elsewhere[unclear] = self.installations.are_elsewhere(
                 named, self.installations.nodes[installation[unclear]]
             )
-            batch.refuse("on another node than the inventory says", elsewhere)
+            batch.refuse("on another node than the inventory says", is_elsewhere)
         for problem, reason in STAY_PROBLEMS.items():
             batch.refuse(reason.format(unit=self.installations.unit), (installation == problem) & ~places_itself)
-        moved = batch.good & places_itself & (node_codes != node_of_installation)
-        self.moved.update(np.unique(codes[moved]).tolist())
+        has_moved = batch.valid & places_itself & (node_codes != node_of_installation)
+        self.moved.update(np.unique(codes[has_moved]).tolist())
         node_codes = np.where(places_itself, node_codes, node_of_installation)
-        self.seen = np.append(self.seen, np.zeros(len(self.installations.node_names) - len(self.seen), dtype=bool))
-        self.seen[node_codes[batch.good]] = True
+        self.seen_nodes = np.append(
+            self.seen_nodes, np.zeros(len(self.installations.node_names) - len(self.seen_nodes), dtype=bool)
+        )
+        self.seen_nodes[node_codes[batch.valid]] = True
         part = np.zeros(length, dtype=bool)
         if not by_node:
             part = np.array([name in self.installations.parents for name in unit_names] + [False])[unit_index]
             mig_index, _ = _encoded(batch.column("mig_instance"), length)
             part |= mig_index >= 0
-        good = batch.good
-        self._usable |= bool(good.any())
-        made: dict[str, pa.Array] = {
-            "unit": pa.array(codes[good].astype(np.int32)),
-            "node": pa.array(node_codes[good].astype(np.int32)),
-            "ms": pa.array(ms[good]),
-            "order": pa.array((np.int64(number) << ORDER_SHIFT) + batch.rows[good]),
-            "mig": pa.array(part[good]),
+        valid = batch.valid
+        self._usable |= bool(valid.any())
+        columns: dict[str, pa.Array] = {
+            "unit": pa.array(codes[valid].astype(np.int32)),
+            "node": pa.array(node_codes[valid].astype(np.int32)),
+            "ms": pa.array(ms[valid]),
+            "order": pa.array((np.int64(number) << ORDER_SHIFT) + batch.rows[valid]),
+            "mig": pa.array(part[valid]),
         }
-        is_lost = np.zeros(int(good.sum()), np.bool_)
+        is_lost = np.zeros(int(valid.sum()), np.bool_)
         for channel in self.channels.values():
-            made[channel.name] = self._channel(channel, batch, is_lost)
+            columns[channel.name] = self._channel(channel, batch, is_lost)
         self._observe_places(batch, codes, node_codes, ms)
-        self.losses.add(made["unit"].to_numpy(), made["node"].to_numpy(), made["ms"].to_numpy(), is_lost)
+        self.losses.add(columns["unit"].to_numpy(), columns["node"].to_numpy(), columns["ms"].to_numpy(), is_lost)
         if self.sample_count:
-            made["sample_count"] = pa.array(as_counts(batch.column("sample_count"), length)[good].astype(np.int32))
-        return pa.table(made)
+            columns["sample_count"] = pa.array(as_counts(batch.column("sample_count"), length)[valid].astype(np.int32))
+        return pa.table(columns)
 
     def _observe_places(
         self, batch: Batch, codes: npt.NDArray[np.int64], node_codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]
@@ -256,12 +258,12 @@ class SampleIntake:
         """Record the slot and PCI address of GPUs in good rows."""
         if self.installations.unit == "node" or ("slot" not in batch and "pci_bus_id" not in batch):
             return
-        good, length = batch.good, len(batch.rows)
+        valid, length = batch.valid, len(batch.rows)
         address_index, addresses = _encoded(batch.column("pci_bus_id"), length)
         slot_index, slots = _encoded(batch.column("slot"), length)
         addresses = [normalise_pci_bus_id(address) or address for address in addresses]
         self.places.add(
-            codes[good], node_codes[good], ms[good], (address_index[good], addresses), (slot_index[good], slots)
+            codes[valid], node_codes[valid], ms[valid], (address_index[valid], addresses), (slot_index[valid], slots)
         )
 
     def _named_by_place(
@@ -308,7 +310,7 @@ class SampleIntake:
         unit_names: list[str],
         node_index: npt.NDArray[np.int64],
         node_names: list[str],
-        good: npt.NDArray[np.bool_],
+        valid: npt.NDArray[np.bool_],
     ) -> None:
         """Register units and nodes of usable rows that are not in the inventory."""
         if not node_names or (self.installations.unit == "node" and len(self.installations.given)):
@@ -317,8 +319,8 @@ class SampleIntake:
         unknown_nodes = self.installations.codes_of_nodes(node_names) < 0
         if not unknown.any() and not unknown_nodes.any():
             return
-        both = good & (unit_index >= 0) & (node_index >= 0)
-        used_units, used_nodes = (np.unique(index[both]).tolist() for index in (unit_index, node_index))
+        has_both = valid & (unit_index >= 0) & (node_index >= 0)
+        used_units, used_nodes = (np.unique(index[has_both]).tolist() for index in (unit_index, node_index))
         units = [unit_names[code] for code in used_units if unknown[code] and _may_be_gpu(unit_names[code])]
         nodes = [
             node_names[code]
@@ -335,12 +337,12 @@ class SampleIntake:
 
     def _channel(self, channel: Channel, batch: Batch, is_lost: npt.NDArray[np.bool_]) -> pa.Array:
         """Return the values of the good rows; mark those that report a lost GPU in ``is_lost``."""
-        good = batch.good
+        usable = batch.valid
         kind = CHANNEL_TYPES[channel.kind]
         column = batch.column(channel.name)
         if column is None:
-            return pa.nulls(int(good.sum()), kind)
-        column = self._mapped(column, channel.name).filter(pa.array(good))
+            return pa.nulls(int(usable.sum()), kind)
+        column = self._mapped(column, channel.name).filter(pa.array(usable))
         scale, offset = self.mapping.scale.get(channel.name), self.mapping.offset.get(channel.name)
         source = batch.columns.get(channel.name, channel.name)
         convert = scale is None and offset is None
@@ -354,13 +356,13 @@ class SampleIntake:
             self._nonzero[channel.name] += len(nonzero)
             self._fractions[channel.name] += int((nonzero < _TOO_SMALL[channel.unit][0]).sum())
         self.counts["values_not_supported"] += sentinels
-        wrong: dict[str, tuple[int, str]] = {}
+        rejected: dict[str, tuple[int, str]] = {}
         for reason, chosen in problems.items():
             values_of = column.filter(pa.array(chosen)).to_pylist()
             details = [f"{channel.name} = {value}" for value in values_of]
-            batch.set_aside(reason, np.flatnonzero(good)[chosen], details, rows=0)
-            wrong[reason] = len(values_of), f"{batch.file.name}: {values_of[0]!r}"
-        self.quarantine.values("samples", channel.name, int(valid.sum()), wrong)
+            batch.set_aside(reason, np.flatnonzero(usable)[chosen], details, rows=0)
+            rejected[reason] = len(values_of), f"{batch.file.name}: {values_of[0]!r}"
+        self.quarantine.values("samples", channel.name, int(valid.sum()), rejected)
         return pa.array(values, kind, mask=~valid)
 
     def _mapped(self, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
@@ -422,13 +424,13 @@ def parse_values(
     broken = valid & np.isfinite(values) & (channel.kind in _LIMITS) & (values != np.floor(values))
     low = max(low, -np.inf if channel.low is None else channel.low)
     high = min(high, np.inf if channel.high is None else channel.high)
-    outside = valid & ~broken & ((values < low) | (values > high) | ~np.isfinite(values))
-    if outside.any():
-        blank = outside & is_sentinel_outside(np.where(outside, raw, 0.0))
+    out_of_range = valid & ~broken & ((values < low) | (values > high) | ~np.isfinite(values))
+    if out_of_range.any():
+        blank = out_of_range & is_sentinel_outside(np.where(out_of_range, raw, 0.0))
         valid &= ~blank
-        outside &= ~blank
-    problems = {"not a number": numbers.unreadable, "not an integer": broken, "value out of range": outside}
-    valid &= ~broken & ~outside
-    sentinels = int((~valid & ~broken & ~outside & (numbers.absent | ~np.isnan(raw))).sum())
+        out_of_range &= ~blank
+    problems = {"not a number": numbers.unreadable, "not an integer": broken, "value out of range": out_of_range}
+    valid &= ~broken & ~out_of_range
+    sentinels = int((~valid & ~broken & ~out_of_range & (numbers.absent | ~np.isnan(raw))).sum())
     result = np.where(valid, values, 0.0).astype(DTYPES[channel.kind])
     return result, valid, {reason: rows for reason, rows in problems.items() if rows.any()}, sentinels

@@ -18,6 +18,7 @@ from telemetry.dataset.store import Dataset
 from telemetry.importing.event_runs import event_frame
 from telemetry.importing.quarantine import VALUES, Quarantine, row_text
 from telemetry.importing.samples.block import ORDER_SHIFT, Block, ChannelValues, Spill, block_table, join, read_block
+from telemetry.importing.samples.derived_events import CHANNEL, SOURCE, new_edges
 from telemetry.importing.samples.instrument_rules import RULES
 from telemetry.importing.samples.instruments import (
     DEAD_CHANNEL,
@@ -28,7 +29,7 @@ from telemetry.importing.samples.instruments import (
     read_instruments,
     without_dead_values,
 )
-from telemetry.importing.samples.reach import MergePlan, read_reach
+from telemetry.importing.samples.merge_scope import MergePlan, read_merge_scope
 from telemetry.importing.samples.rollup import (
     IMPOSSIBLE_RISE,
     STALE,
@@ -38,7 +39,6 @@ from telemetry.importing.samples.rollup import (
     merge_duplicates,
     roll_up,
 )
-from telemetry.importing.samples.shown_events import CHANNEL, SOURCE, new_edges
 
 
 @dataclass(slots=True)
@@ -82,16 +82,16 @@ class SampleMerger:
         old_buckets = set() if self.existing is None else set(self.existing.buckets())
         for bucket in sorted(new_buckets | old_buckets):
             new = read_block(spill.read(bucket), self.plan.channels) if bucket in new_buckets else None
-            reach = read_reach(self.existing, self.plan, bucket, new)
-            self.counts["samples_past_retention"] += reach.dropped
-            if new is None and not reach.written:
-                yield bucket, None, reach.unchanged
+            scope = read_merge_scope(self.existing, self.plan, bucket, new)
+            self.counts["samples_past_retention"] += scope.dropped
+            if new is None and not scope.written:
+                yield bucket, None, scope.unchanged
                 continue
-            table = self._merge([*reach.blocks, *([] if new is None else [new])], sorted(reach.written))
+            table = self._merge([*scope.blocks, *([] if new is None else [new])], sorted(scope.written))
             if len(table):
                 times = pc.min_max(table.column("timestamp").cast(pa.int64())).as_py()
                 self.span_ms = [min([*self.span_ms, times["min"]]), max([*self.span_ms, times["max"]])]
-            yield bucket, table, reach.unchanged
+            yield bucket, table, scope.unchanged
 
     def _merge(self, blocks: list[Block], runs: list[int]) -> pa.Table:
         plan, block = self.plan, join(blocks)
@@ -99,11 +99,11 @@ class SampleMerger:
             # an incomplete cell is stored at its end, not at its newest raw sample
             cells = (block.order < 0) & self._to_roll(block)
             times = np.where(cells, cell_end(block.ms, plan.step_ms), block.ms)
-            past = times < plan.keep_ms
-            self.counts["samples_past_retention"] += int(past.sum())
-            new_rows = int((past & (block.order >= 0)).sum())
+            is_expired = times < plan.keep_ms
+            self.counts["samples_past_retention"] += int(is_expired.sum())
+            new_rows = int((is_expired & (block.order >= 0)).sum())
             self.quarantine.left_out("samples", "older than the retention of the dataset", new_rows)
-            block = block.filter(~past)
+            block = block.filter(~is_expired)
         block = block.take(np.lexsort((block.order, block.ms, block.unit)))
         block = self._without_closed(block)
         before_merge = block
@@ -121,9 +121,9 @@ class SampleMerger:
         self.quarantine.used("samples", new_rows - len(conflicting) - stale - frozen)
         if plan.rolled:
             add_rollup_columns(block, plan.channels, stored)
-            before = len(block)
+            rows_before = len(block)
             block = roll_up(block, plan.channels, self._to_roll(block), plan.step_ms)
-            self.counts["samples_rolled_up"] += before - len(block)
+            self.counts["samples_rolled_up"] += rows_before - len(block)
         block = block.filter(np.isin(plan.runs.of(block.ms), runs))  # without runs that were only read
         block = block.filter(has_values(block))
         return block_table(block, plan.channels, plan.installations, plan.nodes, sample_count=plan.rolled)
@@ -157,9 +157,9 @@ class SampleMerger:
             name = self.plan.installations.units[int(code)]
             self.newest[name] = max(int(ms), self.newest.get(name, 0))
 
-    def _has_stored(self, given: Block, merged: Block) -> dict[str, npt.NDArray[np.bool_]]:
+    def _has_stored(self, rows: Block, merged: Block) -> dict[str, npt.NDArray[np.bool_]]:
         """Return which merged rows had a stored value, by counter and for the latched XID; new rows may fill others."""
-        old, into = given.order < 0, merged.order < 0
+        old, merged_old = rows.order < 0, merged.order < 0
         if not old.any():
             return {}
         stored = {}
@@ -167,7 +167,7 @@ class SampleMerger:
             if channel.kind == "counter" or name == CHANNEL:
                 stored[name] = np.zeros(len(merged), dtype=bool)
                 # A stored row is the first of its key, so stored rows keep their order.
-                stored[name][into] = given.series[name].valid[old]
+                stored[name][merged_old] = rows.series[name].valid[old]
         return stored
 
     def _without_dead(self, block: Block) -> tuple[Block, int]:
@@ -190,8 +190,8 @@ class SampleMerger:
 
     def _repeated(self, block: Block, row: int) -> str:
         """List the values that a frozen GPU repeats."""
-        given = ((name, block.series.get(name)) for name in (*RULES.fluctuating, RULES.load))
-        values = [f"{name} {s.values[row].item():g}" for name, s in given if s is not None and s.valid[row]]
+        channels = ((name, block.series.get(name)) for name in (*RULES.fluctuating, RULES.load))
+        values = [f"{name} {s.values[row].item():g}" for name, s in channels if s is not None and s.valid[row]]
         return f"repeated to the digit: {', '.join(values)}"
 
     def _find_xids(self, block: Block, has_stored: npt.NDArray[np.bool_]) -> None:
@@ -232,9 +232,9 @@ class SampleMerger:
                 continue
             values = series.values.astype(np.float64)
             is_new = block.order >= 0
-            refused, _, held = impossible_rises(values, series.valid, block.unit, block.ms, channel.max_rise_per_s)
+            refused, _, plausible = impossible_rises(values, series.valid, block.unit, block.ms, channel.max_rise_per_s)
             refused &= is_new
-            block.series[name] = series = ChannelValues(np.where(is_new, held, series.values), series.valid)
+            block.series[name] = series = ChannelValues(np.where(is_new, plausible, series.values), series.valid)
             number = int(refused.sum())
             if number:
                 example = f"{name} = {values[refused][0]:.15g}"
@@ -251,7 +251,7 @@ class SampleMerger:
                 "timestamp": instant_text(datetime.fromtimestamp(block.ms[index] / 1000, UTC)),
                 "node": self.plan.nodes[block.node[index]],
                 self.plan.installations.unit: self.plan.installations.units[block.unit[index]],
-                **{name: kept.values[index].item() for name, kept in block.series.items() if kept.valid[index]},
+                **{name: series.values[index].item() for name, series in block.series.items() if series.valid[index]},
             }
             file, row = self.files[order >> ORDER_SHIFT], order & ((1 << ORDER_SHIFT) - 1)
             self.quarantine.set_aside(reason, "samples", file, row, row_text(content), rows=rows, lost=lost)

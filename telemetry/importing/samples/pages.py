@@ -38,10 +38,10 @@ class Pages:
         is_whole = page < len(places)  # rows after a unit's last temperature do not form a page yet
         is_whole[is_whole] = block.unit[rows[is_whole]] == block.unit[ends[page[is_whole]]]
         series = {}
-        for name, given in block.series.items():
-            chosen = np.flatnonzero(is_whole & given.valid[rows])
-            values, valid = np.zeros(len(ends), given.values.dtype), np.zeros(len(ends), np.bool_)
-            values[page[chosen]], valid[page[chosen]] = given.values[rows[chosen]], True
+        for name, channel_values in block.series.items():
+            chosen = np.flatnonzero(is_whole & channel_values.valid[rows])
+            values, valid = np.zeros(len(ends), channel_values.values.dtype), np.zeros(len(ends), np.bool_)
+            values[page[chosen]], valid[page[chosen]] = channel_values.values[rows[chosen]], True
             series[name] = ChannelValues(values, valid)
         keys: dict[str, Any] = {
             key: getattr(block, key)[ends] for key in ("unit", "node", "ms", "order", "mig", "count")
@@ -59,10 +59,10 @@ class Pages:
             earlier = np.append(False, series.valid[:-1])
             series.valid = series.valid | (follows & earlier)
 
-    def spread(self, of_pages: npt.NDArray[np.bool_], before: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return for each row the flag of its unit's last complete page; ``before``: initial flag by unit code."""
+    def spread(self, of_pages: npt.NDArray[np.bool_], was_marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return for each row the flag of its unit's last complete page; ``was_marked``: initial flag by unit code."""
         last = np.searchsorted(self.ends, self.rows, side="right") - 1
-        of_row = before[self.units]
+        of_row = was_marked[self.units]
         has_page = np.flatnonzero(last >= 0)
         has_page = has_page[self.block.unit[last[has_page]] == self.units[has_page]]
         of_row[has_page] = of_pages[last[has_page]]

@@ -63,11 +63,11 @@ def impossible_rises(
     valid one; and the values, where the last valid one replaces a value that another source has cached.
     """
     masks = np.zeros((2, len(values)), np.bool_)
-    held = values.astype(np.float64)
+    plausible = values.astype(np.float64)
     reported = np.flatnonzero(valid)
     if len(reported) < 2:
-        return masks[0], masks[1], held
-    numbers, units, times = held[reported], unit[reported], ms[reported]
+        return masks[0], masks[1], plausible
+    numbers, units, times = plausible[reported], unit[reported], ms[reported]
     refused, stale = np.zeros((2, len(reported)), np.bool_)
     same = units[1:] == units[:-1]
     per_ms = max_rise_per_s / 1000
@@ -77,45 +77,45 @@ def impossible_rises(
         if refused[place]:
             continue
         # After an impossible value, compare with the last valid one until the counter is plausible again.
-        before = place - 1
-        while refused[before]:
-            before -= 1
+        previous = place - 1
+        while refused[previous]:
+            previous -= 1
         current = place
-        while current < len(numbers) and units[current] == units[before]:
-            has_fallen, gap_ms = numbers[current] < numbers[before], int(times[current] - times[before])
-            rise = numbers[current] - (0 if has_fallen else numbers[before])
+        while current < len(numbers) and units[current] == units[previous]:
+            has_fallen, gap_ms = numbers[current] < numbers[previous], int(times[current] - times[previous])
+            rise = numbers[current] - (0 if has_fallen else numbers[previous])
             counts_anew = has_fallen and numbers[current] > numbers[place]
             if rise <= per_ms * max(gap_ms, _SHORTEST_MS) or (counts_anew and gap_ms > _STALE_MS):
                 if counts_anew:  # the counter has restarted, at another value than zero
-                    refused[place:current] = numbers[place:current] >= numbers[before]
+                    refused[place:current] = numbers[place:current] >= numbers[previous]
                     stale[place:current] = False
                 break
-            if has_fallen and _is_cached(current, before, numbers, times, units, refused):
-                numbers[current] = numbers[before]
+            if has_fallen and _is_cached(current, previous, numbers, times, units, refused):
+                numbers[current] = numbers[previous]
             else:
                 refused[current] = True
                 stale[current] = has_fallen and gap_ms <= _STALE_MS
             current += 1
-    masks[:, reported], held[reported] = (refused, stale), numbers
-    return masks[0], masks[1], held
+    masks[:, reported], plausible[reported] = (refused, stale), numbers
+    return masks[0], masks[1], plausible
 
 
 def _is_cached(
     current: int,
-    before: int,
+    previous: int,
     numbers: npt.NDArray[np.float64],
     times: npt.NDArray[np.int64],
     units: npt.NDArray[np.int32],
     refused: npt.NDArray[np.bool_],
 ) -> bool:
     """Return whether a counter had a value at most :data:`_CACHED_MS` earlier; between two values it rises evenly."""
-    newer, older = before, before - 1
+    newer, older = previous, previous - 1
     while older >= 0 and units[older] == units[current] and times[current] - times[newer] <= _CACHED_MS:
         if not refused[older]:
             if numbers[older] <= numbers[current]:
                 share = (numbers[newer] - numbers[current]) / (numbers[newer] - numbers[older])
-                had = times[newer] - share * (times[newer] - times[older])
-                return bool(times[current] - had <= _CACHED_MS)
+                expected = times[newer] - share * (times[newer] - times[older])
+                return bool(times[current] - expected <= _CACHED_MS)
             newer = older
         older -= 1
     return False
@@ -133,12 +133,12 @@ def reset_aware_rise(
     rise = np.zeros(len(values), np.float64)
     known = np.zeros(len(values), dtype=bool)
     if len(reported) > 1:
-        now, before = reported[1:], reported[:-1]
-        same = unit[now] == unit[before]
-        now, before = now[same], before[same]
-        change = values[now] - values[before]
-        rise[now] = np.where(change >= 0, change, values[now])
-        known[now] = True
+        current, previous = reported[1:], reported[:-1]
+        same = unit[current] == unit[previous]
+        current, previous = current[same], previous[same]
+        change = values[current] - values[previous]
+        rise[current] = np.where(change >= 0, change, values[current])
+        known[current] = True
     return ChannelValues(rise, known)
 
 
@@ -165,15 +165,15 @@ def rises_after_insertion(
     )
     last_stored = np.maximum.accumulate(np.where(has_stored[reported], np.arange(len(reported)), -1))
     falls = np.cumsum(np.concatenate(([False], same & (np.diff(values[reported]) < 0))))
-    row, before = reported[after], last_stored[after - 1]
-    known = (before >= 0) & (unit[reported[before]] == unit[row])
+    row, previous = reported[after], last_stored[after - 1]
+    known = (previous >= 0) & (unit[reported[previous]] == unit[row])
     value, rise, latest = values[row], rises[row], values[reported[after - 1]]
-    level = np.where(known, values[reported[before]], np.maximum(value - rise, 0.0))
+    level = np.where(known, values[reported[previous]], np.maximum(value - rise, 0.0))
     slack = 1e-6 * np.maximum(np.abs(rise), 1.0)  # rises are stored as float32
     from_zero = known & (np.abs(value - rise) <= slack) & (np.abs(value - level - rise) > slack)
-    fell = known & (falls[after - 1] > falls[before])
-    left = np.where(fell, value - latest, np.where(from_zero, value, rise - (latest - level)))
-    rises[row] = np.where(left < -slack, value, np.maximum(left, 0.0))
+    fell = known & (falls[after - 1] > falls[previous])
+    remaining_rise = np.where(fell, value - latest, np.where(from_zero, value, rise - (latest - level)))
+    rises[row] = np.where(remaining_rise < -slack, value, np.maximum(remaining_rise, 0.0))
     return rises
 
 
@@ -187,22 +187,22 @@ def add_rollup_columns(
     """
     for channel in channels.values():
         for suffix in ROLLUP_SUFFIXES[channel.kind]:
-            made = block.series.get(channel.name + suffix)
-            if made is None:
+            derived = block.series.get(channel.name + suffix)
+            if derived is None:
                 continue
             base = block.series[channel.name]
-            given = made.valid
+            known = derived.valid
             if suffix == "_rise":
                 rise = reset_aware_rise(base.values.astype(np.float64), base.valid, block.unit)
-                stored = made.values.astype(np.float64)
+                stored = derived.values.astype(np.float64)
                 if has_stored is not None and channel.name in has_stored:
-                    stored = rises_after_insertion(base, made, block.unit, has_stored[channel.name])
+                    stored = rises_after_insertion(base, derived, block.unit, has_stored[channel.name])
                 block.series[channel.name + suffix] = ChannelValues(
-                    np.where(given, stored, rise.values), given | rise.valid
+                    np.where(known, stored, rise.values), known | rise.valid
                 )
             else:
-                values = np.where(given, made.values, base.values)
-                block.series[channel.name + suffix] = ChannelValues(values, given | base.valid)
+                values = np.where(known, derived.values, base.values)
+                block.series[channel.name + suffix] = ChannelValues(values, known | base.valid)
 
 
 def roll_up(block: Block, channels: Mapping[str, Channel], rolled: npt.NDArray[np.bool_], step_ms: int) -> Block:
@@ -222,8 +222,8 @@ def roll_up(block: Block, channels: Mapping[str, Channel], rolled: npt.NDArray[n
         channel.name + suffix: suffix for channel in channels.values() for suffix in ROLLUP_SUFFIXES[channel.kind]
     }
     series = {
-        name: _reduce(given, channels[name], base_of.get(name, ""), block.count, start)
-        for name, given in block.series.items()
+        name: _reduce(values, channels[name], base_of.get(name, ""), block.count, start)
+        for name, values in block.series.items()
     }
     return Block(
         unit=block.unit[start],
@@ -237,27 +237,27 @@ def roll_up(block: Block, channels: Mapping[str, Channel], rolled: npt.NDArray[n
 
 
 def _reduce(
-    given: ChannelValues, channel: Channel, suffix: str, count: npt.NDArray[np.int32], start: npt.NDArray[np.int64]
+    raw: ChannelValues, channel: Channel, suffix: str, count: npt.NDArray[np.int32], start: npt.NDArray[np.int64]
 ) -> ChannelValues:
-    valid = np.logical_or.reduceat(given.valid, start)
+    valid = np.logical_or.reduceat(raw.valid, start)
     values: npt.NDArray[np.generic]
     if suffix in ("_min", "_max"):
         worst = np.float32(np.inf if suffix == "_min" else -np.inf)
         pick = np.minimum if suffix == "_min" else np.maximum
-        values = pick.reduceat(np.where(given.valid, given.values, worst), start)
+        values = pick.reduceat(np.where(raw.valid, raw.values, worst), start)
     elif suffix == "_rise":
-        values = np.add.reduceat(np.where(given.valid, given.values, 0).astype(np.float64), start).astype(np.float32)
+        values = np.add.reduceat(np.where(raw.valid, raw.values, 0).astype(np.float64), start).astype(np.float32)
     elif channel.kind == "flags":
-        values = np.bitwise_or.reduceat(np.where(given.valid, given.values, np.uint64(0)), start)
+        values = np.bitwise_or.reduceat(np.where(raw.valid, raw.values, np.uint64(0)), start)
     elif channel.kind == "gauge":
-        weight = np.where(given.valid, count, 0).astype(np.float64)
-        total = np.add.reduceat(np.where(given.valid, given.values, 0).astype(np.float64) * weight, start)
+        weight = np.where(raw.valid, count, 0).astype(np.float64)
+        total = np.add.reduceat(np.where(raw.valid, raw.values, 0).astype(np.float64) * weight, start)
         weights = np.add.reduceat(weight, start)
         values = (total / np.where(valid, weights, 1.0)).astype(np.float32)
     else:
-        position = np.where(given.valid, np.arange(len(given.valid)), -1)
+        position = np.where(raw.valid, np.arange(len(raw.valid)), -1)
         newest = np.maximum.reduceat(position, start)
-        values = given.values[np.clip(newest, 0, None)]
+        values = raw.values[np.clip(newest, 0, None)]
     return ChannelValues(np.where(valid, values, np.zeros(1, values.dtype)), valid)
 
 
@@ -291,8 +291,8 @@ def merge_duplicates(block: Block) -> tuple[Block, int, npt.NDArray[np.int64]]:
         has_own = first < len(block)
         repeats[first[has_own]] = False
         repeats &= ~(series.valid & ~has_own[group])
-        own = series.values[np.minimum(first, len(block) - 1)]
-        values = np.where(has_own, own, _highest(series, start)) if block.mig.any() else own
+        first_values = series.values[np.minimum(first, len(block) - 1)]
+        values = np.where(has_own, first_values, _highest(series, start)) if block.mig.any() else first_values
         valid = np.logical_or.reduceat(series.valid, start)
         merged.series[name] = ChannelValues(np.where(valid, values, np.zeros(1, values.dtype)), valid)
     return merged, int(repeats.sum()), conflicting

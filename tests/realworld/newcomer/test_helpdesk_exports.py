@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.importing.asking.questions import Inquiry, find_questions
 from telemetry.importing.mapping import load_mapping
+from telemetry.importing.suggestion.questions import Inquiry, find_questions
 from telemetry.importing.tickets import SEVERAL_IN_TEXT
 from tests.telemetry.helpers import gpu, run_import, samples_frame
 

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.params import Params
 from pipeline.sources import check_sources
-from telemetry.importing.asking.trial import write_inquiry
+from telemetry.importing.suggestion.trial import write_inquiry
 from tests.processes import ROOT
 
 DATA = ROOT.parent / "shared" / "data" / "gwdg"

@@ -9,8 +9,8 @@ import yaml
 from foundation.errors import InputError
 from foundation.yaml import overlaid, read_yaml
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.importing.asking.questions import Inquiry, find_questions, refuse_open
 from telemetry.importing.mapping import load_mapping
+from telemetry.importing.suggestion.questions import Inquiry, find_questions, refuse_open
 from tests.telemetry.helpers import all_samples, gpu, run_import
 
 GWDG = Path(__file__).parents[3].parent / "shared/data/gwdg"

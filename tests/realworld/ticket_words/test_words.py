@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from telemetry.importing import tickets as tickets_module
-from telemetry.importing.tickets import EARLY, UNKNOWN_GPU
+from telemetry.importing.tickets import RESOLVED_BEFORE_OPENED, UNKNOWN_GPU
 from telemetry.phrases import classify
 from tests.telemetry.helpers import run_import
 
@@ -210,4 +210,4 @@ def test_a_ticket_resolved_before_it_was_opened_has_no_second_event(tmp_path: Pa
     tickets = pd.DataFrame(rows, columns=["timestamp", "resolved_at"]).assign(node="node-0", type="failure")
     result = run_import(tmp_path, events=tickets)
     assert sorted(result.dataset.events()["type"]) == ["failure", "failure", "repair"]
-    assert result.dataset.meta.quarantine == {EARLY: 1}
+    assert result.dataset.meta.quarantine == {RESOLVED_BEFORE_OPENED: 1}

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from foundation.errors import InputError
 from telemetry.dataset.channels import CATALOGUE
-from telemetry.importing.asking.guesses import Guess, suggest
-from telemetry.importing.asking.questions import mapping_text
 from telemetry.importing.mapping import ImportMapping, load_mapping
+from telemetry.importing.suggestion.guesses import Guess, suggest
+from telemetry.importing.suggestion.questions import mapping_text
 from tests.telemetry.helpers import inventory_frame, run_import, samples_frame, write_csv
 
 SMI = {

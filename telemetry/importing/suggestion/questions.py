@@ -18,7 +18,6 @@ from foundation.errors import InputError
 from foundation.yaml import overlaid, read_yaml
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.event import EVENT_TYPES
-from telemetry.importing.asking.guesses import INSTANTS, Guess, known_columns, long_format, named, suggest
 from telemetry.importing.batch import time_of_column
 from telemetry.importing.columns import refuse_absent, targets_of
 from telemetry.importing.files.sources import expand_sources, is_kernel_log
@@ -26,6 +25,7 @@ from telemetry.importing.files.tables import column_names, read_batches
 from telemetry.importing.instants import MISSING, NAIVE, UndecidedOrderError, order_shown, parse_instants
 from telemetry.importing.mapping import ImportMapping, TableMapping
 from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.suggestion.guesses import INSTANTS, Guess, known_columns, long_format, named, suggest
 from telemetry.phrases import classify
 
 _HEADER: Final = """\
@@ -141,7 +141,7 @@ _REQUIRED: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
 }
 _FIRST_ROWS: Final = 20_000
 _FILES_ALIKE: Final = 3
-_SHOWN: Final = 5
+_MAX_EXAMPLES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ def find_questions(
     questions = [
         Question(
             role,
-            f"dates can be read in two ways, such as {', '.join(examples[:_SHOWN])}",
+            f"dates can be read in two ways, such as {', '.join(examples[:_MAX_EXAMPLES])}",
             role,
             f"Give `{role}: {{time: {{order: dmy}}}}` (day first) or `mdy` (month first).",
             {role: {"time": {"order": "dmy"}}},
@@ -239,7 +239,7 @@ def find_questions(
         for role, examples in undecided.items()
     ]
     if naive:
-        problem = f"timestamps are naive (without a time zone), such as {', '.join(naive[:_SHOWN])}"
+        problem = f"timestamps are naive (without a time zone), such as {', '.join(naive[:_MAX_EXAMPLES])}"
         advice = "Give `timezone: UTC`, with the zone that they were written in."
         questions.insert(0, Question("timezone", problem, "all tables", advice, {"timezone": "UTC"}))
     return guesses, questions + missing
@@ -263,17 +263,17 @@ def _open_instants(
     role: str, file: Path, section: TableMapping, sources: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield columns with naive or ambiguous dates: the column, ``timezone`` or ``order``, and an example."""
-    wanted = {sources[target] for target in INSTANTS if target in sources and target not in section.constants}
-    batch = next(iter(read_batches(file, role, Quarantine())), None) if wanted else None
+    columns = {sources[target] for target in INSTANTS if target in sources and target not in section.constants}
+    batch = next(iter(read_batches(file, role, Quarantine())), None) if columns else None
     if batch is None or not batch.table.num_rows:
         return
-    for column in sorted(wanted):
+    for column in sorted(columns):
         values: pa.ChunkedArray = batch.table.column(column).slice(0, _FIRST_ROWS)
         time = time_of_column(section.time, column)
         try:
             parsed = parse_instants(values, time, column)
         except UndecidedOrderError as error:
-            order = order_shown(batch.table.column(other) for other in wanted)
+            order = order_shown(batch.table.column(other) for other in columns)
             if order is None:
                 yield column, "order", error.text
             parsed = parse_instants(values, time, column, order=order or "dmy")

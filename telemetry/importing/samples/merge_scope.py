@@ -26,9 +26,9 @@ from telemetry.dataset.layout import Runs, choose_runs, part_rows, write_small
 from telemetry.dataset.store import Dataset
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.samples.block import Block, Spill, read_block
+from telemetry.importing.samples.derived_events import CHANNEL
 from telemetry.importing.samples.intake import SampleIntake
 from telemetry.importing.samples.rollup import cell_end, finer_units
-from telemetry.importing.samples.shown_events import CHANNEL
 
 NEWEST_NAME: Final = "newest.parquet"
 """Dataset file with the newest raw sample of each rolled-up unit."""
@@ -80,7 +80,7 @@ def plan_merge(
     A unit that was rolled up before stays rolled up. A dataset with samples keeps its runs; otherwise runs are sized
     for one sample per unit and step.
     """
-    installations, every = intake.installations, intake.every_channel
+    installations, all_channels = intake.installations, intake.every_channel
     step_ms = step // timedelta(milliseconds=1)
     newest_of = {} if existing is None else read_newest(existing.path)
     newest = np.array([newest_of.get(name, -1) for name in installations.units], np.int64)
@@ -93,8 +93,8 @@ def plan_merge(
     rolled = bool(len(units)) or intake.sample_count or (existing is not None and existing.meta.sample_count)
     names = {*old, *intake.channels}
     if rolled:
-        names |= set(with_rollups({name: channel for name, channel in every.items() if name in names}))
-    channels = {name: channel for name, channel in with_rollups(every).items() if name in names}
+        names |= set(with_rollups({name: channel for name, channel in all_channels.items() if name in names}))
+    channels = {name: channel for name, channel in with_rollups(all_channels).items() if name in names}
     channels |= {name: channel for name, channel in old.items() if name not in channels}
     runs, relaid = choose_runs(len(installations.units) * (timedelta(days=1) / step) / spill.bucket_number), False
     if existing is not None:
@@ -133,7 +133,7 @@ def write_newest(root: Path, newest: Mapping[str, int]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class MergeScope:
     """Stored rows of a bucket that a merge needs, and the fate of its runs.
 
     ``blocks``: stored rows in time order; runs that are only read have just keys, counters and latched XIDs.
@@ -148,7 +148,7 @@ class Reach:
     dropped: int
 
 
-def read_reach(dataset: Dataset | None, plan: MergePlan, bucket: int, new: Block | None) -> Reach:
+def read_merge_scope(dataset: Dataset | None, plan: MergePlan, bucket: int, new: Block | None) -> MergeScope:
     """Read the stored rows needed to merge a bucket's new rows.
 
     Raises ``InputError`` if the dataset is damaged or has samples of a unit that is not in the inventory.
@@ -162,34 +162,34 @@ def read_reach(dataset: Dataset | None, plan: MergePlan, bucket: int, new: Block
     new_runs = np.empty(0, np.int64) if new is None else run_of(new)
     written = set(np.unique(new_runs).tolist())
     if dataset is None:
-        return Reach([], written, [], 0)
+        return MergeScope([], written, [], 0)
     if keep_ms is not None and len(plan.newly_finer):  # the cell of their last sample may end in the next run
         keep_ms -= plan.step_ms
     stored = dataset.runs_of(bucket)
-    left = [run for run in stored if runs.overlaps(run, keep_ms, None)]
-    past = [path for run in stored if run not in left for path in dataset.parts_of_run(bucket, run)]
+    retained = [run for run in stored if runs.overlaps(run, keep_ms, None)]
+    expired = [path for run in stored if run not in retained for path in dataset.parts_of_run(bucket, run)]
     # Stored rows of a newly finer unit are downsampled, and may be in any run.
     rewrites_all = plan.relaid or (new is not None and bool(np.isin(new.unit, plan.newly_finer).any()))
     if rewrites_all:
-        written.update(left)
+        written.update(retained)
     elif plan.keep_ms is not None:
-        written.update(run for run in left[:1] if runs.days is None or runs.begin_ms(run) < plan.keep_ms)
+        written.update(run for run in retained[:1] if runs.days is None or runs.begin_ms(run) < plan.keep_ms)
     read = partial(_read_run, dataset, plan, bucket)
-    blocks = {run: read(run) for run in left if run in written}
+    blocks = {run: read(run) for run in retained if run in written}
     if rewrites_all:  # a row moved to the end of its cell may move to the next run
         written.update(run for block in blocks.values() for run in np.unique(run_of(block)).tolist())
     elif new is not None and (plan.counters or CHANNEL in new.series):
         for run in np.unique(new_runs).tolist():
             part = new.take(np.flatnonzero(new_runs == run))
             stored_rows = blocks.get(run, new.take(np.empty(0, np.int64)))
-            earlier = [other for other in reversed(left) if other < run]
-            later = [other for other in left if other > run]
-            written |= _read_neighbours(read, plan.counters, part, stored_rows, earlier, later, blocks)
-    return Reach(
+            earlier = [other for other in reversed(retained) if other < run]
+            later_runs = [other for other in retained if other > run]
+            written |= _read_neighbours(read, plan.counters, part, stored_rows, earlier, later_runs, blocks)
+    return MergeScope(
         blocks=[blocks[run] for run in sorted(blocks)],
         written=written,
-        unchanged=[run for run in left if run not in written],
-        dropped=sum(part_rows(path) for path in past),
+        unchanged=[run for run in retained if run not in written],
+        dropped=sum(part_rows(path) for path in expired),
     )
 
 
@@ -199,7 +199,7 @@ def _read_neighbours(
     new: Block,
     stored_rows: Block,
     earlier: Sequence[int],
-    later: Sequence[int],
+    later_runs: Sequence[int],
     blocks: dict[int, Block],
 ) -> set[int]:
     """Read runs before and after the new rows of one run until every channel that they report was found.
@@ -219,24 +219,24 @@ def _read_neighbours(
     first, last = _reports(new, units, channels)
     own_first, own_last = _reports(stored_rows, units, channels)
     # Also search for any earlier row, because a first latched XID after rows without one is an edge.
-    sought = first.notna() & ~(own_first < first)
+    missing = first.notna() & ~(own_first < first)
     for run in earlier:
-        if not sought.any(axis=None):
+        if not missing.any(axis=None):
             break
-        sought &= ~reported(run)
+        missing &= ~reported(run)
     # Rows before all others of a unit turn its first latched XID into an edge, even without reporting the gauge.
-    earliest = sought[_ANY_ROW] & first[CHANNEL].isna()
+    earliest = missing[_ANY_ROW] & first[CHANNEL].isna()
     last.loc[earliest, CHANNEL] = first.loc[earliest, _ANY_ROW]
-    sought = (last.notna() & ~(own_last > last))[channels]
+    missing = (last.notna() & ~(own_last > last))[channels]
     rewritten = set()
-    for run in later:
-        if not sought.any(axis=None):
+    for run in later_runs:
+        if not missing.any(axis=None):
             break
-        measured_again = reported(run)[channels] & sought
+        measured_again = reported(run)[channels] & missing
         if measured_again[counters].any(axis=None):
             blocks[run] = read(run)
             rewritten.add(run)
-        sought &= ~measured_again
+        missing &= ~measured_again
     return rewritten
 
 
@@ -245,10 +245,10 @@ def _read_run(dataset: Dataset, plan: MergePlan, bucket: int, run: int, channels
 
     ``channels``: channels to read (default: all); the others have no values.
     """
-    wanted = None
+    column_names = None
     if channels is not None:
-        wanted = ["timestamp", "node", "gpu", *(name for name in channels if name in dataset.schema.names)]
-    table = dataset.read_run(bucket, run, wanted)
+        column_names = ["timestamp", "node", "gpu", *(name for name in channels if name in dataset.schema.names)]
+    table = dataset.read_run(bucket, run, column_names)
     units = table.column(plan.installations.unit).unify_dictionaries().combine_chunks()
     codes = plan.installations.codes(units.dictionary.to_pylist())
     if (codes < 0).any():
@@ -269,8 +269,8 @@ def _read_run(dataset: Dataset, plan: MergePlan, bucket: int, run: int, channels
         "order": np.full(len(table), -1, np.int64),
         "mig": np.zeros(len(table), dtype=bool),
     }
-    given = {name: table.column(name) for name in table.column_names if name not in ("timestamp", "node", "gpu")}
-    block = read_block(pa.table({**keys, **given}), plan.channels)
+    values = {name: table.column(name) for name in table.column_names if name not in ("timestamp", "node", "gpu")}
+    block = read_block(pa.table({**keys, **values}), plan.channels)
     newest = plan.newest[block.unit]
     unfinished = (newest >= 0) & (newest < block.ms) & (cell_end(newest, plan.step_ms) == block.ms)
     block.ms = np.where(unfinished, newest, block.ms)

@@ -23,13 +23,13 @@ from foundation.errors import InputError
 from foundation.files import write_bytes
 from foundation.yaml import overlaid, read_yaml
 from telemetry.dataset.channels import Channel
-from telemetry.importing.asking.questions import Inquiry, Question, Tables, find_questions, mapping_content
 from telemetry.importing.files.sources import expand_sources, is_kernel_log
 from telemetry.importing.files.tables import read_batches
 from telemetry.importing.importer import DEFAULT_MAX_LOSS
 from telemetry.importing.ingest import ImportResult
 from telemetry.importing.mapping import ImportMapping, load_mapping
 from telemetry.importing.quarantine import Quarantine, advice
+from telemetry.importing.suggestion.questions import Inquiry, Question, Tables, find_questions, mapping_content
 
 _HEAD_ROWS: Final = 20_000
 _HEAD_FILES: Final = 5
@@ -38,7 +38,7 @@ _MOST_QUESTIONS: Final = 8
 
 _UPPER: Final = frozenset({"UTC", "GMT"})
 _BACKTICKS: Final = re.compile(r"`([^`]+)`")
-_ELSEWHERE: Final = frozenset({"unknown node", "unknown gpu", "before installation", "after removal"})
+_PLACING_REASONS: Final = frozenset({"unknown node", "unknown gpu", "before installation", "after removal"})
 """Reasons that depend on the complete telemetry, which a trial does not read."""
 
 _ALL_ELSEWHERE: Final = 0.9
@@ -59,8 +59,8 @@ def inquire(
     ``known``: inventory of GPUs whose telemetry is already available; None if ``tables`` has the samples.
     """
     guesses, questions = find_questions(tables, load_mapping(mapping), channels)
-    asked = Inquiry(tables, mapping, guesses, questions)
-    provisional = overlaid(asked.answers, mapping_content(guesses, tables, mapping, every_guess=True))
+    first_inquiry = Inquiry(tables, mapping, guesses, questions)
+    provisional = overlaid(first_inquiry.answers, mapping_content(guesses, tables, mapping, every_guess=True))
     if not _is_valid(provisional):
         provisional = mapping_content([], tables, mapping, every_guess=False)
     incomplete = frozenset(question.location for question in questions if question.missing)
@@ -101,8 +101,8 @@ class _Trial:
                 if str(file) in self.incomplete:
                     continue
                 section = "kernel_log" if role == "events" and is_kernel_log(file) else role
-                given: dict[str, Any] = {"events": [file]} if role == "events" else {"jobs": file}
-                yield from self._ask(section, file, **given)
+                argument: dict[str, Any] = {"events": [file]} if role == "events" else {"jobs": file}
+                yield from self._ask(section, file, **argument)
 
     def _heads(self, files: list[Path]) -> Iterator[Path]:
         for number, file in enumerate(files[:_HEAD_FILES]):
@@ -112,19 +112,19 @@ class _Trial:
                 pq.write_table(_storable(batch.table.slice(0, _HEAD_ROWS)), head)
                 yield head
 
-    def _import(self, **given: Any) -> ImportResult:
+    def _import(self, **arguments: Any) -> ImportResult:
         self.number += 1
         mapping = self.folder / "mapping.yaml"
         span = [datetime(1990, 1, 1, tzinfo=UTC), self.now]  # avoids an error for a table without usable rows
         mapping.write_text(yaml.safe_dump({"span": span} | self.content, sort_keys=False), encoding="utf-8")
         out, files = self.folder / f"trial-{self.number}", {"inventory": self.inventory, "samples": self.heads}
-        return self.importing(out, **files, mapping=mapping, max_loss=1.0, now=self.now, **given)
+        return self.importing(out, **files, mapping=mapping, max_loss=1.0, now=self.now, **arguments)
 
-    def _ask(self, section: str, file: Path, **given: Any) -> Generator[Question, None, bool]:
+    def _ask(self, section: str, file: Path, **arguments: Any) -> Generator[Question, None, bool]:
         """Yield questions about a table; return whether it can be imported with the answers."""
         for _ in range(_MOST_QUESTIONS):
             try:
-                result = self._import(**given)
+                result = self._import(**arguments)
             except InputError as error:
                 answer = _answer_in(error.advice, section, file, self.now)
                 content = overlaid(self.content, answer)
@@ -145,10 +145,12 @@ def _losses(section: str, file: Path, result: ImportResult) -> Iterator[Question
     account = result.accounting.tables["events" if section == "kernel_log" else section]
     losses = {reason: number for reason, number in account.left_out.items() if advice(reason) != advice("")}
     for share, is_placing in ((DEFAULT_MAX_LOSS, False), (_ALL_ELSEWHERE, True)):
-        lost = Counter({reason: number for reason, number in losses.items() if (reason in _ELSEWHERE) is is_placing})
+        lost = Counter(
+            {reason: number for reason, number in losses.items() if (reason in _PLACING_REASONS) is is_placing}
+        )
         if lost.total() >= _FEWEST and lost.total() > share * account.read:
-            reason, most = lost.most_common(1)[0]
-            problem = f"{lost.total():,} of {account.read:,} rows cannot be used, {most:,} of them for {reason!r}"
+            reason, largest = lost.most_common(1)[0]
+            problem = f"{lost.total():,} of {account.read:,} rows cannot be used, {largest:,} of them for {reason!r}"
             yield Question(section, f"{problem}, such as {account.examples.get(reason)}", str(file), advice(reason))
 
 

@@ -39,7 +39,7 @@ from telemetry.importing.tickets import TICKET_COLUMNS
 from telemetry.phrases import classify
 from telemetry.values.numbers import ANY_UNIT, read_numbers, words_for
 
-_SURE: Final = 0.8
+_SURE_SCORE: Final = 0.8
 _LIKELY: Final = 0.5
 _FITS: Final = 0.95
 INSTANTS: Final = (
@@ -54,7 +54,7 @@ INSTANTS: Final = (
     "checkpointed_at",
 )
 _UUID: Final = re.compile(r"(?:GPU-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_FEW: Final = 8
+_FEW_VALUES: Final = 8
 _METRIC_COLUMNS: Final = ("metric", "metric_name", "__name__", "_field", "metric_id", "series")
 _VALUE_COLUMNS: Final = ("value", "_value", "metric_value", "val")
 _LEAST_INSTANT: Final = 10_000
@@ -92,7 +92,7 @@ class Guess:
     @property
     def sure(self) -> bool:
         """Whether the guess needs no confirmation."""
-        return self.score >= _SURE
+        return self.score >= _SURE_SCORE
 
 
 def named(guesses: Sequence[Guess]) -> str:
@@ -101,34 +101,34 @@ def named(guesses: Sequence[Guess]) -> str:
 
 
 def suggest(
-    given: Mapping[str, Sequence[Path]], mapping: ImportMapping, channels: Mapping[str, Channel]
+    files: Mapping[str, Sequence[Path]], mapping: ImportMapping, channels: Mapping[str, Channel]
 ) -> list[Guess]:
     """Guess the unknown columns that an import would reject, and those of an inventory that may be required ones.
 
-    ``given``: files and folders by role (``samples``, ``events``, ``inventory``, ``jobs``); kernel logs are skipped.
+    ``files``: files and folders by role (``samples``, ``events``, ``inventory``, ``jobs``); kernel logs are skipped.
     Targets are unique per role, and never a column that the file already has.
     """
     guesses: list[Guess] = []
-    for role, paths in given.items():
+    for role, paths in files.items():
         columns: dict[str, tuple[Path, pa.ChunkedArray]] = {}
-        taken: dict[str, set[str]] = {}
+        claimed: dict[str, set[str]] = {}
         metrics: dict[str, tuple[Path, pa.ChunkedArray]] = {}
         for file in expand_sources(tuple(paths), role):
             if role != "events" or not is_kernel_log(file):
                 unknown, known = _columns_of(file, role, getattr(mapping, role), channels)
                 for name in unknown:
-                    taken.setdefault(name, set()).update(known)
+                    claimed.setdefault(name, set()).update(known)
                 new = [name for name in unknown if name not in columns]
                 long = long_format(new) if role == "samples" else None
                 batch = next(iter(read_batches(file, role, Quarantine())), None) if new else None
                 if batch is not None and role == "events":
                     kinds = _kinds_of_tickets(batch.table, mapping.events)
                     new += kinds
-                    taken |= {name: taken.get(name, known) - {"type"} for name in new if kinds}
+                    claimed |= {name: claimed.get(name, known) - {"type"} for name in new if kinds}
                 columns |= {} if batch is None else {name: (file, batch.table.column(name)) for name in new}
                 if long is not None:
                     metrics |= _metrics_of(file, long, mapping.samples, channels)
-        guesses += _assign(role, columns, taken, channels if role == "samples" else {})
+        guesses += _assign(role, columns, claimed, channels if role == "samples" else {})
         guesses += [guess for guess in _assign(role, metrics, defaultdict(set), channels) if guess.target]
     return guesses
 
@@ -200,15 +200,15 @@ def _assign(
         # With several timestamp columns, only a name can identify the event time.
         candidates = [replace(guess, score=_LIKELY) if guess.why == _BY_VALUE else guess for guess in candidates]
     best: dict[str, Guess] = {}
-    taken: set[str] = set()
+    claimed: set[str] = set()
     for guess in sorted(candidates, key=lambda guess: -guess.score):
-        if guess.target not in taken | known[guess.column] and guess.column not in best:
+        if guess.target not in claimed | known[guess.column] and guess.column not in best:
             best[guess.column] = guess
-            taken = taken | {str(guess.target)}
+            claimed = claimed | {str(guess.target)}
     if role == "events":
         best = _as_tickets(best, set().union(*known.values()))
     return [
-        best.get(name) or Guess(role, file, name, None, *_nothing(role, column))
+        best.get(name) or Guess(role, file, name, None, *_no_guess(role, column))
         for name, (file, column) in columns.items()
     ]
 
@@ -226,21 +226,21 @@ def _as_tickets(best: Mapping[str, Guess], known: set[str]) -> dict[str, Guess]:
     A ticket type like `Bug` or `Task` says nothing about hardware, but the text does.
     """
     of_target = {str(guess.target): guess for guess in best.values()}
-    opened, text, kind = (of_target.get(target) for target in ("known_at", "detail", "type"))
-    made = dict(best)
+    opening, text, kind = (of_target.get(target) for target in ("known_at", "detail", "type"))
+    as_ticket = dict(best)
     by_value = of_target.get("timestamp")
-    if opened and "timestamp" not in known and (by_value is None or by_value.why == _BY_VALUE or not by_value.sure):
+    if opening and "timestamp" not in known and (by_value is None or by_value.why == _BY_VALUE or not by_value.sure):
         if by_value is not None:
-            del made[by_value.column]
-        made[opened.column] = replace(opened, target="timestamp", why=f"{opened.why}: when it was opened")
+            del as_ticket[by_value.column]
+        as_ticket[opening.column] = replace(opening, target="timestamp", why=f"{opening.why}: when it was opened")
     if text and "type" not in known and (kind is None or not any(classify(word, "ticket").sure for word in kind.words)):
         if kind is not None:
-            del made[kind.column]
-        made[text.column] = replace(text, target="type", why=f"{text.why}: its words are classified", words=())
-    return made
+            del as_ticket[kind.column]
+        as_ticket[text.column] = replace(text, target="type", why=f"{text.why}: its words are classified", words=())
+    return as_ticket
 
 
-def _nothing(role: str, column: pa.ChunkedArray) -> tuple[float, str]:
+def _no_guess(role: str, column: pa.ChunkedArray) -> tuple[float, str]:
     values, text = _numbers(column)
     if role != "samples":
         return 1.0, "not needed"
@@ -252,10 +252,10 @@ def _nothing(role: str, column: pa.ChunkedArray) -> tuple[float, str]:
 def _kind(values: npt.NDArray[np.float64]) -> str:
     """Describe the likely channel kind of values, which are in file order."""
     steps, distinct = np.diff(values), np.unique(values)
-    whole = bool((values == np.floor(values)).all())
+    integral = bool((values == np.floor(values)).all())
     if (steps > 0).sum() >= 3 and (steps < 0).sum() <= len(values) // 50:
         return "which rarely decrease: a counter?"
-    if not whole or len(distinct) > _FEW or len(values) < 3 * len(distinct):
+    if not integral or len(distinct) > _FEW_VALUES or len(values) < 3 * len(distinct):
         return "a gauge?"
     bits = distinct[distinct > 0].astype(np.int64) if distinct[0] >= 0 and distinct[-1] < 2**53 else np.empty(0, int)
     return "single bits: flags?" if len(bits) > 1 and not (bits & (bits - 1)).any() else "few of them: an enum?"
@@ -279,15 +279,15 @@ def _guesses(role: str, file: Path, name: str, column: pa.ChunkedArray, channels
     is_temporal = pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
     is_time = role in ("samples", "events") and target is None and not words_of(name) & {*COLUMN_NAMES["no_times"]}
     if is_time and (is_temporal or (text and _are_dates(text))):
-        guesses.append(Guess(role, file, name, "timestamp", _SURE, _BY_VALUE))
+        guesses.append(Guess(role, file, name, "timestamp", _SURE_SCORE, _BY_VALUE))
     if text and all(_UUID.fullmatch(word) for word in text):
         guesses.append(Guess(role, file, name, "gpu", 0.95, f"values are UUIDs such as {text[0]}"))
     if len(values) or not text:
         guesses += [guess for channel in channels.values() if (guess := _channel_guess(file, name, values, channel))]
-    near = sorted(guesses, key=lambda guess: -guess.score)
-    if len(near) > 1 and near[0].sure and near[0].score - near[1].score < 0.05:
-        near[0] = replace(near[0], score=_SURE - 0.01, why=f"{near[0].why}, or {near[1].target}")
-    return near
+    ranked = sorted(guesses, key=lambda guess: -guess.score)
+    if len(ranked) > 1 and ranked[0].sure and ranked[0].score - ranked[1].score < 0.05:
+        ranked[0] = replace(ranked[0], score=_SURE_SCORE - 0.01, why=f"{ranked[0].why}, or {ranked[1].target}")
+    return ranked
 
 
 def _key_of(name: str, role: str) -> tuple[str | None, float]:
@@ -315,18 +315,20 @@ def _channel_guess(file: Path, name: str, values: npt.NDArray[np.float64], chann
     scale, offset = units[unit] if unit else (1.0, 0.0)
     why = "by its name" + (f", from {unit}" if (scale, offset) != (1.0, 0.0) else "")
     if len(values) and _share(values * scale + offset, channel) < _FITS:
-        fitting = {u: to for u, to in units.items() if _share(values * to[0] + to[1], channel) >= _FITS}
+        fitting = {
+            u: factors for u, factors in units.items() if _share(values * factors[0] + factors[1], channel) >= _FITS
+        }
         if unit or not fitting:
             score = min(score, _LIKELY) / 2
             why += f", but values {_range(values)} are no {channel.unit}"
         else:
             unit, (scale, offset) = next(iter(fitting.items()))
-            score = min(score, _SURE - 0.01)
+            score = min(score, _SURE_SCORE - 0.01)
             why += f"; values {_range(values)} look like {unit}"
     elif len(values):
         why += f", values {_range(values)}"
         if channel.unit == "%" and unit is None and values.max() <= 1 and bool((values % 1 > 0).any()):
-            scale, score = 100.0, min(score, _SURE - 0.01)
+            scale, score = 100.0, min(score, _SURE_SCORE - 0.01)
             why += ", which look like shares of 1"
     return Guess("samples", file, name, channel.name, score, why, scale, offset) if score > _LIKELY / 4 else None
 

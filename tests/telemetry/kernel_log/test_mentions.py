@@ -2,7 +2,7 @@
 
 import pytest
 
-from telemetry.kernel_log.quotations import xid_codes
+from telemetry.kernel_log.mentions import xid_codes
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,10 @@ def xid_edges(
     reported = np.flatnonzero(valid)
     if len(reported) == 0:
         return np.empty(0, np.int64)
-    before = np.concatenate(([-1], reported[:-1]))
-    follows = (before >= 0) & (unit[reported] == unit[before])
+    previous = np.concatenate(([-1], reported[:-1]))
+    follows = (previous >= 0) & (unit[reported] == unit[previous])
     seen_before = (reported > 0) & (unit[reported] == unit[reported - 1])
-    changed = np.where(follows, values[reported] != values[before], seen_before)
+    changed = np.where(follows, values[reported] != values[previous], seen_before)
     return reported[changed & (values[reported] != 0)]
 
 
@@ -75,19 +75,19 @@ def new_edges(
     events = []
     for edge in edges[~was_edge[edges]].tolist():
         place = int(np.searchsorted(reported, edge))
-        turn = int(np.searchsorted(held_place, place))
-        next_place = int(held_place[turn]) if turn < len(held_place) else -1
+        position = int(np.searchsorted(held_place, place))
+        next_place = int(held_place[position]) if position < len(held_place) else -1
         if next_place < 0 or unit[reported[next_place]] != unit[edge]:
             events.append(edge)
             continue
-        between, following = reported[place:next_place], int(reported[next_place])
-        if (values[between] != values[edge]).any():
+        between_rows, following = reported[place:next_place], int(reported[next_place])
+        if (values[between_rows] != values[edge]).any():
             events.append(edge)
             continue
         since = int(ms[reported[next_place - 1]]) if next_place and unit[reported[next_place - 1]] == unit[edge] else -1
         times = known.get((int(unit[edge]), int(values[edge])), ())
-        moved = bool(was_edge[following]) and values[following] == values[edge]
-        if not moved and not any(since < time <= ms[following] for time in times):
+        has_moved = bool(was_edge[following]) and values[following] == values[edge]
+        if not has_moved and not any(since < time <= ms[following] for time in times):
             events.append(edge)
     return np.array(events, np.int64)
 

@@ -95,7 +95,7 @@ class Keys:
         self.drain = f"{prefix}/drain"  # annotation: start of the drain
         # annotation: predrain cordoned the node, with the time and the earlier state
         self.cordon = f"{prefix}{_CORDONED}"
-        self.ours = f"{prefix}/ours"  # label or annotation: opt-out by an operator
+        self.managed = f"{prefix}/managed"  # label or annotation: opt-out by an operator
         self.maintenance = f"{prefix}/maintenance"  # label or annotation: node is in maintenance
 
 
@@ -421,10 +421,10 @@ def _taint_text(node: NodeObject) -> str | None:
 
 def _opt_out(node: NodeObject, markers: OwnMarks, keys: Keys) -> tuple[str | None, list[str]]:
     """Return the opt-out of the node, if any, and warnings about unclear values."""
-    values = [texts[keys.ours] for texts in (node.labels, node.annotations) if keys.ours in texts]
-    notices = [notice for value in values if (notice := unclear(keys.ours, value)) is not None]
+    values = [texts[keys.managed] for texts in (node.labels, node.annotations) if keys.managed in texts]
+    notices = [notice for value in values if (notice := unclear(keys.managed, value)) is not None]
     if any(map(is_unmanaged, values)):
-        return f"{keys.ours}={next(filter(is_unmanaged, values))}", notices
+        return f"{keys.managed}={next(filter(is_unmanaged, values))}", notices
     mark = markers.opt_out
     return (None if mark is None else f"{mark.tool}: {' '.join(mark.pattern)}"), notices
 

@@ -76,7 +76,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "malformed row": "Correct the file: these rows do not have the fields of its header.",
     "lines inside one value": "Correct the file: a quote is not closed.",
     "conflicting duplicate sample": "Remove one of the sources: they give different values for one unit and time.",
-    "stale: the energy counter went back": "Read each GPU from one exporter: another is frozen or lags.",
+    "stale: a counter went back to an earlier value": "Read each GPU from one exporter: another is frozen or lags.",
 }
 
 

@@ -48,6 +48,7 @@ class InstrumentRules(_Model):
     temperature: tuple[str, ...]
     load: str
     energy: str
+    large_counters: tuple[str, ...]
     page_age: str
     device_fields: _DeviceFields
     frozen: _Frozen

@@ -213,16 +213,19 @@ class SampleMerger:
         self.events.append(event_frame(block.ms[rows], self.delay, **named))
 
     def _without_stale(self, block: Block) -> tuple[Block, int]:
-        """Remove and count new rows whose energy is that of an earlier time: a second source is behind or frozen."""
-        channel = self.plan.channels.get(RULES.energy)
-        if channel is None or channel.max_rise_per_s is None:
-            return block, 0
-        energy = block.series[channel.name]
-        values = energy.values.astype(np.float64)
-        _, stale, _ = impossible_rises(values, energy.valid, block.unit, block.ms, channel.max_rise_per_s)
-        stale &= (block.order >= 0) & ~block.mig
-        self._set_aside(STALE, block, stale, lost=False)
-        return block.filter(~stale), int(stale.sum())
+        """Remove and count new rows with a counter's value of an earlier time: a second source is behind or frozen."""
+        count = 0
+        for name in RULES.large_counters:
+            channel = self.plan.channels.get(name)
+            if channel is None or channel.max_rise_per_s is None:
+                continue
+            series = block.series[name]
+            values = series.values.astype(np.float64)
+            _, stale, _ = impossible_rises(values, series.valid, block.unit, block.ms, channel.max_rise_per_s)
+            stale &= (block.order >= 0) & ~block.mig
+            self._set_aside(STALE, block, stale, lost=False)
+            block, count = block.filter(~stale), count + int(stale.sum())
+        return block, count
 
     def _refuse_impossible_rises(self, block: Block) -> None:
         """Null new counter values above the channel's maximum rate, in place."""

@@ -18,7 +18,7 @@ FINER_THAN = 0.9
 """A unit is rolled up if its median sampling interval is below this fraction of the step; allows for scrape jitter."""
 
 IMPOSSIBLE_RISE: Final = "an impossible rise of a counter"
-STALE: Final = "stale: the energy counter went back"
+STALE: Final = "stale: a counter went back to an earlier value"
 
 _SHORTEST_MS: Final = 60_000
 """Minimum interval for the rate check: exporters cache values, so a counter may jump by a minute's increase."""

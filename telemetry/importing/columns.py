@@ -253,6 +253,8 @@ def _mapped(
         return "slot" if "slot" in known and "slot" not in names else None
     if name in known:
         return name
+    if name.endswith(")") and aliases.get(name) in known:  # NODELIST(REASON)
+        return aliases[name]
     for form in forms_of(name):
         for spelling in spellings(split_header(form)[0]):
             target = aliases.get(spelling, spelling)

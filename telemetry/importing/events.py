@@ -17,7 +17,7 @@ from foundation.errors import InputError
 from telemetry.dataset.schema import EVENT_RUNS, EVENTS, MAINTENANCE_BEGIN, MAINTENANCE_END, ms_of
 from telemetry.identity.devices import normalise_pci_bus_id
 from telemetry.importing.batch import Batch
-from telemetry.importing.columns import KEY_ALIASES, as_counts, missing_column
+from telemetry.importing.columns import KEY_ALIASES, as_counts, as_text, missing_column
 from telemetry.importing.event_runs import RUN_MS, stack_events, with_runs
 from telemetry.importing.files.log_tables import document_lines, is_document, table_lines
 from telemetry.importing.files.sources import is_kernel_log, kind_of, stem_of
@@ -155,7 +155,8 @@ def parse_events(
     if installations is not None:
         rows["node"] = np.array([*map(node_finder(installations), rows["node"]), None], dtype=object)[:-1]
     details = rows["detail"].copy()
-    rows["type"] = types_of(kinds[wanted], rows, review or PhraseReview())
+    written = as_text(batch.column("type"), len(batch.rows))
+    rows["type"] = types_of(kinds[wanted], written, rows, review or PhraseReview())
     details = details[one_row_per_xid(batch, rows)]
     instants = batch.instants("timestamp", day_end=True)  # for a date, no earlier time is certain
     assert instants is not None

@@ -186,7 +186,8 @@ def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, location: str, day_
         counts = pc.fill_null(column, 0).to_numpy()
         return Instants((counts // per_ms).astype(np.int64) + origin, status)
     with np.errstate(invalid="ignore", over="ignore"):
-        scaled = np.floor(np.round(np.where(status == OK, numbers, 0.0) * _UNIT_MS[unit], 3))
+        scaled = np.round(np.where(status == OK, numbers, 0.0) * _UNIT_MS[unit], 3)
+        scaled = np.round(scaled) if unit == "excel" else np.floor(scaled)  # fractions of days are seldom exact
     status[np.abs(scaled) > _FARTHEST_MS] = _OUTSIDE
     ms = np.where(status == OK, scaled, 0.0).astype(np.int64) + origin
     if unit != "excel":
@@ -216,7 +217,8 @@ def _from_text(
     text = pc.utf8_trim_whitespace(column.cast(pa.string()))
     empty = _are_none(text)
     if time.unit is not None or (time.format is None and _is_numeric(text)):
-        read = pd.to_numeric(text.to_pandas().astype(object), errors="coerce").to_numpy(np.float64)
+        digits = pc.replace_substring(text, ",", ".")
+        read = pd.to_numeric(digits.to_pandas().astype(object), errors="coerce").to_numpy(np.float64)
         numbers = pa.chunked_array([pa.array(read, from_pandas=True)])
         # float64 cannot represent nanoseconds exactly: parse as integers if all values are.
         with contextlib.suppress(pa.ArrowInvalid):
@@ -296,5 +298,5 @@ def _is_numeric(text: pa.ChunkedArray) -> bool:
     reported = reported.drop_null().slice(0, 1)
     if not len(reported):
         return False
-    is_number = pc.match_substring_regex(reported, r"^-?\d+(\.\d+)?([eE][+-]?\d+)?$")[0].as_py()
+    is_number = pc.match_substring_regex(reported, r"^-?\d+([.,]\d+)?([eE][+-]?\d+)?$")[0].as_py()
     return bool(is_number) and not pc.match_substring_regex(reported, _COMPACT)[0].as_py()

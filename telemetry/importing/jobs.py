@@ -50,7 +50,9 @@ CUT: Final = "text cut off by the width of its column"
 
 _STATE: Final = re.compile(r"[A-Z][A-Z_]+(?:\+| by .+)?")
 _NO_NODE, _NO_START = "none assigned", ("unknown", "none", "n/a")
-_NOT_STARTED: Final = ("pending", '["pending"]', "pend", "q")  # of Slurm, LSF and PBS
+_NOT_STARTED: Final = ("pending", '["pending"]', "pd", "pend", "q")  # of Slurm, LSF and PBS
+_RUNNING: Final = UNFINISHED | {"RUN", "R", "CG"}
+NO_END: Final = "finished without an end"
 _HOSTS: Final = {
     "+": re.compile(r"\(?(?P<node>[A-Za-z0-9][\w.-]*)(?:/\d[\d,*-]*|(?:\[\d+\])?(?::\w+=[^:()]*)+)\)?"),
     ":": re.compile(r"(?:\d+\*)?(?P<node>[A-Za-z][\w.-]*)"),
@@ -88,9 +90,10 @@ def read_jobs(
         frame = pd.DataFrame(content)
         # Not Series.map: without any Slurm state, it would return floats.
         states = pd.Series([_slurm_state(outcome) for outcome in frame["outcome"]], index=frame.index, dtype=object)
-        runs = states.isin(UNFINISHED | {"RUN"})  # squeue and bjobs print their time limit as the end
+        runs = states.fillna(frame["outcome"]).isin(_RUNNING)  # squeue and bjobs print their time limit as the end
         frame["ended_at"] = frame["ended_at"].mask(runs)
         frame["outcome"] = states.str.lower().fillna(frame["outcome"]).mask(runs, None).astype(object)
+        batch.refuse(NO_END, (states.notna() & ~runs & frame["ended_at"].isna()).to_numpy(dtype=bool))
         is_cut = [frame[name].astype("string").str.endswith("+").fillna(False) for name in ("job", "node")]
         batch.refuse(CUT, (is_cut[0] | is_cut[1]).to_numpy(dtype=bool))
         batch.refuse("missing job or node", (frame["job"].isna() | frame["node"].isna()).to_numpy())
@@ -124,7 +127,8 @@ def _leave_out_others(batch: Batch, known_keys: set[str]) -> None:
     for name, texts in (("node", (_NO_NODE,)), ("started_at", _NO_START), ("outcome", _NOT_STARTED)):
         column = batch.column(name)
         if column is not None and (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-            waiting |= column.to_pandas().str.strip().str.lower().isin(texts).to_numpy(dtype=bool)
+            cells = column.to_pandas().str.strip().str.lower()
+            waiting |= (cells.isin(texts) | cells.str.fullmatch(r"\([a-z]\w+\)").eq(True)).to_numpy(dtype=bool)
     for reason, chosen in (("step of a job", np.array(steps, dtype=bool)), ("has not started", waiting)):
         batch.quarantine.leave_out(batch.kind, batch.file, reason, int((chosen & batch.valid).sum()))
         batch.valid &= ~chosen

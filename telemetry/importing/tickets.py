@@ -55,19 +55,21 @@ _INDEX_IN_TEXT: Final = re.compile(
 """``GPU 3``, ``GPU #3``, ``gpu index: 3``; ``more`` if others follow, as in ``GPUs 0-3``."""
 
 
-def types_of(kinds: Texts, rows: Mapping[str, Texts], review: PhraseReview) -> Texts:
+def types_of(kinds: Texts, written: Texts, rows: Mapping[str, Texts], review: PhraseReview) -> Texts:
     """Return the type of each event; null if the given type is a number.
 
     Words that are not event types are classified as ticket text. They become the ``detail`` if the event has none, and
     XIDs in them the ``code``: ``rows`` is modified in place.
+    ``written``: the types before the mapping's ``values``, which name the type of words that still say more.
     """
     types = np.array([None if kind is None else str(kind).strip().lower() for kind in kinds], dtype=object)
-    for row in np.flatnonzero(~np.isin(types.astype(str), EVENT_TYPES)).tolist():
-        phrase = "" if kinds[row] is None else str(kinds[row])
+    is_type = np.isin(types.astype(str), EVENT_TYPES)
+    for row in np.flatnonzero(~is_type | (written != kinds)).tolist():
+        phrase = "" if written[row] is None else str(written[row])
         if _PLAIN_NUMBER.match(phrase):
-            types[row] = None
+            types[row] = types[row] if is_type[row] else None
             continue
-        kind = classify(phrase, "ticket").type if phrase else UNSURE.type
+        kind = types[row] if is_type[row] else classify(phrase, "ticket").type if phrase else UNSURE.type
         if kind == "xid" and pd.isna(rows["code"][row]):
             rows["code"][row] = ", ".join(xid_codes(phrase)) or None
             kind = OTHER if rows["code"][row] is None else kind

@@ -88,13 +88,28 @@ _CLOCK: Final = re.compile(r"time|uhrzeit|zeit|heure|hora", re.IGNORECASE)
 _TIME_OF_DAY: Final = re.compile(r"\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?(?: ?[AaPp]\.?[Mm]\.?)?")
 _VALUE: Final = re.compile(
     r"(GPU-|MIG-)?[0-9A-Fa-f]{8}-([0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}"  # a UUID
-    r"|\d{4}[-/]\d\d?[-/]\d\d?[ T]\d\d?:\d\d.*"  # a timestamp
+    r"|\d{4}[-/]\d\d?[-/]\d\d?[ T]\d\d?:\d\d.*|\d\d?/\d\d?/\d{4}|\d\d:\d\d:\d\d"  # a timestamp
     r"|-?\d+(\.\d+)? ?(%|W|C|MiB|MHz)"  # a number with its unit
 )
 """Values that are never a column name."""
 
 
-_REPORT: Final = r"=====|\+-----|<\?xml"
+_NO_TABLES: Final = {
+    r"=====|\+-----|<\?xml": (
+        "this is not a table but a report, such as that of `nvidia-smi -q` or `-q -x`",
+        "Record a table: `nvidia-smi --query-gpu=timestamp,uuid,… --format=csv`, or `nvidia-smi dmon -o DT`.",
+    ),
+    r"JobId=\d|NodeName=\S": (
+        "this is not a table but what `scontrol show` prints",
+        "Record a table: `sacct --parsable2 --format=JobID,State,Start,End,NodeList,AllocTRES`.",
+    ),
+    r"[A-Za-z_]\w*(?:,[\w.-]+=(?:\\.|[^\s,\\])*)+ \S+=\S+ \d{10,19}\s*\Z": (
+        "this is not a table but InfluxDB's line protocol",
+        'Record JSON: `data_format = "json"` in the output of Telegraf.',
+    ),
+}
+"""Patterns of lines that are no header, each with a description and the remedy."""
+_MAX_SHOWN: Final = 4096  # characters of such a line
 
 
 def read_header(path: Path) -> CsvHeader:
@@ -108,15 +123,14 @@ def read_header(path: Path) -> CsvHeader:
     text = codecs.getincrementaldecoder(encoding)().decode(content)  # may end in the middle of a character
     lines = re.split(r"\r\n|\n|\r", text.removeprefix("\ufeff").rstrip("\r\n"))  # where Arrow ends a line
     skipped = 0
-    while skipped + 1 < len(lines) and _is_comment(lines[skipped : skipped + 2]):
+    while skipped + 1 < len(lines) and _is_comment(lines[skipped : skipped + 4]):
         skipped += 1
     start = lines[skipped] if lines else ""
     if len(lines) <= skipped + 1 and len(content) == _MAX_HEADER_BYTES:
         raise InputError("the header line is longer than 1 MiB", str(path), "Check that the file is a table.")
-    if any(re.match(_REPORT, line) for line in lines[skipped : skipped + 3]):
-        advice = "Record a table: `nvidia-smi --query-gpu=timestamp,uuid,… --format=csv`, or `nvidia-smi dmon -o DT`."
-        problem = "this is not a table but a report, such as that of `nvidia-smi -q` or `-q -x`"
-        raise InputError(problem, str(path), advice)
+    for pattern, (what, do) in _NO_TABLES.items():
+        if any(re.match(pattern, line[:_MAX_SHOWN]) for line in lines[skipped : skipped + 3]):
+            raise InputError(what, str(path), do)
     separator = max(_SEPARATORS, key=start.count)
     try:
         written = next(csv.reader(io.StringIO("\n".join(lines[skipped:])), delimiter=separator), [])
@@ -168,9 +182,11 @@ def _joined(content: pa.Table, header: CsvHeader) -> pa.Table:
 
 
 def _is_comment(lines: list[str]) -> bool:
-    """Whether the first of two lines precedes the table: blank, a comment or an InfluxDB annotation."""
+    """Whether the first of some lines precedes the table: blank, a title, a comment or an InfluxDB annotation."""
     if not lines[0].strip() or lines[0].strip('"').startswith("sep="):
         return True
+    if not any(separator in lines[0] for separator in _SEPARATORS):
+        return any(line.count(separator) > 1 for line in lines[1:] for separator in _SEPARATORS)
     return lines[0].startswith("#datatype,") or lines[0].startswith(("#group,", "#default,")) or lines[0][:2] == "# "
 
 

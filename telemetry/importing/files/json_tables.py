@@ -1,6 +1,7 @@
 """Reader of tables in JSON."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from telemetry.importing.quarantine import Quarantine
 _MAX_CELLS: Final = 1 << 22
 _MAX_DEPTH: Final = 50
 _OF_GPUS: Final = ("samples", "inventory")
+_NUMBERED: Final = re.compile(r"(?:gpu|card|device)[ _]?\d+", re.IGNORECASE)
 
 
 def json_columns(path: Path, table: str) -> list[str]:
@@ -84,7 +86,9 @@ def _rows_in(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         gpus = value.get(name)
         if isinstance(gpus, list) and gpus and all(isinstance(gpu, Mapping) for gpu in gpus):
             return [{key: outer for key, outer in value.items() if key != name} | gpu for gpu in gpus]
-    return [value]
+    cards = {key: card for key, card in value.items() if _NUMBERED.fullmatch(key) and isinstance(card, Mapping)}
+    shared = {key: outer for key, outer in value.items() if key not in cards}
+    return [shared | {"device": key} | card for key, card in cards.items()] or [value]
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[str, str | None]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from telemetry.importing.jobs import CUT
+from telemetry.importing.jobs import CUT, NO_END
 from tests.realworld.hostile import number
 from tests.telemetry.helpers import run_import, samples_frame
 
@@ -122,6 +122,37 @@ def squeue_json() -> dict[str, object]:
         "end_time": number(1772326800),
         "tres_alloc_str": "cpu=32,gres/gpu=4",
     }
+
+
+# https://slurm.schedmd.com/squeue.html: END_TIME of a running job is that of its time limit
+SQUEUE = """\
+JOBID|USER|ST|START_TIME|END_TIME|NODELIST(REASON)|TRES_ALLOC
+7|ann|R|2026-03-01T00:00:00|2026-03-02T00:00:00|node-[0-1]|cpu=1,gres/gpu:a100_3g.20gb=2,gres/gpu=2
+8|ann|CG|2026-03-01T00:10:00|2026-03-01T00:20:00|node-1|cpu=1,gres/gpu=1
+9|ann|PD|2026-03-05T00:00:00|N/A||cpu=1,gres/gpu=1
+10|ann|PENDING|N/A|N/A|(Priority)|cpu=1,gres/gpu=1
+"""
+
+
+def test_squeue_in_columns_of_its_own_names(tmp_path: Path) -> None:
+    jobs, result = imported(tmp_path, "squeue.csv", SQUEUE)
+    assert jobs == [
+        ("7", "node-0", "00:00", None, 1, None),
+        ("7", "node-1", "00:00", None, 1, None),
+        ("8", "node-1", "00:10", None, 1, None),
+    ]
+    assert dict(result.accounting.tables["jobs"].left_out) == {"has not started": 2}
+
+
+def test_a_finished_job_without_an_end_does_not_run_on(tmp_path: Path) -> None:
+    table = "JobID|State|Start|Elapsed|NodeList|AllocTRES\n" + "".join(
+        f"{job}|{state}|2026-03-01T00:00:00|01:00:00|node-0|gres/gpu=1\n"
+        for job, state in (("1", "COMPLETED"), ("2", "RUNNING"))
+    )
+    mapping = f"{UTC}jobs: {{ignore_others: true}}\n"
+    jobs, result = imported(tmp_path, "sacct.csv", table, mapping, max_loss=1.0)
+    assert [job[0] for job in jobs] == ["2"]
+    assert result.quarantined == {NO_END: 1}
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,20 @@ CSV = {
     "1;2026-03-01 00:10:00;2026-03-01 02:00:00;GPU defekt;node-0;1\n",
     "topdesk in German": "Kurzbeschreibung;Angelegt am;Abgeschlossen am;Objekt;Slot\n"
     "GPU ausgefallen;01.03.2026 00:10;01.03.2026 02:00;node-0;1\n",
+    # https://docs.opsgenie.com, views of Zendesk, CMDBs and spreadsheets
+    "zendesk view": "ID,Subject,Requester,Requested,Type,Priority,Status,Solved,Updated,Hostname,GPU\n"
+    "35,GPU died,bob,2026-03-01T00:10:00Z,Incident,high,Solved,2026-03-01T02:00:00Z,2026-03-03T00:00:00Z,node-0,1\n",
+    "entity, GPU in the text": "TinyId,Alias,Message,Priority,CreatedAt,UpdatedAt,Entity,Closed at\n"
+    "1,a,GPU 1 lost,P1,2026-03-01T00:10:00Z,2026-03-02T02:00:00Z,node-0,2026-03-01T02:00:00Z\n",
+    "a title above the header": "GPU tickets of March\n\nOpened;Resolved;Host;Slot;Summary\n"
+    "2026-03-01 00:10;2026-03-01 02:00;node-0;1;GPU lost\n",
+    "two titles": "GPU tickets\nGenerated 2026-03-09\n\nOpened,Resolved,Host,Slot,Summary\n"
+    "2026-03-01 00:10,2026-03-01 02:00,node-0,1,GPU lost\n",
+    "Spanish": "Número;Abierto;Resuelto;Servidor;Ranura;Descripción\n"
+    "1;01/03/2026 00:10;01/03/2026 02:00;node-0;1;GPU averiada\n2;13/03/2026 02:00;;node-9;1;GPU averiada\n",
+    "Japanese": "番号,作成日時,解決日時,ホスト名,スロット,件名\n"
+    "1,2026/03/01 00:10,2026/03/01 02:00,node-0,1,GPU 故障\n",
+    "Chinese": "工单号,创建时间,解决时间,主机名,槽位,标题\n1,2026-03-01 00:10,2026-03-01 02:00,node-0,1,GPU 掉卡\n",
     "empty notes": "Task ID,Opened,Date fixed,Issue,Notes,Devices,Slot\n"
     "1,2026-03-01 00:10,2026-03-01 02:00,GPU dead,,node-0,1\n",
     "date and time in columns of their own": "Date,Time,Host,Slot,Problem,Resolved\n"
@@ -72,6 +86,16 @@ RECORD = {
     "short_description": "GPU lost",
 }
 APIS = {
+    # https://prometheus.io/docs/alerting/latest/clients/
+    "alerts": [
+        {
+            "labels": {"alertname": "GPULost", "instance": "node-0", "gpu": "1"},
+            "annotations": {"summary": "GPU fell off the bus"},
+            "startsAt": "2026-03-01T00:10:00.000Z",
+            "endsAt": "2026-03-01T02:00:00Z",
+            "status": {"state": "suppressed"},
+        }
+    ],
     "records": {"records": [RECORD]},
     "result": {"result": [RECORD]},
     "hits of a search": {"took": 3, "hits": {"total": {"value": 1}, "hits": [{"_id": "1", "_source": RECORD}]}},
@@ -125,6 +149,8 @@ def test_a_guess_that_is_not_sure_answers_no_question(tmp_path: Path) -> None:
         ("Replacement date", "1 Mar 2026 02:00", [("01 02:00", "replacement")]),
         ("RMA shipped", "2026-03-01", [("01 23:59", "replacement")]),
         ("Ausgetauscht am", "01.03.2026 02:00", [("01 02:00", "replacement")]),
+        ("Resolved,Close notes", "2026-03-01 02:00,Replaced GPU 1 under RMA", [("01 02:00", "replacement")]),
+        ("Ship date,Replace date", "2026-03-03,2026-03-01 02:00", [("01 02:00", "replacement")]),
         ("Resolved,Date replaced", "2026-03-01 05:00,2026-03-01 02:00", [("01 02:00", "replacement")]),
         ("Resolved,GPU replaced", "2026-03-01 05:00,", [("01 05:00", "repair")]),
         ("Replaced on", "", []),
@@ -230,6 +256,21 @@ def test_a_ticket_without_an_end_is_open_however_that_is_written(tmp_path: Path)
         f"2026-03-01 {hour:02}:00,node-0,GPU lost,{end}\n" for hour, end in enumerate(["2026-03-01 00:30", *never])
     )
     assert imported(tmp_path, "t.csv", text)["type"].tolist() == ["failure", "repair", *["failure"] * len(never)]
+
+
+def test_words_that_a_mapping_gives_a_type_still_name_the_gpu_and_the_xid(tmp_path: Path) -> None:
+    text = (
+        "When,Server,Action\n2026-03-01 01:00,node-0,XID 79 on GPU 1\n2026-03-01 02:00,node-0,GPU 1 replaced\n"
+        "2026-03-01 03:00,node-0,board of GPU 0 changed\n"
+    )
+    kinds = "{XID 79 on GPU 1: xid, GPU 1 replaced: replacement, board of GPU 0 changed: repair}"
+    columns = "columns: {When: timestamp, Server: node, Action: type}"
+    events = imported(tmp_path, "t.csv", text, f"timezone: UTC\nevents: {{{columns}, values: {{type: {kinds}}}}}\n")
+    assert events[["gpu", "type", "code", "detail"]].fillna("").to_numpy().tolist() == [
+        [gpu(1), "xid", "79", "XID 79 on GPU 1"],
+        [gpu(1), "replacement", "", "GPU 1 replaced"],
+        [gpu(0), "repair", "", "board of GPU 0 changed"],
+    ]
 
 
 def test_a_list_of_repairs_with_its_own_words_keeps_them(tmp_path: Path) -> None:

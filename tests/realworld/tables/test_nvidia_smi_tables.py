@@ -172,9 +172,12 @@ def test_every_default_field_of_dcgm_exporter_is_known(tmp_path: Path) -> None:
     [
         *((row, "no header line") for row in (line(0, 0), f"0, {gpu(0)}, NVIDIA A100, 45", "0, NVIDIA A100, 45, 12 %")),
         ("2026-03-01 00:00:00;node-0;45", "no header line"),
+        ("1,03/01/2026,00:10:00,PCI GPU 1 Status,Asserted", "no header line"),
         ("==============NVSMI LOG==============\n\nTimestamp : Sun Mar  1 00:00:00 2026", "not a table but a report"),
         ("Sun Mar  1 00:00:00 2026\n+-----------------+\n| NVIDIA-SMI 550.54.15 |", "not a table but a report"),
         ('<?xml version="1.0" ?>\n<nvidia_smi_log>', "not a table but a report"),
+        ("JobId=7 JobName=t\n   JobState=RUNNING", "scontrol"),
+        ("nvidia_smi,host=n,name=NVIDIA\\ A100 temperature_gpu=40i 1772323200000000000", "line protocol"),
         ("#Date       Time        gpu         pid   type     sm    mem    command", "a table of processes"),
     ],
 )

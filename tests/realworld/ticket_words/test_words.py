@@ -54,11 +54,12 @@ WORDS = {
     "ticket": {
         "replacement": [
             "swap", "rma", "Replaced", "GPU replacement", "GpuReplacement", "swap gpu 3", "swapped OAM 3",
+            "Replaced GPU 1 under RMA", "swapped card for RMA 12", "GPU 故障 已更换", "GPU reemplazada",
             "GPU ausgetauscht", "GPU 3 wurde ersetzt", "Karte defekt, getauscht", "GPU remplacé", "carte remplacée",
         ],
         "repair": [
             "re-seated the OAM module", "repaired", "reseat", "fixed", "Hardware repair", "Netzteil getauscht",
-            "Grafikkarte repariert", "carte réparée", "alimentation remplacée",
+            "GPU 已修复", "GPU reparada", "Grafikkarte repariert", "carte réparée", "alimentation remplacée",
         ],
         "failure": [
             "fault", "ECC", "GPU fell off the bus", "lost GPU", "node_failure", "fault_start", "GPU 2 dead",
@@ -68,6 +69,7 @@ WORDS = {
             "7/8 GPUs detected", "GPU overheating", "dcgm diag failed", "HPL burn-in failed on gpu12",
             "lost GPU, broken pipe in training", "Slurm down because GPU lost",
             "7 GPUs instead of 8", "node shows only 7 GPUs", "GPU count mismatch: 7 of 8", "GPU 3 dropped",
+            "GPU 掉卡", "GPU 故障", "GPU averiada",
             "GPU 1 defekt", "GPU ausgefallen", "GPU 1 en panne", "GPU défectueuse",
             "GPU died, we work with the vendor on the RMA",
             "GPU vanished", "GPU went offline", "GPU in bad state", "GPU stuck", "PCIe link degraded to x8",

@@ -88,7 +88,7 @@ def _rows_in(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
             return [{key: outer for key, outer in value.items() if key != name} | gpu for gpu in gpus]
     cards = {key: card for key, card in value.items() if _NUMBERED.fullmatch(key) and isinstance(card, Mapping)}
     shared = {key: outer for key, outer in value.items() if key not in cards}
-    return [shared | {"device": key} | card for key, card in cards.items()] or [value]
+    return [{**shared, "device": key, **card} for key, card in cards.items()] or [value]
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[str, str | None]]:

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from evaluation.backtest.run import run_backtest
+from features.matrix.matrix import FeatureMatrix
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
 from telemetry.dataset.store import Dataset
@@ -71,39 +72,48 @@ def spoil(table: pa.Table, after: pd.Timestamp, rng: np.random.Generator) -> pa.
     return table
 
 
-@pytest.mark.parametrize("shift", [timedelta(0), timedelta(hours=31)])
-def test_a_poisoned_future_changes_no_score_before_it(
-    small_fleet: Path, small_params: Params, tmp_path: Path, shift: timedelta
-) -> None:
-    at = datetime(2026, 2, 9, tzinfo=UTC) + shift
-    twin = poisoned(small_fleet, tmp_path / "twin", at, small_params.features.delay, seed=3)
-    backtest = small_params.backtest.model_copy(update={"k": 2})
-    params = small_params.model_copy(update={"backtest": backtest})
+Played = tuple[FeatureMatrix, pd.DataFrame]
 
-    def scored(dataset: Path, name: str) -> tuple[pd.DataFrame, np.ndarray]:
-        matrix = make_matrix(dataset, params, tmp_path / name)
-        result = run_backtest(
-            matrix, training=params.training, models=params.models, backtest=params.backtest, seed=params.seed
-        )
-        scores = result.predictions
-        scores = scores[scores["decision_time"] <= pd.Timestamp(at)].reset_index(drop=True)
+
+def played(dataset: Path, params: Params, out: Path) -> Played:
+    """The matrix of a dataset, and the predictions of its backtest."""
+    matrix = make_matrix(dataset, params, out)
+    backtest = params.backtest.model_copy(update={"k": 2})
+    result = run_backtest(matrix, training=params.training, models=params.models, backtest=backtest, seed=params.seed)
+    return matrix, result.predictions
+
+
+@pytest.fixture(scope="module")
+def clean(small_fleet: Path, small_params: Params, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    return played(small_fleet, small_params, tmp_path_factory.mktemp("clean") / "matrix")
+
+
+@pytest.fixture(scope="module", params=[timedelta(0), timedelta(hours=31)], ids=str)
+def spoiled(
+    request: pytest.FixtureRequest, small_fleet: Path, small_params: Params, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[datetime, Played]:
+    at, folder = datetime(2026, 2, 9, tzinfo=UTC) + request.param, tmp_path_factory.mktemp("spoiled")
+    twin = poisoned(small_fleet, folder / "twin", at, small_params.features.delay, seed=3)
+    return at, played(twin, small_params, folder / "matrix")
+
+
+def test_a_poisoned_future_changes_no_score_before_it(clean: Played, spoiled: tuple[datetime, Played]) -> None:
+    at = pd.Timestamp(spoiled[0])
+
+    def known(matrix: FeatureMatrix, predictions: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
+        scores = predictions[predictions["decision_time"] <= at].reset_index(drop=True)
         named = ["node", "gpu", "unit", "model", "variant"]  # as text: categories also list units of later days
-        scores = scores.astype(dict.fromkeys(named, "str"))
-        grid = matrix.rows[(matrix.rows["decision_time"] <= pd.Timestamp(at)) & ~matrix.rows["augmented"]]
-        return scores, matrix.values(grid.index.to_numpy())
+        grid = matrix.rows[(matrix.rows["decision_time"] <= at) & ~matrix.rows["augmented"]]
+        return scores.astype(dict.fromkeys(named, "str")), matrix.values(grid.index.to_numpy())
 
-    clean, clean_values = scored(small_fleet, "clean")
-    spoiled, spoiled_values = scored(twin, "spoiled")
-    assert len(clean) > 1000
-    assert clean["fold"].nunique() >= 2
+    (scores, values), (spoiled_scores, spoiled_values) = known(*clean), known(*spoiled[1])
+    assert len(scores) > 1000
+    assert scores["fold"].nunique() >= 2
     same = ["decision_time", "node", "gpu", "unit", "model", "variant", "score", "risk", "rank", "alert", "fold"]
-    pd.testing.assert_frame_equal(clean[same], spoiled[same], check_exact=True)
-    assert np.array_equal(clean_values, spoiled_values, equal_nan=True)
+    pd.testing.assert_frame_equal(scores[same], spoiled_scores[same], check_exact=True)
+    assert np.array_equal(values, spoiled_values, equal_nan=True)
 
 
-def test_the_poison_is_strong_enough_to_show(small_fleet: Path, small_params: Params, tmp_path: Path) -> None:
-    at = datetime(2026, 2, 9, tzinfo=UTC)
-    twin = poisoned(small_fleet, tmp_path / "twin", at, small_params.features.delay, seed=3)
-    clean = make_matrix(small_fleet, small_params, tmp_path / "clean").labels()
-    spoiled = make_matrix(twin, small_params, tmp_path / "spoiled").labels()
-    assert int((spoiled["label"] == 1).sum()) > int((clean["label"] == 1).sum())
+def test_the_poison_is_strong_enough_to_show(clean: Played, spoiled: tuple[datetime, Played]) -> None:
+    positives = [int((matrix.labels()["label"] == 1).sum()) for matrix, _ in (clean, spoiled[1])]
+    assert positives[1] > positives[0]

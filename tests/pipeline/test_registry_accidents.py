@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,21 +185,23 @@ def test_a_version_whose_files_were_deleted_is_registered_again_as_advised(
     assert champion_history(store, NAME).history == (1, 2, 3, 4)
 
 
-def with_space(bytes_: int, *words: object) -> "subprocess.CompletedProcess[str]":
-    """Run a command that can write no file beyond a size: the system refuses it, as on a full disk."""
-    limit = (bytes_, resource.RLIM_INFINITY)
-    return subprocess.run(
-        [*PREDRAIN, *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
-    )  # fmt: skip
+@contextmanager
+def space(bytes_: int) -> Iterator[None]:
+    """Let no file be written beyond a size: the system refuses it, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_is_named_and_leaves_a_store_that_works_once_there_is_space(
     site: Site, store: str, tmp_path: Path
 ) -> None:
     before = champion_history(store, NAME)
-    failed = with_space((site.store / "mlflow.db").stat().st_size, *site.retrain(store))
-    assert failed.returncode == 1, failed.stdout
+    with space((site.store / "mlflow.db").stat().st_size):
+        failed = invoke(*site.retrain(store), code=1)
     assert "disk" in failed.stderr
     assert "Traceback" not in failed.stderr, failed.stderr
     assert not site.retrained()
@@ -210,8 +213,8 @@ def test_a_full_disk_is_named_and_leaves_a_store_that_works_once_there_is_space(
 
 def test_a_new_store_that_a_full_disk_prevented_is_created_by_the_next_run(site: Site, tmp_path: Path) -> None:
     store = at(tmp_path)
-    failed = with_space(100_000, *site.train(store, tmp_path / "bundle"))
-    assert failed.returncode == 1, failed.stdout
+    with space(100_000):
+        failed = invoke(*site.train(store, tmp_path / "bundle"), code=1)
     assert "disk" in failed.stderr
     assert "Traceback" not in failed.stderr, failed.stderr
     assert not list(tmp_path.glob("*.db")) + list(tmp_path.glob(".*.new*")), "no half store"

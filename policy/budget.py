@@ -107,7 +107,12 @@ RATE_LIMITS = (
 
 @checked(frozen=True, slots=True)
 class BudgetConfig:
-    """All disruption budgets and rate limits; each applies independently."""
+    """All disruption budgets and rate limits; each applies independently.
+
+    ``disruption_budgets``: limits on nodes out of service at a time; ``max_unavailable`` and ``min_available`` are
+    numbers of nodes, and scopes smaller than ``min_scope_size`` are exempt.
+    ``rate_limits``: limits on nodes newly taken out within ``window``, as ``max_nodes`` or ``max_share``.
+    """
 
     disruption_budgets: tuple[DisruptionBudget, ...] = DISRUPTION_BUDGETS
     rate_limits: tuple[RateLimit, ...] = RATE_LIMITS

@@ -25,11 +25,10 @@ class PolicyConfig:
     """Settings of all parts of the policy.
 
     ``thresholds``: lowest node risk of each tier; without any, scores have no tier.
-    ``thresholds_from``: ``settings``: ``thresholds``. ``scores``: the thresholds that scoring used
-    (:func:`policy.tiers.choose_thresholds`), see :meth:`by_scores`. ``costs``: ``high`` is the break-even risk of each
-    node, see :meth:`thresholds_of`.
+    ``thresholds_from``: ``settings``: those of ``thresholds``. ``scores``: those that scoring used. ``costs``: ``high``
+    is the break-even risk of each node, and ``watch`` and ``elevated`` are those of ``thresholds``.
     ``rungs``: actions allowed on a prediction. Without ``drain``, jobs are left to finish. Hard rules drain regardless.
-    ``probe`` and ``checkpoint`` are opt-in.
+    Further rungs, off by default: ``probe``, ``checkpoint``.
     ``horizon``: prediction horizon of a risk, gap included.
     ``renew``: a published prediction is rewritten if its expiry is later by at least this, or less than this ahead.
     ``maintenance``: maintenance windows; they allow no new action except publish, and void evidence from within them.

@@ -45,6 +45,7 @@ class StagesConfig:
     """Settings of promotion and demotion between stages.
 
     ``soft``, ``hard``: required precision, of alerts of tier ``elevated`` and above, and of tier ``high``.
+    ``confidence``: confidence of the bounds of the precision.
     ``min_outcomes``: minimum number of conclusive outcomes in the current stage before a change.
     ``max_inconclusive``: maximum share of inconclusive alerts for a promotion.
     ``window``: maximum age of alerts that count.

@@ -13,7 +13,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import cache
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,6 +27,7 @@ from foundation.durations import format_duration
 from foundation.kubernetes import foreign_marks
 from foundation.settings import Section
 from pipeline.params import Params
+from policy.config import PolicyConfig
 from predrain.command import app
 from scheduler.controller.settings import ControllerSettings
 from scheduler.evacuation.settings import EvacuationSettings
@@ -52,7 +54,7 @@ def pages() -> dict[str, str]:
         "channels.md": channels_page(CATALOGUE),
         "cli.md": _page("predrain/cli.md", _commands()),
         "mapping.md": _page("telemetry/importing/mapping.md", _mapping()),
-        "settings.md": _page("scheduler/controller/settings.md", _defaults()),
+        "settings.md": _page("scheduler/controller/settings.md", _defaults() | {"policy": _policy()}),
         "params.md": _page("pipeline/params.md", {"parameters": _keys(_rows(Params, ""))}),
     }
 
@@ -169,18 +171,32 @@ def _defaults() -> dict[str, str]:
     return {
         f"{kind.__name__.removesuffix('Settings').lower()}.{key}": f"`{_shown(value)}`"
         for kind in (ControllerSettings, EvacuationSettings, KubernetesSettings, SlurmSettings)
-        for key, value in _fields(kind)
+        for key, value, _ in _fields(kind)
     }
 
 
-def _fields(kind: type) -> Iterator[tuple[str, object]]:
+def _policy() -> str:
+    """List the keys of the policy, those with one meaning in one row."""
+    rows = []
+    for meaning, fields in groupby(_fields(PolicyConfig), key=itemgetter(2)):
+        keys, values, _ = zip(*fields, strict=True)
+        assert meaning, keys
+        rows.append(("`, `".join(keys), ", ".join(f"`{_shown(value)}`" for value in values), meaning.removesuffix(".")))
+    return _keys(rows)
+
+
+def _fields(kind: type) -> Iterator[tuple[str, object, str]]:
+    """List dotted key, default and meaning of each field; the class docstring has lines ``name``: meaning."""
+    lines = re.findall(r"^(``.+?``): (.*(?:\n(?!``|Raises).+)*)", inspect.getdoc(kind) or "", re.MULTILINE)
+    meanings = {name: text for names, text in lines for name in re.findall(r"``(\w+)``", names)}
     for field in dataclasses.fields(kind):
+        meaning = " ".join(meanings.get(field.name, "").split()).replace("``", "`").replace("None:", "`null`:")
         made = field.default_factory is not dataclasses.MISSING
         default = field.default_factory() if made else field.default
         if dataclasses.is_dataclass(default):
-            yield from ((f"{field.name}.{key}", value) for key, value in _fields(type(default)))
+            yield from ((f"{field.name}.{key}", *rest) for key, *rest in _fields(type(default)))
         elif default is not dataclasses.MISSING:
-            yield field.name, default
+            yield field.name, default, meaning
 
 
 def _shown(value: object) -> str:
@@ -189,6 +205,9 @@ def _shown(value: object) -> str:
         return format_duration(value)
     if isinstance(value, datetime):
         return value.isoformat().replace("+00:00", "Z")
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value) if getattr(value, field.name) != field.default]
+        value = {name: getattr(value, name) for name in names}
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_shown(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, tuple | list):

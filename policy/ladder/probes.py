@@ -23,7 +23,7 @@ class ProbeConfig:
     """Settings of probes.
 
     ``duration``: duration of a diagnostic.
-    ``every``: minimum interval between probes of a node at risk; ``base_every``: the same for other nodes.
+    ``every``, ``base_every``: minimum interval between probes of a node at risk, and of other nodes.
     ``max_concurrent``, ``max_idle_share``: maximum number of concurrent probes, and as a share of idle nodes (at least
     one).
     ``min_lift``: a node is at risk from this multiple of the fleet's mean risk.

@@ -176,7 +176,7 @@ def _cured(known: Iterable[_Known]) -> dict[str | tuple[str], datetime]:
 class HardRulesConfig:
     """Settings of hard rules.
 
-    ``rules``: at most one per fact.
+    ``rules``: at most one per fact; ``holds``: validity after the fact was last seen.
     ``repeat``: a fault that recurs within this time after a reset or reboot requires a replacement.
     """
 

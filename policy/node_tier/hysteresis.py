@@ -240,7 +240,7 @@ class ValidRisk:
 class NodeRiskConfig:
     """How the risks of units combine to that of a node.
 
-    ``basis``: ``worst`` for thresholds with precisions promised per unit.
+    ``basis``: ``any``: the risk that any unit fails. ``worst``: the highest risk, for thresholds promised per unit.
     """
 
     basis: Basis = "any"

@@ -28,7 +28,6 @@ from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.schema import INVENTORY, conform
 from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter
-from telemetry.identity.devices import place_identity
 from telemetry.identity.nodes import node_key
 from telemetry.importing.event_runs import (
     concerned,
@@ -40,16 +39,7 @@ from telemetry.importing.event_runs import (
     total_count,
 )
 from telemetry.importing.events import empty_events
-from telemetry.importing.evidence import (
-    STRAY,
-    correct_installations,
-    rows_of,
-    runs_of,
-    shared_units,
-    split_installations,
-    unseen_nodes,
-    with_places,
-)
+from telemetry.importing.evidence import unseen_nodes
 from telemetry.importing.files.sources import expected_rows
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.jobs import merge_jobs
@@ -57,11 +47,11 @@ from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.samples.block import Spill
 from telemetry.importing.samples.derived_events import SOURCE
+from telemetry.importing.samples.installation_correction import InstallationCorrection
 from telemetry.importing.samples.instruments import read_instruments, write_instruments
 from telemetry.importing.samples.intake import SampleIntake, no_usable_rows
 from telemetry.importing.samples.merge import SampleMerger
 from telemetry.importing.samples.merge_scope import plan_merge, read_newest, write_newest
-from telemetry.importing.slots import ObservedSlots
 from telemetry.phrases import PhraseReview
 
 STATE_FOLDER: Final = "compaction"
@@ -69,9 +59,6 @@ STATE_FOLDER: Final = "compaction"
 
 _LOG = logging.getLogger(__name__)
 _NAMED: Final = 50
-_MIN_SAMPLES: Final = 2
-_JOINED_AT_ONCE_MS: Final = 3_600_000
-# A GPU first seen within this time of the first sample was always there.
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,85 +235,12 @@ class Ingest:
         self.quarantine.check_loss("samples")
         self.counts.update(intake.counts)
         self.counts["gpus_named_by_their_place"] += intake.place_names
-        if intake.moved:
-            intake.installations = self._corrected(intake, spill)
-        intake.installations = _with_observed_places(intake.installations, intake.places.frame(), spill.renamed)
+        stored = () if self.existing is None else self.existing.inventory()["gpu"]
+        correct = InstallationCorrection(intake, spill, self.step, set(stored), self.live, self.counts)
+        self.contradictions += correct()
         if named:
             self._report_nodes(*unseen_nodes(installations, named, intake.seen_nodes))
         return intake, spill
-
-    def _corrected(self, intake: SampleIntake, spill: Spill) -> InstallationIndex:
-        rows = rows_of(spill, intake.moved)
-        shared: list[int] = []
-        if intake.installations.unit == "gpu":
-            shared, strays = shared_units(rows, self.step // timedelta(milliseconds=1))
-            self._leave_out(strays, intake, spill)
-            rows = rows.drop(strays.index)
-            in_rows = set(rows["unit"].tolist())
-            shared += sorted(
-                code for code in in_rows - {*shared} if intake.installations.is_shared(intake.installations.units[code])
-            )
-        if shared:
-            rows = self._distinguish(intake, spill, rows, shared)
-        installations = intake.installations
-        runs = runs_of(rows, installations)
-        known = set() if self.live else set(installations.given["gpu"].dropna())
-        strangers = set(runs["gpu"][~runs["node"].isin(installations.given["node"])]) & known
-        if len(strangers) > _MIN_SAMPLES and 2 * len(strangers) > len(known):
-            example = runs[runs["gpu"].isin(strangers)].iloc[0]
-            raise InputError(
-                f"{len(strangers)} GPUs are on nodes that the inventory does not name, such as {example['gpu']} on "
-                f"{example['node']!r}",
-                "samples, column node",
-                "Map the column that names the node, not a pod or an address, or import without --inventory.",
-            )
-        is_from_start = runs["first_ms"] - runs["first_ms"].min() <= _JOINED_AT_ONCE_MS
-        corrected, contradictions = correct_installations(
-            installations.given, runs.assign(is_from_start=is_from_start), unit=installations.unit
-        )
-        self.counts["installations_from_samples"] += len(intake.moved)
-        for line in contradictions[:_NAMED]:
-            _LOG.warning("samples contradict the inventory: %s", line)
-        self.contradictions += contradictions
-        return installations.changed(corrected)
-
-    def _leave_out(self, strays: pd.DataFrame, intake: SampleIntake, spill: Spill) -> None:
-        spill.strays = pd.MultiIndex.from_frame(strays[["unit", "node", "ms"]])
-        names, nodes = np.array(intake.installations.units, object), np.array(intake.installations.node_names, object)
-        times = [datetime.fromtimestamp(ms / 1000, UTC).isoformat() for ms in strays["ms"].tolist()]
-        columns = {"timestamp": times, "node": nodes[strays["node"]], "gpu": names[strays["unit"]]}
-        self.quarantine.set_aside_frame(STRAY, "samples", Path("samples"), pd.DataFrame(columns), lost=False)
-
-    def _distinguish(
-        self, intake: SampleIntake, spill: Spill, rows: pd.DataFrame, shared: Sequence[int]
-    ) -> pd.DataFrame:
-        """Rename GPUs with a shared identity by node and place; return the rows of all moved units, renamed."""
-        installations, names = intake.installations, dict[tuple[int, int], str]()
-        newest = intake.places.frame().groupby(["unit", "node"])[["pci_bus_id", "slot"]].last()
-        for unit in shared:
-            gpu, codes = installations.units[unit], set(rows["node"][rows["unit"] == unit])
-            nodes = sorted(codes, key=installations.node_names.__getitem__)
-            for node in nodes:
-                place = newest.loc[(unit, node)].to_dict() if (unit, node) in newest.index else {}
-                stored_name = installations.gpu(gpu, installations.node_names[node])
-                name = place_identity(installations.node_names[node], **place) if stored_name == gpu else stored_name
-                names[unit, node] = name or f"{installations.node_names[node]}@{gpu}"
-            places = ", ".join(installations.node_names[node] for node in nodes)
-            line = f"{gpu} is on {len(nodes)} nodes at one time: {places}"
-            self.contradictions.append(f"{line}; GPUs are named by node and place, such as {names[unit, nodes[0]]}")
-            _LOG.warning("%s", self.contradictions[-1])
-        self.counts["identities_on_several_nodes"] += len(shared)
-        installations.learn([name for name in dict.fromkeys(names.values()) if name not in installations.units], [])
-        spill.renamed = {place: installations.units.index(name) for place, name in names.items()}
-        by_node = {
-            (installations.units[unit], installations.node_names[node]): name for (unit, node), name in names.items()
-        }
-        stored = set() if self.existing is None else set(self.existing.inventory()["gpu"])
-        first_ms = int(rows["ms"][rows["unit"].isin(shared)].min())
-        intake.installations = installations.changed(
-            split_installations(installations.given, by_node, first_ms, stored), shared=by_node
-        )
-        return rows_of(spill, (intake.moved - set(shared)) | set(spill.renamed.values()))
 
     def _report_names(self, installations: InstallationIndex) -> None:
         unused = [alias for alias in installations.aliases if node_key(alias) not in installations.names.used_aliases]
@@ -437,21 +351,6 @@ class Ingest:
         known = [self.now, *self._times_seen, *stored]
         first, last = min(times).astimezone(UTC), min(max(times), max(known)).astimezone(UTC)
         return min(max(first, self.keep_from or first), last), last
-
-
-def _with_observed_places(
-    installations: InstallationIndex, places: pd.DataFrame, renamed: Mapping[tuple[int, int], int]
-) -> InstallationIndex:
-    if places.empty:
-        return installations
-    units = [renamed.get(key, key[0]) for key in zip(places["unit"], places["node"], strict=True)]
-    named = places.assign(
-        gpu=[installations.units[unit] for unit in units],
-        node=[installations.node_names[node] for node in places["node"]],
-    )
-    slots = ObservedSlots(named)
-    constant = named.assign(slot=named["slot"].mask(named["node"].isin(slots.renumbered)))
-    return installations.changed(with_places(installations.given, constant), slots=slots)
 
 
 def _plain(counts: Counter[str]) -> dict[str, int]:

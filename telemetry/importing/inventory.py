@@ -264,7 +264,7 @@ def read_inventory(
             matched |= {name for name in parts if batch.table.column(name).null_count < len(batch.table)}
             known = [*INVENTORY.names, "parent", "mig_instance", SEEN_AT]
             aliases = _aliases(batch.table, mapping, are_addresses)
-            batch.resolve(mapping, known, "node", kept=parts, extras=True, aliases=aliases)
+            batch.resolve(mapping, known, "node", passed_on=parts, extras=True, aliases=aliases)
             frame = _batch_frame(batch, not_after)
             facts |= {*frame.columns} - {*known, "_row", "_file", _FIRST}
             if node_names is not None:

@@ -13,6 +13,9 @@ from foundation.text import storable
 _NO_VALUE: Final = frozenset({0, 0xFFFFFFFE, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFE, 0xFFFFFFFFFFFFFFFF})
 # NO_VAL and INFINITE of slurm.h, which older versions print as numbers; a time of 0 is "never".
 
+LOCAL: Final[Mapping[str, str]] = dict.fromkeys(("SACCT_LOCAL", "SCONTROL_LOCAL", "SINFO_LOCAL", "SQUEUE_LOCAL"), "1")
+"""Environment of commands that list this cluster only: with ``fed_display`` they list all clusters of a federation."""
+
 
 class SlurmFormatError(ValueError):
     """Unexpected output of a Slurm command."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from foundation.programs import CommandError, run_program
-from foundation.slurm import SlurmFormatError, expand_hostlist, number
+from foundation.slurm import LOCAL, SlurmFormatError, expand_hostlist, number
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import WriteResult
 from scheduler.slurm.job import HELD_STATES, CheckpointSignal, SlurmJob
@@ -20,7 +20,15 @@ _RESERVED_NODES: Final = re.compile(r"(?:^|\s)Nodes=(\S+)")
 _PARTITION: Final = re.compile(r"^PartitionName=(\S+) .*\bState=(\S+)", re.MULTILINE)
 _NO_SUCH_NODE: Final = ("not found", "invalid node name")
 _NO_JSON: Final = ("unrecognized option", "doesn't allow an argument")
-_FOREIGN_FILTERS: Final = ("SQUEUE_", "SINFO_", "SCANCEL_", "SBATCH_", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
+_FOREIGN_FILTERS: Final = (
+    "SQUEUE_",
+    "SINFO_",
+    "SCANCEL_",
+    "SBATCH_",
+    "SCONTROL_",
+    "SLURM_CLUSTERS",
+    "SLURM_TIME_FORMAT",
+)
 # These variables set defaults, e.g. filters of the lists that decisions use (squeue(1), ENVIRONMENT VARIABLES).
 
 
@@ -192,7 +200,7 @@ class SlurmCommands(SlurmPort):
         path = program if settings.bin_dir is None else str(Path(settings.bin_dir) / program)
         ended = run_program(
             [path, *arguments], timeout_s=settings.timeout.total_seconds(),
-            max_bytes=settings.max_response_bytes, environment={**environment, "LC_ALL": "C", **conf},
+            max_bytes=settings.max_response_bytes, environment={**environment, **LOCAL, "LC_ALL": "C", **conf},
         )  # fmt: skip
         return ended.status, ended.errors[:400], ended.output
 

@@ -12,7 +12,7 @@ from foundation.errors import InputError
 from foundation.instants import from_ms, to_ms
 from foundation.programs import CommandError, Run
 from foundation.running import Failing, Wait, every
-from foundation.slurm import SlurmFormatError
+from foundation.slurm import LOCAL, SlurmFormatError
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.slurm.jobs import SACCT_COLUMNS, Job, jobs_table, read_sacct, read_squeue
 from telemetry.collect.slurm.nodes import SOURCE, ObservedSlurmNode, changes, read_nodes
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 NODE_COMMANDS: Final = (("scontrol", "--json", "show", "nodes"), ("sinfo", "--Node", "--json"))
 """Commands that list nodes, in order of preference: ``scontrol`` since Slurm 23.02, ``sinfo`` before."""
 
-ENVIRONMENT: Final = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
+ENVIRONMENT: Final = {**LOCAL, "SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 """Environment of every command: times are printed as Unix seconds and parsed as UTC."""
 
 WINDOW: Final = timedelta(days=1)

@@ -129,6 +129,7 @@ def test_a_users_own_filters_do_not_reach_the_lists(tmp_path, monkeypatch):
     assert "SLURM_CONF" in seen
     assert "SLURM_KEPT" in seen
     assert not {"SQUEUE_STATES", "SINFO_PARTITION", "SLURM_CLUSTERS"} & set(seen)
+    assert {"SCONTROL_LOCAL", "SINFO_LOCAL", "SQUEUE_LOCAL"} <= set(seen), "not all clusters of a federation"
 
 
 def test_jobs_of_every_kind_are_read(tmp_path):

@@ -18,8 +18,10 @@ import pyarrow.compute as pc
 from foundation.errors import InputError
 from telemetry.importing.columns import as_text, resolve_columns
 from telemetry.importing.instants import (
+    ASSUMPTIONS,
     MISSING,
     NAIVE,
+    OK,
     PROBLEMS,
     WRONG_CLOCK,
     Instants,
@@ -172,6 +174,7 @@ class Batch:
     def instants(self, name: str, *, optional: bool = False, day_end: bool = False) -> Instants | None:
         """Parse a timestamp column and reject rows with unusable values; None if the source lacks the column.
 
+        At a change of daylight saving time, samples are rejected, and other rows are dated by :data:`ASSUMPTIONS`.
         ``optional``: accept missing timestamps. ``day_end``: a date without a time means the end of the day.
         Raises ``InputError`` if all timestamps are naive.
         """
@@ -198,6 +201,11 @@ class Batch:
                 location,
                 f"Give the zone in the mapping: {zone}, with the zone they were written in.",
             )
+        for status, assumption in ASSUMPTIONS.items() if self.kind != "samples" else ():
+            rows = np.flatnonzero((parsed.status == status) & self.valid)
+            if len(rows):
+                self.quarantine.assumed(self.kind, assumption, len(rows), column[int(rows[0])].as_py())
+            parsed.status[parsed.status == status] = OK
         for status, reason in PROBLEMS.items():
             if status != MISSING or not optional:
                 self.refuse(reason if name == "timestamp" else f"{reason} in {name}", parsed.status == status)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from foundation.errors import InputError
 from telemetry.importing.mapping import TimeFormat
+from telemetry.kernel_log.stamps import SKIPPED, TWICE
 from telemetry.values.dates import DateOrder, read_dates
 from telemetry.values.numbers import NO_VALUE_WORDS
 
@@ -24,11 +25,15 @@ PROBLEMS: Final = {
     3: "naive timestamp",
     4: "ambiguous local time",
     5: "timestamp out of range",
+    6: "local time that the clock change skips",
 }
 WRONG_CLOCK: Final = "an impossible clock"
 """Quarantine reason for rows in the future, or at a time that a live source cannot report."""
 
-MISSING, _UNREADABLE, NAIVE, _AMBIGUOUS, _OUTSIDE = 1, 2, 3, 4, 5
+MISSING, _UNREADABLE, NAIVE, _AMBIGUOUS, _OUTSIDE, _SKIPPED = 1, 2, 3, 4, 5, 6
+ASSUMPTIONS: Final = {_AMBIGUOUS: TWICE, _SKIPPED: SKIPPED}
+"""Statuses that also have a time, and the assumption behind it."""
+
 # An unset clock shows 1970 or 1980.
 _EARLIEST_MS = int(pd.Timestamp("1990-01-01", tz="UTC").value // 1_000_000)
 _LATEST_MS = int(pd.Timestamp("2100-01-01", tz="UTC").value // 1_000_000)
@@ -66,7 +71,7 @@ class Instants(NamedTuple):
     """A parsed timestamp column.
 
     ``ms``: Unix time in ms; 0 where unusable.
-    ``status``: :data:`OK` or a key of :data:`PROBLEMS`.
+    ``status``: :data:`OK` or a key of :data:`PROBLEMS`, of which :data:`ASSUMPTIONS` have a time.
     ``order``: day-month order found in text.
     """
 
@@ -115,7 +120,7 @@ def parse_instants(
         parsed = parsed._replace(ms=parsed.ms[places], status=parsed.status[places])
     status = np.where(_as_bools(column.is_null()), MISSING, parsed.status).astype(np.int8)
     status[(status == OK) & ((parsed.ms < _EARLIEST_MS) | (parsed.ms >= _LATEST_MS))] = _OUTSIDE
-    return parsed._replace(ms=np.where(status == OK, parsed.ms, 0), status=status)
+    return parsed._replace(ms=np.where(np.isin(status, (OK, *ASSUMPTIONS)), parsed.ms, 0), status=status)
 
 
 def _are_none(text: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
@@ -150,10 +155,12 @@ def _localised(
     near_ms = np.where(is_far, 0, naive_ms)
     naive = pd.DatetimeIndex((near_ms + _DAY_END_MS * (is_date & day_end)).astype("datetime64[ms]"))
     local = naive.tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
-    if local.hasnans and is_date.any():  # some zones change DST at midnight: of two, take the later
-        shifted = naive.tz_localize(zone, ambiguous=np.zeros(len(naive), bool), nonexistent="shift_forward")
-        local = local.where(~is_date, shifted)
-    status = np.where(np.asarray(local.isna()) & ~is_far, _AMBIGUOUS, OK).astype(np.int8)
+    status = np.full(len(naive), OK, np.int8)
+    if local.hasnans:
+        is_doubtful = np.asarray(local.isna()) & ~is_far & ~is_date  # some zones change DST at midnight
+        local = naive.tz_localize(zone, ambiguous=np.zeros(len(naive), bool), nonexistent=pd.Timedelta(hours=1))
+        is_skipped = np.asarray(local.tz_localize(None) != naive)
+        status[is_doubtful] = np.where(is_skipped, _SKIPPED, _AMBIGUOUS)[is_doubtful]
     return Instants(np.where(is_far, naive_ms, _milliseconds(local)), status)
 
 

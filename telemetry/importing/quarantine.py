@@ -66,6 +66,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "unreadable timestamp": _INSTANTS,
     "missing timestamp": "Map the column of the instants.",
     "ambiguous local time": "Export the instants in UTC or with their offset.",
+    "local time that the clock change skips": "Correct the time zone, or export the instants with their offset.",
     "timestamp out of range": "Give instants between 1990 and 2099; numbers of another unit need `time: {unit: ms}`.",
     "an impossible clock": "Correct the clock or the time zone: these instants are in the future.",
     NUMBER_AS_TYPE: "Map the numbers to event types: `values: {type: {1: failure, 0: null}}`; null drops a row.",

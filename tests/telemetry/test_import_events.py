@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ from foundation.errors import InputError
 from telemetry.dataset.schema import EVENTS
 from telemetry.importing.quarantine import BY_MAPPING, NUMBER_AS_TYPE
 from telemetry.kernel_log.reader import TABLE as KERNEL_LOG_LINES
+from telemetry.kernel_log.stamps import SKIPPED, TWICE
 from tests.telemetry.helpers import (
     DAY,
     events_frame,
@@ -46,6 +48,23 @@ def test_an_entry_time_is_kept_and_never_before_the_event(tmp_path: Path):
     assert known[DAY + timedelta(hours=1)] == pd.Timestamp("2026-03-03T09:00Z")
     assert known[DAY + timedelta(hours=2)] == DAY + timedelta(hours=2)
     assert result.counts["known_at_before_the_event"] == 1
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".log"])
+def test_local_times_at_a_clock_change_are_assumed_as_in_a_kernel_log(tmp_path: Path, suffix: str):
+    zone = "timezone: Europe/Berlin\n"
+    stamps = ["2025-03-30T02:30:00", "2025-10-26T02:30:00", "2025-10-26T03:30:00"]
+    path = tmp_path / f"node-0{suffix}"
+    if suffix == ".csv":
+        events_frame([("00:00", gpu(0), "xid", "79")] * 3).assign(timestamp=stamps).to_csv(path, index=False)
+    else:
+        path.write_text("".join(f"{stamp} node-0 kernel: NVRM: Xid (PCI:0000:10:00): 79, x\n" for stamp in stamps))
+    inventory = inventory_frame().assign(installed_at="2025-01-01T00:00:00Z")
+    result = run_import(tmp_path, events=[path], inventory=inventory, mapping=zone)
+    instants = [event.isoformat() for event in result.dataset.events()["timestamp"]]
+    assert instants == ["2025-03-30T01:30:00+00:00", "2025-10-26T01:30:00+00:00", "2025-10-26T02:30:00+00:00"]
+    assumed = sum((account.assumed for account in result.accounting.tables.values()), Counter())
+    assert assumed == {TWICE: 1, SKIPPED: 1}
 
 
 def test_ways_to_write_xids(tmp_path: Path):

@@ -36,7 +36,7 @@ def test_mixed_offsets_become_utc_and_naive_ones_among_them_are_marked():
 def test_a_zone_of_the_mapping_and_the_hours_it_has_twice_or_never():
     berlin = TimeFormat(timezone="Europe/Berlin")
     texts = ["2026-03-01T13:00:00", "2026-10-25T02:30:00", "2026-03-29T02:30:00", "2026-03-01T12:00:00Z"]
-    assert parse(texts, berlin) == [0, "ambiguous local time", "ambiguous local time", 0]
+    assert parse(texts, berlin) == [0, "ambiguous local time", "local time that the clock change skips", 0]
 
 
 def test_numbers_need_a_unit():

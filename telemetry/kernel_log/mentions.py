@@ -53,7 +53,9 @@ def xid_faults(name: str, reason: str, message: str) -> list[KernelFinding]:
         KernelFinding("xid", code, None, *named_gpu(segment)) for segment in segments for code in xid_codes(segment)
     ]
     if not faults:
-        codes = listed_codes(reason) or xid_codes(reason) or xid_codes(name) or listed_codes(message)
+        codes = xid_codes(reason) or xid_codes(name)
+        if "xid" in f"{name} {reason}".lower():  # other lists of numbers are counts or indices
+            codes = listed_codes(reason) or codes or listed_codes(message)
         faults = [KernelFinding("xid", code, None, *named_gpu(message)) for code in codes]
     return list(dict.fromkeys(faults))[:_MAX_CODES]
 

@@ -63,9 +63,10 @@ class KubernetesRules(Section):
         """Return the rule for a node condition, which may have the type ``ignore``; None if there is none."""
         rules = ((rule, rule.condition) for rule in self.rules if rule.condition is not None)
         fits = (rule for rule, named in rules if fnmatchcase(kind, named) or kind.lower() == named.lower())
-        rule = next(fits, None)
-        if rule is None and names_hardware(kind):
-            return _HEALTHY_WHEN_TRUE if _GOOD_NAME.search(kind) else _BAD_WHEN_TRUE
+        rule = next(fits, _OF_HARDWARE if names_hardware(kind) else None)
+        is_pattern = rule is not None and "*" in str(rule.condition) and "status" not in rule.model_fields_set
+        if rule is not None and is_pattern and _GOOD_NAME.search(kind):
+            return rule.model_copy(update={"status": "False"})
         return rule
 
     def for_event(self, kind: str, reason: str, message: str) -> tuple[Rule, dict[str, str]] | None:
@@ -93,10 +94,9 @@ class KubernetesRules(Section):
         return any(fnmatchcase(resource, pattern) for pattern in self.slice_resources)
 
 
-_GOOD_NAME: Final = re.compile(r"(?i:(?<!un)(?<!not)(?:ready|healthy|available|ok|passed|operational))$|^No(?=[A-Z])")
-# For conditions without a rule: with such a name, False is the faulty status, otherwise True.
-_BAD_WHEN_TRUE: Final = Rule(condition="*", type="other")
-_HEALTHY_WHEN_TRUE: Final = Rule(condition="*", status="False", type="other")
+_GOOD_NAME: Final = re.compile(r"(?i:(?<!un)(?<!not)(?:ready|health|healthy|available|ok|passed|operational|installed|loaded|online))$|^No(?=[A-Z])")
+# For patterns without a status: of conditions with such a name, False is the faulty status, otherwise True.
+_OF_HARDWARE: Final = Rule(condition="*", type="xid")
 _HARDWARE_EVENT: Final = Rule(reason=re.compile(".*"), type="other")
 
 

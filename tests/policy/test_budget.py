@@ -111,7 +111,7 @@ def test_what_was_given_back_within_the_day_counts_anew_by_the_hour_and_not_by_t
     later = T0 + 6 * HOUR  # all six were released, and are wished for again; so are two more
     granted = grant(fleet(8), asks(*everyone), starts, config, later)
     assert sorted(granted.nodes) == ["n00", "n01"]
-    assert granted.refused["n06"] == "cluster c: 6 nodes taken out in 24 h, at most 6"
+    assert granted.refused["n06"] == "cluster c: 6 nodes taken out in 24 h, at most 6 allowed"
 
 
 @settings(max_examples=80, deadline=None)

@@ -344,7 +344,7 @@ def test_the_opt_out_feature_is_read_in_any_spelling(feature):
     [
         {"states": frozenset({"IDLE", "DRAIN"}), "reason": None},
         {"states": frozenset({"UNKNOWN"})},
-        {"whole": False},
+        {"complete": False},
         {"states": frozenset({"DRAIN"}), "reason": None},
     ],
 )

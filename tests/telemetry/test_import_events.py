@@ -83,32 +83,35 @@ def test_ways_to_write_xids(tmp_path: Path):
     assert (account.read, account.unaccounted, result.quarantined) == (len(result.dataset.events()), 0, {})
 
 
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        ({"timestamp": None}, "missing timestamp"),
-        ({"timestamp": "2025-12-24T00:00:00Z"}, "before installation"),
-        ({"gpu": "GPU-unknown"}, "unknown gpu"),
-        ({"gpu": None}, "missing node and gpu"),
-        ({"gpu": None, "node": "node-7"}, "unknown node"),
-        ({"gpu": None, "node": "node-0", "timestamp": "2025-12-24T00:00:00Z"}, "before installation"),
-        ({"node": "node-1"}, "on another node than the inventory says"),
-        ({"type": "1"}, NUMBER_AS_TYPE),
-        ({"code": None}, "xid event without a code"),
-        ({"known_at": "whenever"}, "unreadable timestamp in known_at"),
-    ],
-)
-def test_an_event_that_cannot_be_used_is_set_aside(values: dict[str, object], reason: str, tmp_path: Path):
-    frame = events_frame([("01:00", gpu(0), "xid", "79"), ("02:00", gpu(0), "xid", "48")]).astype(object)
-    frame["known_at"] = None
-    for name, value in values.items():
-        frame.loc[0, name] = value
-    result = run_import(tmp_path, events=frame)
-    assert result.quarantined == {reason: 1}
+UNUSABLE: list[tuple[dict[str, object], str]] = [
+    ({"timestamp": None}, "missing timestamp"),
+    ({"timestamp": "2025-12-24T00:00:00Z"}, "before installation"),
+    ({"gpu": "GPU-unknown"}, "unknown gpu"),
+    ({"gpu": None}, "missing node and gpu"),
+    ({"gpu": None, "node": "node-7"}, "unknown node"),
+    ({"gpu": None, "node": "node-0", "timestamp": "2025-12-24T00:00:00Z"}, "before installation"),
+    ({"node": "node-1"}, "on another node than the inventory says"),
+    ({"type": "1"}, NUMBER_AS_TYPE),
+    ({"code": None}, "xid event without a code"),
+    ({"known_at": "whenever"}, "unreadable timestamp in known_at"),
+]
+
+
+def test_an_event_that_cannot_be_used_is_set_aside(tmp_path: Path):
+    rows = [("01:00", gpu(0), "xid", "79")] * len(UNUSABLE) + [("02:00", gpu(0), "xid", "48")]
+    frame = events_frame(rows).assign(known_at=None).astype(object)
+    for row, (values, _) in enumerate(UNUSABLE):
+        for name, value in values.items():
+            frame.loc[row, name] = value
+    result = run_import(tmp_path, events=frame, max_loss=1.0)
+    reasons = [reason for _, reason in UNUSABLE]
+    assert result.quarantined == Counter(reasons)
     assert result.dataset.events()["code"].tolist() == ["48"]
-    row = quarantine_of(result).iloc[0]
-    assert (row["table"], row["file"], row["row"]) == ("events", "events.csv", 1)
-    assert json.loads(row["content"])["timestamp"] == frame.loc[0, "timestamp"]
+    aside = quarantine_of(result).sort_values("row")
+    assert aside[["table", "file", "row", "reason"]].to_numpy().tolist() == [
+        ["events", "events.csv", row, reason] for row, reason in enumerate(reasons, 1)
+    ]
+    assert [json.loads(content)["timestamp"] for content in aside["content"]] == frame["timestamp"].tolist()[:-1]
 
 
 def test_after_a_removal_only_the_work_on_the_part_goes_on(tmp_path: Path):

@@ -135,13 +135,6 @@ def test_the_last_time_of_a_run_lies_within_a_minute_of_its_first(tmp_path: Path
     assert stored["count"].tolist() == [40]
 
 
-def test_a_third_of_a_short_list_of_events_is_not_lost_silently(tmp_path: Path):
-    events = events_frame([("01:00", gpu(0), "failure", "DBE")] * 30).astype(object)
-    events.loc[:9, "timestamp"] = "some day"
-    with pytest.raises(InputError, match=r"10 of 30 lost \(33%\)"):
-        run_import(tmp_path, events=events)
-
-
 @pytest.mark.parametrize("name", ["node-0.log.gz", "samples.csv.gz", "jobs.json.gz"])
 def test_a_download_that_was_cut_short_is_named_whatever_it_holds(tmp_path: Path, name: str):
     path = tmp_path / name

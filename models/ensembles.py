@@ -17,6 +17,7 @@ from models.config import Combiner
 from models.learners.factory import Fit, FitRows, LearnerStore, fit_all
 from models.rows.ranking import Bools, Floats, Hashes, Ints, group_sizes, rank_within, top_nodes
 from models.rows.row_reader import log_odds, logit
+from models.rows.training_set import purged
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ def fit_cascade(
     """
 
     def rows_of(train: Ints) -> FitRows:
-        return FitRows(X[train], y[train], weight[train])
+        return FitRows(X[train], y[train], weight[train], times[train], purge_ms)
 
     later_positives = np.zeros((0, X.shape[1])) if later_positives is None else later_positives
     rows = np.arange(len(y))
@@ -225,13 +226,12 @@ def fit_cascade(
 def splits(y: Ints, *, times: Ints, purge_ms: int) -> Iterator[tuple[Ints, Ints]]:
     """Yield pairs of row positions: to fit on (both classes present), and to score.
 
-    Borders split the positives into equal parts. Rows to fit on end at least ``purge_ms`` before the block starts, so
-    that no label window, and so no incident, spans both.
+    Borders split the positives into equal parts; between both kinds of rows is a gap (:func:`purged`).
     """
     borders = np.unique(np.quantile(times[y == 1], np.arange(1, BLOCKS) / BLOCKS, method="lower"))
     for i, border in enumerate(borders):
         until = borders[i + 1] if i + 1 < len(borders) else np.inf
-        fit_on = np.flatnonzero(times < border - purge_ms)
+        fit_on = np.flatnonzero(purged(times, border, purge_ms))
         if len(np.unique(y[fit_on])) == 2:
             yield fit_on, np.flatnonzero((times >= border) & (times < until))
 

@@ -27,6 +27,7 @@ from foundation.errors import InputError
 from foundation.text import nearest_hint
 from models.config import ALL_LEARNERS, SEQUENCE, THREADS, Recipe
 from models.learners.prepared import PreparedClassifier
+from models.rows.ranking import Ints
 
 AT_ONCE = 2
 """Learners fitted concurrently; does not change the result."""
@@ -217,17 +218,24 @@ class LoadedLightGBM:
 
 @dataclass(frozen=True)
 class FitRows:
-    """Training rows of both classes: features, labels and weights, shared by the learners fitted on them."""
+    """Training rows of both classes, shared by the learners fitted on them.
+
+    ``times``: decision times in milliseconds; None: unknown.
+    ``purge_ms``: gap + horizon, between the rows that a learner fits on and those it validates on.
+    """
 
     X: np.ndarray
     y: np.ndarray
     weight: np.ndarray | None = None
+    times: Ints | None = None
+    purge_ms: int = 0
 
     @cached_property
     def digest(self) -> str:
         """Hash of the content, cached."""
-        arrays = [self.X, self.y] if self.weight is None else [self.X, self.y, self.weight]
-        digest = hashlib.blake2b(repr([(array.shape, str(array.dtype)) for array in arrays]).encode(), digest_size=16)
+        arrays = [array for array in (self.X, self.y, self.weight, self.times) if array is not None]
+        shapes = [(array.shape, str(array.dtype)) for array in arrays]
+        digest = hashlib.blake2b(repr((shapes, self.purge_ms)).encode(), digest_size=16)
         for array in arrays:
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
@@ -256,8 +264,10 @@ def fit_all(
     """
 
     def fit(task: Fit) -> Any:
+        rows = task.rows
+        split = {"times": rows.times, "purge_ms": rows.purge_ms} if task.name in SEQUENCE else {}
         try:
-            return task.learner.fit(task.rows.X, task.rows.y, sample_weight=task.rows.weight)
+            return task.learner.fit(rows.X, rows.y, sample_weight=rows.weight, **split)
         except (lightgbm.basic.LightGBMError, TypeError, ValueError) as error:  # XGBoost's is a ValueError
             line = _PLACE.sub("", next(iter(str(error).strip().splitlines()), type(error).__name__)).rstrip(" .")
             raise InputError(
@@ -279,14 +289,11 @@ def fit_all(
 
 def fit_learners(
     learners: Mapping[str, Any],
-    X: np.ndarray,
-    y: np.ndarray,
-    sample_weight: np.ndarray | None = None,
+    rows: FitRows,
     fitted: Callable[[str], None] | None = None,
     store: LearnerStore | None = None,
 ) -> dict[str, Any]:
     """Fit several learners on the same rows; see :func:`fit_all`."""
-    rows = FitRows(X, y, sample_weight)
     fits = [Fit(name, learner, rows) for name, learner in learners.items()]
     return dict(zip(learners, fit_all(fits, fitted, store), strict=True))
 

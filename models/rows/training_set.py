@@ -176,6 +176,14 @@ def known_rows(rows: TrainingRows, labels: Labels, *, start_ms: int, complete_by
     return usable & (~rows.augmented | np.isin(rows.time, causes))
 
 
+def purged(times: Ints, border: float, purge_ms: int) -> Bools:
+    """Return the rows to fit on if those decided from ``border`` on are held out.
+
+    ``purge_ms``: gap + horizon, so that no label window, and so no incident, spans both.
+    """
+    return times < border - purge_ms
+
+
 def choose_rows(
     rows: TrainingRows,
     labels: Labels,

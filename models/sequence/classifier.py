@@ -14,14 +14,16 @@ from sklearn.base import BaseEstimator
 
 from models.config import Recipe
 from models.rows.ranking import Bools, Floats, Ints
+from models.rows.training_set import purged
 from models.sequence.layout import SequenceLayout, SequenceScaler, require_torch
 
 
 class SequenceClassifier(BaseEstimator):
     """A network that reads a raw window as a sequence, with the static features repeated at every step.
 
-    Fitted with AdamW on the weighted binary cross-entropy. The last share of the rows is held out for early stopping;
-    the weights are those of the best epoch. If either part would lack a class, ``fixed_epochs`` are run on all rows.
+    Fitted with AdamW on the weighted binary cross-entropy. The latest share of the rows is held out for early stopping,
+    and no incident is in both parts; the weights are those of the best epoch. If either part would lack a class,
+    ``fixed_epochs`` are run on all rows.
 
     ``network``: ``lstm`` or ``cnn1d``, see :class:`models.sequence.network.NetworkShape`.
     ``layout``: positions of window and static features in a row; must be set before a fit.
@@ -59,18 +61,27 @@ class SequenceClassifier(BaseEstimator):
         self.tail_share = tail_share
         self.random_state = random_state
 
-    def fit(self, X: np.ndarray, y: Ints, sample_weight: Floats | None = None) -> Self:
+    def fit(
+        self,
+        X: np.ndarray,
+        y: Ints,
+        sample_weight: Floats | None = None,
+        times: Ints | None = None,
+        purge_ms: int = 0,
+    ) -> Self:
         """Fit scaler and network.
 
-        ``X``: rows in ``layout``, in order of time; NaN: unknown; shape (n_rows, n_features).
+        ``X``: rows in ``layout``; NaN: unknown; shape (n_rows, n_features).
         ``y``: 0 and 1; shape (n_rows,).
+        ``times``: decision times in milliseconds, shape (n_rows,); None: the rows are in order of time.
+        ``purge_ms``: see :func:`models.rows.training_set.purged`.
         """
         from models.sequence.network import FitSchedule, Inputs, fit_network  # PyTorch is optional
 
         assert self.layout is not None
         self.classes_, self.n_features_in_ = np.array([0, 1]), X.shape[1]
         weight = np.ones(len(y)) if sample_weight is None else sample_weight
-        fit_on, tail = self._split(y, weight)
+        fit_on, tail = self._split(y, weight, np.arange(len(y)) if times is None else times, purge_ms)
         self.scaler_ = SequenceScaler.fit(X, self.layout)
 
         def inputs(rows: Bools) -> Inputs:
@@ -91,12 +102,11 @@ class SequenceClassifier(BaseEstimator):
         )
         return self
 
-    def _split(self, y: Ints, weight: Floats) -> tuple[Bools, Bools | None]:
+    def _split(self, y: Ints, weight: Floats, times: Ints, purge_ms: int) -> tuple[Bools, Bools | None]:
         """Return the rows to fit on, and the later ones for early stopping; None: no usable tail."""
         usable = weight > 0  # rows without weight must not affect early stopping either
-        border = np.quantile(np.flatnonzero(usable), 1 - self.tail_share, method="higher")
-        is_late = np.arange(len(y)) >= border
-        training, validation = usable & ~is_late, usable & is_late
+        border = np.quantile(times[usable], 1 - self.tail_share, method="higher")
+        training, validation = usable & purged(times, border, purge_ms), usable & (times >= border)
         if len(np.unique(y[training])) < 2 or len(np.unique(y[validation])) < 2:
             return usable, None
         return training, validation

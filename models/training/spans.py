@@ -8,7 +8,7 @@ from sklearn.metrics import average_precision_score
 
 from foundation.times import duration_ms
 from models.config import TrainingSection
-from models.learners.factory import LearnerStore, fit_learners, make_learner
+from models.learners.factory import FitRows, LearnerStore, fit_learners, make_learner
 from models.rows.ranking import Ints, seed_of
 from models.rows.row_reader import RowReader, log_odds_of
 from models.rows.training_set import Labels, TrainingRows, TrainingSet, choose_rows, count_incidents, known_rows
@@ -158,7 +158,8 @@ def _tail_scores(
     for start, rows in chosen.items():
         if rows.usable:
             unfitted = {"lightgbm": make_learner("lightgbm", seed=seed, settings=_REFERENCE)}
-            learners[start] = fit_learners(unfitted, read(rows.rows), rows.label, rows.weight, store=store)["lightgbm"]
+            fit_on = FitRows(read(rows.rows), rows.label, rows.weight)
+            learners[start] = fit_learners(unfitted, fit_on, store=store)["lightgbm"]
     scores = log_odds_of(list(learners.values()), read, tail_rows)
     scored = zip(learners, scores, strict=True)
     return dict.fromkeys(chosen, 0.0) | {start: float(average_precision_score(truth, score)) for start, score in scored}

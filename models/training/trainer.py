@@ -27,7 +27,7 @@ from models.config import (
 )
 from models.ensembles import Cascade, Stacker, fit_cascade
 from models.learners.baselines import make_baseline
-from models.learners.factory import LearnerStore, fit_learners, make_learner
+from models.learners.factory import FitRows, LearnerStore, fit_learners, make_learner
 from models.learners.prepared import ColumnSubset, seen_columns
 from models.learners.prior import default_share, fit_share, load_prior
 from models.rows.failure_rate import rate_at
@@ -344,7 +344,9 @@ class Trainer:
         with self._room.take(self._row_bytes * len(chosen.rows)):
             values = self.values(chosen.rows)
             unfitted = {name: self._learner(name, refit_ms, incidents) for name in names}
-            learners = fit_learners(unfitted, values, chosen.label, chosen.weight, steps, self._store)
+            times = self.rows.time[chosen.rows]
+            rows = FitRows(values, chosen.label, chosen.weight, times, self.reach_ms)
+            learners = fit_learners(unfitted, rows, steps, self._store)
             if CASCADE not in self.names:
                 return learners, None
             cascade = fit_cascade(
@@ -352,7 +354,7 @@ class Trainer:
                 values,
                 chosen.label,
                 chosen.weight,
-                times=self.rows.time[chosen.rows],
+                times=times,
                 purge_ms=self.reach_ms,
                 recall_floor=self.models.cascade.recall_floor,
                 later_positives=None if later_positives is None else self.values(later_positives),

@@ -99,6 +99,15 @@ def test_other_learners_and_spans_are_bit_for_bit_those_of_a_run_without(matrix,
     pd.testing.assert_frame_equal(plain.folds, result.folds)
 
 
+@pytest.mark.parametrize(("tail_share", "is_early_stopped"), [(0.2, True), (0.97, False)])
+def test_no_incident_is_in_the_fit_and_in_the_tail_of_a_network(matrix, tail_share, is_early_stopped):
+    """All rows before the longer tail are within a horizon of it, so the network is fitted without one."""
+    settings = SETTINGS | {"cnn1d": SETTINGS["cnn1d"] | {"tail_share": tail_share}}
+    models = WITH.model_copy(update={"settings": settings})
+    fitted = fit_final(matrix, training=TRAINING, models=models, backtest=BACKTEST, seed=1)
+    assert fitted.learners["cnn1d"].early_stopped_ == is_early_stopped
+
+
 def test_reasons_say_which_members_are_explained_exactly(result):
     assert result.reasons
     assert all("exact tree contributions of lightgbm" in reason.method for reason in result.reasons)

@@ -11,7 +11,7 @@ from models.calibration.fitting import Calibrator
 from models.config import BASELINES, LEARNERS
 from models.ensembles import Stacker, fit_cascade
 from models.learners.baselines import make_baseline
-from models.learners.factory import fit_learners, make_learner
+from models.learners.factory import FitRows, fit_learners, make_learner
 from models.training.fitted import FittedModels
 
 SMALL = {
@@ -55,7 +55,9 @@ def rows(n=300, seed=0):
 def fitted_models() -> FittedModels:
     """Fit every learner and ensemble."""
     X, y = rows()
-    learners = fit_learners({name: make_learner(name, seed=3, settings=SMALL[name]) for name in LEARNERS}, X, y)
+    learners = fit_learners(
+        {name: make_learner(name, seed=3, settings=SMALL[name]) for name in LEARNERS}, FitRows(X, y)
+    )
     stages = [(name, make_learner(name, seed=4, settings=SMALL[name])) for name in ("lightgbm", "xgboost", "mlp")]
     times = np.arange(len(y)) * 3_600_000
     cascade = fit_cascade(

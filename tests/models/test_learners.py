@@ -9,7 +9,7 @@ from foundation.times import instant_ms
 from models.config import LEARNERS, ModelsSection, TrainingSection
 from models.ensembles import fit_cascade
 from models.learners import factory
-from models.learners.factory import fit_learners, make_learner
+from models.learners.factory import FitRows, fit_learners, make_learner
 from models.rows.training_set import Labels
 from models.training.trainer import Trainer
 from tests.models.fake_matrix import FakeMatrix
@@ -112,7 +112,7 @@ def test_settings_that_a_library_refuses_are_named_with_its_own_words(name, sett
     learner = make_learner(name, seed=1, settings=settings)
     message = f"{name} could not be fitted: {line} (parameter models.settings.{name}). Correct the setting that"
     with pytest.raises(InputError) as caught:
-        fit_learners({name: learner}, X, y)
+        fit_learners({name: learner}, FitRows(X, y))
     assert str(caught.value).startswith(message)
     sound = make_learner("logistic", seed=1)
     for stages in ([(name, learner), ("logistic", sound)], [("logistic", sound), (name, learner)]):

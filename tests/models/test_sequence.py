@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from foundation.errors import InputError
 from models.bundle.serialization import read_learner, write_learner
 from models.explanation.contributions import contributions
-from models.learners.factory import fit_learners, make_learner
+from models.learners.factory import FitRows, fit_learners, make_learner
 from models.sequence.classifier import SequenceClassifier
 from models.sequence.layout import SequenceLayout, SequenceScaler
 from tests.processes import printed_by
@@ -55,7 +55,7 @@ def test_a_fit_is_the_same_bit_for_bit_and_leaves_the_global_random_state_alone(
     torch.set_rng_state(state)
     # Two at a time: they must not draw from one source.
     both = {key: make_learner(key, seed=5, settings=QUICK).set_params(layout=LAYOUT) for key in ("lstm", "cnn1d")}
-    again = fit_learners(both, X, y)[name]
+    again = fit_learners(both, FitRows(X, y))[name]
     assert torch.equal(state, torch.get_rng_state())
     assert torch.get_num_threads() == threads
     np.testing.assert_array_equal(first.predict_proba(X), again.predict_proba(X))
@@ -63,12 +63,15 @@ def test_a_fit_is_the_same_bit_for_bit_and_leaves_the_global_random_state_alone(
     assert (first.predict_proba(X) != other.predict_proba(X)).any()
 
 
-def test_the_tail_is_the_latest_rows_with_weight():
-    weight = np.ones(110)
-    weight[100:] = 0
-    fit_on, tail = SequenceClassifier(tail_share=0.2)._split(np.arange(110) % 2, weight)
-    np.testing.assert_array_equal(np.flatnonzero(tail), np.arange(80, 100))
-    np.testing.assert_array_equal(np.flatnonzero(fit_on), np.arange(80))
+@pytest.mark.parametrize(("purge_hours", "last"), [(0, 79), (1, 78), (8, 71)])
+def test_the_tail_is_the_latest_rows_with_weight_after_a_gap(purge_hours, last):
+    hours = np.arange(110).repeat(3)
+    order = np.random.default_rng(0).permutation(len(hours))
+    hours, weight = hours[order], np.where(hours < 100, 1.0, 0.0)[order]
+    fit_on, tail = SequenceClassifier(tail_share=0.2)._split(hours % 2, weight, hours, purge_hours)
+    assert sorted(set(hours[tail])) == [*range(80, 100)]
+    assert sorted(set(hours[fit_on])) == [*range(last + 1)]
+    assert (tail.sum(), fit_on.sum()) == (60, 3 * (last + 1))
 
 
 def test_without_a_positive_in_the_tail_a_fixed_number_of_epochs_is_run_on_all_rows():

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from foundation.times import NEVER, instant_ms
 from models.config import ALL_LEARNERS, SEQUENCE
-from models.learners.factory import fit_learners, make_learner
+from models.learners.factory import FitRows, fit_learners, make_learner
 from models.rows.row_reader import log_odds
 from models.rows.training_set import Labels, TrainingRows, choose_rows, known_rows
 from models.sequence.layout import SequenceLayout
@@ -227,7 +227,7 @@ def skill_of_the_clock(name, seed):
     learner = make_learner(name, seed=1, settings=settings)
     if name in SEQUENCE:
         learner.set_params(layout=SequenceLayout(begin=0, steps=3, channels=4))
-    fitted = fit_learners({name: learner}, clock[picked.rows], picked.label, picked.weight)[name]
+    fitted = fit_learners({name: learner}, FitRows(clock[picked.rows], picked.label, picked.weight))[name]
     score = log_odds(fitted, clock)
     known_rows = np.concatenate([np.flatnonzero((labels.label == 0) & ~rows.augmented), np.flatnonzero(rows.augmented)])
     known_rows = known_rows[labels.complete[known_rows] <= at(40)]

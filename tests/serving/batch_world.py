@@ -14,7 +14,7 @@ from models.bundle.store import Bundle, save_bundle
 from models.calibration.fitting import Calibrator
 from models.calibration.horizons import HorizonMap, Link
 from models.ensembles import Stacker
-from models.learners.factory import fit_learners, make_learner
+from models.learners.factory import FitRows, fit_learners, make_learner
 from models.training.fitted import FittedModels
 from serving.scores.batch import ServedModel
 from telemetry.dataset.store import Dataset
@@ -101,7 +101,7 @@ def fitted_on(matrix: FeatureMatrix, *, refit_at: datetime = T0 + HOURS * HOUR) 
     signal = np.nan_to_num(X[:, 0]) + np.random.default_rng(1).normal(0, 10, len(X))
     y = (signal > np.quantile(signal, 0.8)).astype(int)
     learners = fit_learners(
-        {name: make_learner(name, seed=3, settings=setting) for name, setting in SETTINGS.items()}, X, y
+        {name: make_learner(name, seed=3, settings=setting) for name, setting in SETTINGS.items()}, FitRows(X, y)
     )
     models = (*SETTINGS, "mean_log_odds")
     return FittedModels(

@@ -9,7 +9,7 @@ import heapq
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
@@ -43,6 +43,9 @@ _RETRY_MS: Final = duration_ms(timedelta(days=1))
 """Defaults of the controller's diagnostics: after a passed one, jobs are not evicted again for ``_AGAIN_MS`` unless a
 rule requires it; a failed one is repeated after ``_RETRY_MS``."""
 
+ReportCache = dict[tuple[int, int], Mapping[str, Reported]]
+"""Reports by the time of the oldest event and of the round, in milliseconds."""
+
 _COUNTED: Final = (UnitView(""),)
 """Stands for each unit of a node at rest: only their number matters."""
 
@@ -74,6 +77,7 @@ class Controlled:
     ``least``: minimum level that counts as keeping a node from new jobs.
     ``findable``: failures that a ``stated`` diagnostic finds; shape (failures,).
     ``probing``: replay of probes on idle nodes; a passed probe lowers the risk.
+    ``reports``: cache of the reports at each time, shared by replays of the same events and decision times.
     """
 
     fleet: ReplayedFleet
@@ -86,6 +90,7 @@ class Controlled:
     least: Level = Level.SWAP
     findable: Bools | None = None
     probing: ProbeReplay | None = None
+    reports: ReportCache = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._place = {node.name: place for place, node in enumerate(self.fleet.nodes)}
@@ -97,6 +102,7 @@ class Controlled:
         self._is_high: dict[int, list[int]] = {}  # active rows of _high, by node
         self._left = np.full(len(self.jobs.node), NEVER)  # when each job left its node
         self._by_start = np.argsort(self.jobs.start, kind="stable")
+        self._job_count = int(self.jobs.job.max(initial=-1)) + 1
         self._starts, self._count = self.jobs.start[self._by_start], 0  # number of started jobs
         self._active = self._by_start[:0]
         self._due: dict[int, int] = {}  # when a drained node's jobs are evicted
@@ -126,6 +132,8 @@ class Controlled:
         self._homes = {name: place for place, units in enumerate(self.fleet.installations) for name, _, _ in units}
         # caches of the last round: node views, units (with the inputs they depend on) by node, and jobs by entry
         self._views = [*self.fleet.nodes]
+        self._observed: dict[int, ObservedNode] = {}  # nodes at rest
+        self._rest_inputs = np.full((len(self.fleet.nodes), 4), -1)
         self._shown: dict[int, tuple[object, tuple[UnitView, ...]]] = {}
         self._jobs: dict[int, tuple[int, JobView]] = {}
         self._certain = worse
@@ -148,6 +156,11 @@ class Controlled:
             row[2] = min(row[2], self.fleet.end)
         return ReplayMarks.of(self._rows, len(self._refused), self._high)
 
+    def _mask_of(self, places: Iterable[int]) -> Bools:
+        mask = np.zeros(len(self.fleet.nodes), dtype=np.bool_)
+        mask[list(places)] = True
+        return mask
+
     def _awaited(self, at: int) -> bool:
         """Return whether an improvement of nodes at this time may change the plan."""
         plan = self._plan
@@ -165,7 +178,8 @@ class Controlled:
 
     def _round(self, at: int) -> None:
         started = self._started(at)
-        started = started[(self.jobs.start[started] > self._now) & np.isin(self.jobs.node[started], list(self._open))]
+        is_open = self._mask_of(self._open)
+        started = started[(self.jobs.start[started] > self._now) & is_open[self.jobs.node[started]]]
         self._left[started] = self.jobs.start[started]  # it runs elsewhere
         self._now, now = at, from_ms(at)
         for node in [node for node, (ends, _) in self._tests.items() if ends < at]:
@@ -269,10 +283,7 @@ class Controlled:
     def _fleet_at(self, at: int, now: datetime, newest: ScoredDecision) -> tuple[list[NodeView], list[ObservedNode]]:
         """Return the nodes to decide about, and those at rest, which are only counted."""
         oldest = min(now - LONGEST, newest.decided_at)  # older reports are neither valid nor void anything
-        reports = reported(
-            self.events[bisect_right(self._known, instant_ms(oldest)) : bisect_right(self._known, at)], now
-        )
-        down = self.fleet.down(at)
+        reports, down = self._reports(oldest, at, now), self.fleet.down(at)
         reported_units = {unit for unit, time in self._void.items() if time > oldest}
         reported_units |= {unit for unit, fact in self._sick.items() if fact.seen_at > oldest}
         known, unknown, low_risk = self._low_risk_nodes(at, newest, reports.keys() | reported_units)
@@ -281,29 +292,54 @@ class Controlled:
         running: defaultdict[int, list[JobView]] = defaultdict(list)
         entries = self._running()
         # jobs that run only on nodes of low risk affect no decision
-        entries = entries[np.isin(self.jobs.job[entries], self.jobs.job[entries[~low_risk[self.jobs.node[entries]]]])]
+        is_shown = np.zeros(self._job_count, dtype=np.bool_)
+        is_shown[self.jobs.job[entries[~low_risk[self.jobs.node[entries]]]]] = True
+        entries = entries[is_shown[self.jobs.job[entries]]]
         shown_jobs = job_views(self.jobs, entries, at, self._jobs)
         for place, job in zip(self.jobs.node[entries].tolist(), shown_jobs, strict=True):
             if place not in down:
                 running[place].append(job)
         passed = {} if self.probing is None else self.probing.passes(at)
-        planned_at, others, fleet = self._planned_at(now), list[ObservedNode](), list[NodeView]()
-        columns = zip(low_risk.tolist(), known.tolist(), unknown.tolist(), strict=True)
-        for place, (is_low, scored, unscored) in enumerate(columns):
-            node, marks, is_down = self._views[place], self._node_marks[place], place in down
+        planned_at, fleet = self._planned_at(now), list[NodeView]()
+        stale = self._update_rest(np.column_stack([known, unknown, self._mask_of(down)]), low_risk, newest.at, running)
+        for place in np.flatnonzero(~low_risk | stale).tolist():
+            node, marks, is_low = self._views[place], self._node_marks[place], bool(low_risk[place])
             jobs_here, planned_here = tuple(running.get(place, ())), () if is_low else planned_at.get(node.name, ())
-            units = _COUNTED * (scored + unscored) if is_low else self._units(place, at, newest, reports, passed)
-            inputs = (units, jobs_here, marks, is_down, planned_here)
+            units_here = int(known[place] + unknown[place])
+            units = _COUNTED * units_here if is_low else self._units(place, at, newest, reports, passed)
+            inputs = (units, jobs_here, marks, place in down, planned_here)
             if inputs != (node.units, node.jobs, node.marks, node.down, node.planned):
                 node = self._views[place] = NodeView(
-                    node.name, node.cluster, node.group, node.rack, node.domain, units, jobs_here, marks, down=is_down,
-                    planned=planned_here,
+                    node.name, node.cluster, node.group, node.rack, node.domain, units, jobs_here, marks,
+                    down=place in down, planned=planned_here,
                 )  # fmt: skip
             if is_low:
-                others.append(ObservedNode(node, False, scored, False, decided_at=newest.decided_at))
+                self._observed[place] = ObservedNode(
+                    node, False, int(known[place]), False, decided_at=newest.decided_at
+                )
             else:
                 fleet.append(node)
-        return fleet, others
+        return fleet, [self._observed[place] for place in np.flatnonzero(low_risk).tolist()]
+
+    def _update_rest(self, inputs: Ints, low_risk: Bools, at: int, running: Mapping[int, object]) -> Bools:
+        """Return the nodes whose observation at rest has changed since the last round.
+
+        ``inputs``: what the observation of a node without jobs depends on; ``at``: time of the scores.
+        """
+        inputs = np.column_stack([inputs, np.full(len(inputs), at)])
+        stale = (inputs != self._rest_inputs).any(axis=1)
+        stale[list(running)] = True
+        inputs[~low_risk] = -1
+        inputs[list(running)] = -1
+        self._rest_inputs = inputs
+        return stale
+
+    def _reports(self, oldest: datetime, at: int, now: datetime) -> Mapping[str, Reported]:
+        key = instant_ms(oldest), at
+        if key not in self.reports:
+            known = slice(bisect_right(self._known, key[0]), bisect_right(self._known, at))
+            self.reports[key] = reported(self.events[known], now)
+        return self.reports[key]
 
     def _planned_at(self, now: datetime) -> dict[str, tuple[tuple[datetime, datetime], ...]]:
         known = bisect_right(self._maintenance, now, key=lambda event: event["known_at"])

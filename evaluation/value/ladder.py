@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from evaluation.value.controller_replay import Controlled
+from evaluation.value.controller_replay import Controlled, ReportCache
 from evaluation.value.gpu_hours import Extras, ReplayOutcome, count_outcome, mean_prices, net_interval, net_of, net_row
 from evaluation.value.load import Placements, ReplayedFleet
 from evaluation.value.marks import NO_ACTION, ReplayMarks
@@ -126,6 +126,7 @@ class LadderReplay:
     reach: timedelta
     seed: int
     replicates: int
+    reports: ReportCache = field(default_factory=dict)
 
     risks: Floats = field(init=False)
     prices: Mapping[Rung, Price] = field(init=False)
@@ -160,7 +161,7 @@ class LadderReplay:
         least = Level.AVOID if rung == "avoid" else Level.SWAP
         return Controlled(
             self.fleet, self.scores, self.events, self.loads[0], policy, self.reach, "stated", least, self.findable,
-            probing,
+            probing, self.reports,
         ).marks()  # fmt: skip
 
     def replayed(self, top: Rung | None, *, probed: bool) -> tuple[ReplayMarks, list[Probes]]:

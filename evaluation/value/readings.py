@@ -45,7 +45,7 @@ class ScoredDecision:
 
 
 class Readings(Sequence[ScoredDecision]):
-    """Readings of all decision times, in order of time, created on access.
+    """Readings of all decision times, in order of time, created on first access.
 
     ``predictions``: ``decision_time``, ``unit``, ``risk``, ``fold`` of one model; ``folds``: ``fold``, ``refit_at``.
     ``delay``: from a decision time until its scores are available; ``lifetime``: from the decision time until expiry.
@@ -66,7 +66,7 @@ class Readings(Sequence[ScoredDecision]):
         self._bounds = [*first.tolist(), len(order)]
         self._fitted = [fitted[fold] for fold in predictions["fold"].to_numpy()[order[first]].tolist()]
         self._decided, self._lifetime = times.tolist(), lifetime
-        self._last: tuple[int, ScoredDecision] | None = None
+        self._read: dict[int, ScoredDecision] = {}  # several replays read the same scores
         self.at: list[int] = (times + duration_ms(delay)).tolist()
         """When the scores of each decision time are available."""
 
@@ -74,17 +74,16 @@ class Readings(Sequence[ScoredDecision]):
         return len(self.at)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a reading; the last one is cached."""
+        """Return a reading, cached."""
         place = range(len(self.at))[index]
-        if self._last is None or self._last[0] != place:
+        if place not in self._read:
             at, rows = from_ms(self._decided[place]), slice(*self._bounds[place : place + 2])
             risk, scored = np.full(len(self.units), np.nan), np.zeros(len(self.units), dtype=np.bool_)
             risk[self._unit[rows]], scored[self._unit[rows]] = self._risk[rows], True
-            self._last = (
-                place,
-                ScoredDecision(self.at[place], risk, scored, at, at + self._lifetime, from_ms(self._fitted[place])),
+            self._read[place] = ScoredDecision(
+                self.at[place], risk, scored, at, at + self._lifetime, from_ms(self._fitted[place])
             )
-        return self._last[1]
+        return self._read[place]
 
     def newest(self, at: int) -> ScoredDecision:
         """Return the latest reading available at a time, or the first if there is none yet."""

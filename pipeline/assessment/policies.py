@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +13,7 @@ from joblib import Parallel, delayed
 
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.oracle import oracle_predictions, read_truth
-from evaluation.value.controller_replay import Controlled, Diagnostic, rule_events
+from evaluation.value.controller_replay import Controlled, Diagnostic, ReportCache, rule_events
 from evaluation.value.gpu_hours import ReplayOutcome, count_outcome, net_row
 from evaluation.value.ladder import Assumptions, LadderReplay
 from evaluation.value.load import Placements, ReplayedFleet, generated_load, jobs_of_table
@@ -160,6 +160,7 @@ class _Replays:
     horizon: timedelta
     reach: timedelta
     seed: int
+    reports: ReportCache = field(default_factory=dict)
 
     def loads(self, size: int | None) -> list[Placements]:
         """Generate loads, with jobs of one size (in GPUs) if it is given."""
@@ -180,8 +181,9 @@ class _Replays:
     def ladder(self, loads: Sequence[Placements], scores: Readings) -> LadderReplay:
         """Create the replay of the ladder under some loads."""
         return LadderReplay(
-            self.fleet, loads, scores, self.events, self.assumed, self.horizon, self.reach, self.seed, REPLICATES
-        )
+            self.fleet, loads, scores, self.events, self.assumed, self.horizon, self.reach, self.seed, REPLICATES,
+            self.reports,
+        )  # fmt: skip
 
     @gc_paused()
     def replay_policies(
@@ -200,7 +202,9 @@ class _Replays:
             replayed = NO_ACTION
             if readings is not None:
                 policy = self.fleet.stage(settings, "hard")
-                controlled = Controlled(self.fleet, readings, self.events, loads[0], policy, self.reach, diagnostic)
+                controlled = Controlled(
+                    self.fleet, readings, self.events, loads[0], policy, self.reach, diagnostic, reports=self.reports
+                )
                 replayed = controlled.marks()
             refused = replayed.refused if name == "drains" else refused
             outcomes[name] = count_outcome(self.fleet, loads, replayed, costs, reach=self.reach)

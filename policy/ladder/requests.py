@@ -267,6 +267,8 @@ def risk_after_pass(risk: _Risk, sensitivity: float) -> _Risk:
 
 def after_probes(node: NodeView, config: ProbeConfig, now: datetime) -> NodeView:
     """Lower the risks of units that recently passed a probe (:func:`risk_after_pass`)."""
+    if all(unit.probed_at is None for unit in node.units):
+        return node
     lowered = [_after_probe(unit, config, now) for unit in node.units]
     return node if all(map(is_, lowered, node.units)) else changed(node, units=tuple(lowered))
 

@@ -63,8 +63,6 @@ def assess(
         list[Path] | None,
         typer.Option(help="Mapping file (YAML) for columns or for Prometheus metrics; at most one of each."),
     ] = None,
-    # Not the controller's default of 2h: frequent checkpoints make the estimate cautious, because a failure then costs
-    # little work. OUT/act.yaml passes the assessed interval on to the controller.
     checkpoint_every: Annotated[
         str, typer.Option(help="Checkpoint interval of jobs, if the jobs table has no column for it.")
     ] = "1h",

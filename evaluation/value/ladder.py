@@ -80,15 +80,17 @@ def thresholds_of(price: Price, mean_risk: float) -> dict[str, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """Assumptions about what the data do not contain.
+    """Assumptions about what the data do not contain; by default those of ``predrain assess``.
 
+    ``costs``: with checkpoints every hour, not every two as in the controller's default. Frequent checkpoints make the
+    estimate cautious, because a failure then costs little work; OUT/act.yaml passes the interval on to the controller.
     ``gpus_per_job``: generate jobs of this size; None: the dataset's jobs, or if it has none, jobs as in a real trace.
     ``largest_job``: generate jobs as in a real trace, up to this size.
     ``checkpoint_on_request``: whether jobs write a checkpoint on request before they are moved.
     ``spare_nodes``: maximum number of nodes out of service at a time, including repairs; None: a tenth.
     """
 
-    costs: CostBenefitConfig = field(default_factory=CostBenefitConfig)
+    costs: CostBenefitConfig = field(default_factory=lambda: CostBenefitConfig(checkpoint_every=timedelta(hours=1)))
     probes: ProbeConfig = field(default_factory=ProbeConfig)
     gpus_per_job: int | None = None
     checkpoint_on_request: bool = True

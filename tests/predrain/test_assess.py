@@ -300,13 +300,14 @@ def test_the_backtest_is_repeated_if_the_truth_changes_and_not_if_its_folder_mov
 
 def test_only_the_checkpoint_interval_is_assumed_otherwise_than_by_the_controller():
     given = {name: parameter.default for name, parameter in inspect.signature(assess).parameters.items()}
-    of_controller = CostBenefitConfig(checkpoint_every=timedelta(hours=1))
+    assumed = Assumptions()
+    assert assumed.costs == CostBenefitConfig(checkpoint_every=timedelta(hours=1))
     options = {"checkpoint_every": "checkpoint_every", "checkpoint": "checkpoint", "restart": "restart"}
     options |= {"verify": "diagnostic"}
     assert {name: parse_duration(given[option]) for name, option in options.items()} == {
-        name: getattr(of_controller, name) for name in options
+        name: getattr(assumed.costs, name) for name in options
     }
-    assert parse_duration(given["probe"]) == ProbeConfig().duration
+    assert parse_duration(given["probe"]) == assumed.probes.duration == ProbeConfig().duration
 
 
 def test_a_killed_backtest_is_not_taken_for_the_run_whose_files_it_replaced(tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ _DEVICES_KEPT: Final = 20_000  # about 1 kB each
 _LINKS: Final = 18  # NVLink 4 and 5: 18 links per GPU, the most so far
 _RANK_STEP: Final = 1000
 _OTHER_EXPORTERS: Final = 20  # above the ranks of a channel's DCGM and AMD names
-_OTHER_METRIC: Final = re.compile(r"(?:nvidia|gpu|GPU)_\w+")
+_OTHER_METRIC: Final = re.compile(r"(?:nvidia|gpu|GPU|all_smi)_\w+")
 
 
 class Series(NamedTuple):
@@ -270,7 +270,8 @@ class SeriesCatalogue:
 
     def _first(self, field: str, labels: Mapping[str, str]) -> str | None:
         values = (label_value(labels, name) for name in self._labels[field])
-        return next((value for value in values if value is not None), None)
+        is_slot = field == "slot"  # in all-smi, the label `gpu` is the name of the product
+        return next((value for value in values if value is not None and not (is_slot and " " in value)), None)
 
 
 def _metrics(channels: Mapping[str, Channel], mapping: SourceMapping) -> dict[str, _Metric]:

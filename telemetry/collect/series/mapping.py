@@ -30,10 +30,10 @@ DEFAULT_LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "node": NODE_LABELS,
     # A board's serial number is the identity only if the exporter (older ones of AMD) reports no UUID.
     "gpu": ("UUID", "uuid", "gpu_uuid", "serial_number"),
-    "slot": ("gpu", "gpu_id"),
+    "slot": ("gpu", "gpu_id", "index", "gpu_index"),
     "pci_bus_id": ("pci_bus_id",),
     "serial": ("DCGM_FI_DEV_SERIAL", "serial", "serial_number"),
-    "model": ("modelName", "model_name", "card_series", "card_model"),
+    "model": ("modelName", "model_name", "card_series", "card_model", "devicename", "gpu_name"),
     "driver": ("DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION", "driver_version"),
     "mig_instance": ("GPU_I_ID", "gpu_partition_id"),
     "cluster": ("cluster", "cluster_name"),

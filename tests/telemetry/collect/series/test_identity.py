@@ -61,6 +61,10 @@ def test_the_node_is_the_exporters_own_label_before_the_scrapes(labels: dict[str
     assert series("DCGM_FI_DEV_GPU_TEMP", {"UUID": "GPU-a", **labels}).node == node
 
 
+NVITOP = {"hostname": "10.0.0.5", "index": "3", "devicename": "H100", "uuid": "GPU-a"}
+ALL_SMI = {"gpu": "NVIDIA H200 141GB HBM3", "instance": "n1", "uuid": "GPU-a", "index": "3"}
+
+
 def test_links_and_mig_instances_are_parts_and_rows_of_their_own() -> None:
     link = {"nvlink": "2", "gpu_uuid": "GPU-a", "model_name": "H100", "hostname": "n1", "gpu": "0"}
     identified = series("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", link)
@@ -69,6 +73,22 @@ def test_links_and_mig_instances_are_parts_and_rows_of_their_own() -> None:
     assert (field.channel, field.part) == ("nvlink_crc_flit_total", "5")
     mig = OLD | {"GPU_I_ID": "0", "GPU_I_PROFILE": "1g.10gb"}
     assert series("DCGM_FI_DEV_GPU_TEMP", mig).mig_instance == "0"
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "expected"),
+    [
+        ("gpu_temperature_C", NVITOP, ("gpu_temp_c", 1.0, "10.0.0.5")),
+        ("gpu_utilization_Percentage", NVITOP, ("gpu_util_pct", 1.0, "10.0.0.5")),
+        ("gpu_pcie_rx_throughput_MiBps", NVITOP, ("pcie_rx_bytes_s", 2.0**20, "10.0.0.5")),
+        ("all_smi_gpu_temperature_celsius", ALL_SMI, ("gpu_temp_c", 1.0, "n1")),
+        ("all_smi_gpu_memory_used_bytes", ALL_SMI, ("fb_used_mib", 2.0**-20, "n1")),
+    ],
+)
+def test_series_of_other_exporters_have_unit_and_slot(name: str, labels: dict, expected: tuple) -> None:
+    identified = series(name, labels)
+    assert (identified.channel, identified.scale, identified.node) == expected
+    assert (identified.gpu, dict(identified.inventory)["slot"]) == ("GPU-a", "3")
 
 
 def test_amd_series_are_known_by_uuid_or_serial_and_their_clocks_are_distinguished() -> None:

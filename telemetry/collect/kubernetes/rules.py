@@ -94,7 +94,10 @@ class KubernetesRules(Section):
         return any(fnmatchcase(resource, pattern) for pattern in self.slice_resources)
 
 
-_GOOD_NAME: Final = re.compile(r"(?i:(?<!un)(?<!not)(?:ready|health|healthy|available|ok|passed|operational|installed|loaded|online))$|^No(?=[A-Z])")
+_GOOD_NAME: Final = re.compile(
+    r"(?i:(?<!un)(?<!not)(?:ready|health|healthy|available|ok|passed|operational|installed|loaded|online))$"
+    r"|^No(?=[A-Z])"
+)
 # For patterns without a status: of conditions with such a name, False is the faulty status, otherwise True.
 _OF_HARDWARE: Final = Rule(condition="*", type="xid")
 _HARDWARE_EVENT: Final = Rule(reason=re.compile(".*"), type="other")

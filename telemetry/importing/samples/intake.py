@@ -120,6 +120,13 @@ class SampleIntake:
             )
             mapped = {*columns, *self.mapping.constants}
             has_place = self.installations.unit == "gpu" and "node" in mapped and not mapped.isdisjoint(GPU_PLACE)
+            if self.installations.unit == "node" and "gpu" in mapped and len(self.installations.given):
+                raise InputError(
+                    "the samples name GPUs, but the inventory only nodes",
+                    location,
+                    "Give an inventory with a column `gpu`, or none: samples that name node and GPU need none. To "
+                    "import one series a node, map that column to null.",
+                )
             if self.installations.unit not in mapped and not has_place:
                 raise missing_column(self.installations.unit, names, location)
             present |= mapped

@@ -6,7 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.telemetry.helpers import gpu, inventory_frame, run_import, samples_frame
+from foundation.errors import InputError
+from tests.telemetry.helpers import all_samples, gpu, inventory_frame, run_import, samples_frame
 
 
 def imported(tmp_path: Path, **columns: list[str | None]):
@@ -96,3 +97,13 @@ def test_a_column_is_decided_on_once_for_all_files_of_an_inventory(tmp_path: Pat
     ]
     assert inventory["asset"].fillna("").tolist() == ["1001", "1002", "A-3", "1004", "", "7"]
     assert inventory["size"].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_inventory_of_nodes_does_not_make_one_series_of_the_gpus_of_a_node(tmp_path: Path) -> None:
+    nodes = pd.DataFrame({"node": ["node-0", "node-1"], "rack": ["r1", "r2"]})
+    with pytest.raises(InputError, match="name GPUs"):
+        run_import(tmp_path, samples=samples_frame(), inventory=nodes)
+    one_each = samples_frame(gpus=2, per_node=1)
+    mapping = "samples: {columns: {gpu: null}}\n"
+    result = run_import(tmp_path, samples=one_each, inventory=nodes, mapping=mapping)
+    assert (result.dataset.meta.unit, len(all_samples(result)), result.quarantined) == ("node", 12, {})

@@ -47,17 +47,17 @@ def compare_backtests(one: Path, two: Path) -> dict[str, Any]:
         frame.merge(common[_KEY], on=_KEY).assign(model=name, variant=SLIDING)
         for name, frame in zip(("one", "two"), frames, strict=True)
     ]
-    together = pd.concat(parts, ignore_index=True)
-    order = together.groupby(["model", "decision_time"], observed=True)["rank"]
-    together["rank"] = order.rank(method="first").astype("int32")
-    together["alert"] = False
-    for rows in together.groupby("model").indices.values():
-        time, node = milliseconds(together["decision_time"].iloc[rows]), node_codes(together.iloc[rows])
-        alert = top_nodes(time, together["rank"].to_numpy(dtype=np.int64)[rows], node, k)
-        together.loc[rows[alert], "alert"] = True
+    combined = pd.concat(parts, ignore_index=True)
+    order = combined.groupby(["model", "decision_time"], observed=True)["rank"]
+    combined["rank"] = order.rank(method="first").astype("int32")
+    combined["alert"] = False
+    for rows in combined.groupby("model").indices.values():
+        time, node = milliseconds(combined["decision_time"].iloc[rows]), node_codes(combined.iloc[rows])
+        alert = top_nodes(time, combined["rank"].to_numpy(dtype=np.int64)[rows], node, k)
+        combined.loc[rows[alert], "alert"] = True
     evaluation = loaded[0][0]
     reach = pd.Timedelta(hours=evaluation.drain_hours).to_pytimedelta()
-    scored = split_predictions(together, k, reach)
+    scored = split_predictions(combined, k, reach)
     weights = resample(scored[0].shared.n_clusters, evaluation.replicates, _SEED)
     first, second = (estimate_model(part, weights) for part in scored)
     rows = {name: pair("", second, first, name) for name in _STATISTICS}
@@ -65,7 +65,7 @@ def compare_backtests(one: Path, two: Path) -> dict[str, Any]:
     return {
         "profiles": profiles,
         "k": k,
-        "decisions": int(together["decision_time"].nunique()),
+        "decisions": int(combined["decision_time"].nunique()),
         "rows": len(common),
         "incidents": len(first.incidents),
         "statistics": {

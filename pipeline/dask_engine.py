@@ -48,7 +48,7 @@ class DaskEngine:
 
     def __init__(self, address: str | None = None, workers: int | None = None) -> None:
         self.place = "workers of this machine" if address is None else f"cluster at {address}"
-        self._seen = time.monotonic()
+        self._last_seen_s = time.monotonic()
         for name in ("distributed", "distributed.client"):  # users get an InputError instead
             logging.getLogger(name).setLevel(logging.CRITICAL)
         with contextlib.ExitStack() as closing:
@@ -84,11 +84,11 @@ class DaskEngine:
             while pending:
                 try:
                     with self.client.as_current():  # `wait` uses the current client
-                        done, pending = distributed.wait(pending, timeout=_POLL_S, return_when="FIRST_COMPLETED")
+                        finished, pending = distributed.wait(pending, timeout=_POLL_S, return_when="FIRST_COMPLETED")
                 except TimeoutError:
                     self.any_worker()
                     continue
-                for future in done:
+                for future in finished:
                     try:
                         result = future.result(timeout=CONNECT_S)
                     except TimeoutError:
@@ -143,8 +143,8 @@ class DaskEngine:
         except Exception as error:
             raise self._lost() from error
         if workers:
-            self._seen = time.monotonic()
-        elif time.monotonic() - self._seen > NO_WORKER_S:
+            self._last_seen_s = time.monotonic()
+        elif time.monotonic() - self._last_seen_s > NO_WORKER_S:
             raise InputError(
                 f"no worker for {NO_WORKER_S:.0f} seconds",
                 self.place,
@@ -211,10 +211,12 @@ def _connected(target: Any) -> Any:
 
 def refuse_other_versions(by_worker: Mapping[str, Mapping[str, str]]) -> None:
     """Raise ``InputError`` if a worker runs other versions than this process."""
-    here = running_versions()
+    local = running_versions()
     for worker, versions in by_worker.items():
         other = [
-            f"{name} {versions.get(name)} instead of {here[name]}" for name in here if versions.get(name) != here[name]
+            f"{name} {versions.get(name)} instead of {local[name]}"
+            for name in local
+            if versions.get(name) != local[name]
         ]
         if other:
             raise InputError(

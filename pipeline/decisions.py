@@ -28,10 +28,10 @@ def decision_extras(
     the data allow), ``unforeseen`` (incidents without precursor), and ``horizons``
     (:func:`models.calibration.horizons.horizon_table`) if further horizons are configured.
     """
-    made = walk_promises(result.predictions, result.folds, matrix, models.precision_targets, k=result.k)
+    promises = walk_promises(result.predictions, result.folds, matrix, models.precision_targets, k=result.k)
     extras = {
-        "promises": made.pooled,
-        "decisions": decisions_frame(made),
+        "promises": promises.pooled,
+        "decisions": decisions_frame(promises),
         "unforeseen": unforeseen_incidents(result.predictions, oracle),
     }
     if result.horizons:
@@ -64,8 +64,8 @@ def bundle_decisions(
     Raises ``InputError`` if ``backtest`` is not the output of a backtest.
     """
 
-    def none(why: str, differs: Sequence[str] = ()) -> dict[str, Any]:
-        return {"thresholds": None, "until": None, "why": why, "differs": list(differs)}
+    def none(reason: str, differs: Sequence[str] = ()) -> dict[str, Any]:
+        return {"thresholds": None, "until": None, "why": reason, "differs": list(differs)}
 
     if backtest is None:
         return none("no backtest was given, and without outcomes of earlier refits no precision target can be set")
@@ -73,11 +73,15 @@ def bundle_decisions(
     if context.dataset_digest != dataset_digest:
         return none("the backtest ran on another dataset")
     # thresholds are risks, so only parameters that affect risks must be equal
-    there, here = (
-        {name: value for name, value in given.items() if name not in _NO_MATTER and not name.startswith("backtest.")}
-        for given in (context.params, params)
+    saved, current = (
+        {
+            name: value
+            for name, value in parameters.items()
+            if name not in _NO_MATTER and not name.startswith("backtest.")
+        }
+        for parameters in (context.params, params)
     )
-    differs = differences(there, here)
+    differs = differences(saved, current)
     if differs:
         return none(f"the backtest ran with other parameters: {name_some(differs)}", differs)
     frame = context.extras["decisions"]
@@ -98,6 +102,6 @@ def _profile(result: BacktestResult, profile: str) -> pd.DataFrame:
 
 
 def _decision(record: Mapping[Any, Any]) -> dict[str, Any]:
-    own = {key: value for key, value in record.items() if key not in ("model", "until")}
-    bound = {key.removeprefix("bound_"): value for key, value in own.items() if key.startswith("bound_")}
-    return {key: value for key, value in own.items() if not key.startswith("bound_")} | {"bound": bound}
+    facts = {key: value for key, value in record.items() if key not in ("model", "until")}
+    bound = {key.removeprefix("bound_"): value for key, value in facts.items() if key.startswith("bound_")}
+    return {key: value for key, value in facts.items() if not key.startswith("bound_")} | {"bound": bound}

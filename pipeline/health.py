@@ -117,7 +117,7 @@ def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -
     Raises ``InputError`` if bundle or matrix cannot be read, the bundle has no reference, the columns differ, or there
     is no decision between the fit and the check.
     """
-    opened = FeatureMatrix.open(matrix)
+    matrix_data = FeatureMatrix.open(matrix)
     loaded = load_bundle(bundle)
     reference = loaded.fitted.reference
     if reference is None:
@@ -127,16 +127,16 @@ def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -
             "Train it again with this version of predrain.",
         )
     fitted = loaded.fitted
-    windowed = with_windows(opened, fitted.learner_names)
+    windowed = with_windows(matrix_data, fitted.learner_names)
     if [column.name for column in windowed.columns] != [column.name for column in fitted.columns]:
         raise InputError(
             "the features of the matrix and the bundle differ",
             str(matrix),
             "Compute the matrix with the parameters of the bundle, or train the bundle again.",
         )
-    rows = TrainingRows.of(opened.rows)
+    rows = TrainingRows.of(matrix_data.rows)
     fit_ms = instant_ms(fitted.refit_at)
-    end_ms = min(instant_ms(until), instant_ms(opened.span[1])) + 1
+    end_ms = min(instant_ms(until), instant_ms(matrix_data.span[1])) + 1
     scored = np.flatnonzero((rows.time >= fit_ms) & (rows.time < end_ms) & ~rows.augmented)
     if not len(scored):
         raise InputError(
@@ -144,17 +144,17 @@ def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -
             str(matrix),
             "Update the matrix with `predrain features`, or give a later --until.",
         )
-    frame = opened.labels(from_ms(end_ms))
+    frame = matrix_data.labels(from_ms(end_ms))
     labelled = LabelledRows.join(rows, frame)
     served = in_codes_of(fitted.columns, windowed.columns, windowed.values)
     scores = fitted.score_rows(served, scored, rows)
     profile = scores[loaded.profile]
-    seen = _with_new_categories(reference.columns, opened.columns)
+    known_columns = _with_new_categories(reference.columns, matrix_data.columns)
     risk = fitted.risk(loaded.profile, profile.score)
     label = labelled.label[scored]
     known = (label >= 0) & (labelled.complete[scored] <= end_ms)
     positive = scored[known & (label == 1)]
-    groups = IncidentGroups.of(opened.incidents(from_ms(end_ms)))
+    groups = IncidentGroups.of(matrix_data.incidents(from_ms(end_ms)))
     reach = timedelta(milliseconds=int((labelled.complete[scored] - rows.time[scored]).max()))
     risks = RiskCounts(
         positives=len(positive),
@@ -163,10 +163,10 @@ def check_health(bundle: Path, matrix: Path, *, until: datetime | None = None) -
         rows_each=reach / timedelta(days=1) * reference.times_per_day,
     )
     findings = examine(
-        replace(reference, columns=seen),
+        replace(reference, columns=known_columns),
         labelled,
-        in_codes_of(seen, opened.columns, opened.values),
-        opened.rows["node"],
+        in_codes_of(known_columns, matrix_data.columns, matrix_data.values),
+        matrix_data.rows["node"],
         start_ms=max(fit_ms, end_ms - 1 - duration_ms(RECENT_SPAN)),
         end_ms=end_ms,
         seed=int((loaded.manifest.get("params") or {}).get("seed", 0)),

@@ -41,15 +41,15 @@ def untouched(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], peri
     for name, bundle in bundles:
         _same_question(matrix, name, bundle)
     labels = matrix.labels(None)
-    at, complete = milliseconds(matrix.rows["decision_time"]), milliseconds(labels["complete_at"])
+    times_ms, complete = milliseconds(matrix.rows["decision_time"]), milliseconds(labels["complete_at"])
     grid = ~matrix.rows["augmented"].to_numpy(dtype=bool)
     name, last = max(((name, bundle.fitted.refit_at) for name, bundle in bundles), key=lambda dated: dated[1])
-    whole = grid & (complete <= instant_ms(matrix.span[1]))
-    fresh = whole & (at >= instant_ms(last))
+    is_complete = grid & (complete <= instant_ms(matrix.span[1]))
+    fresh = is_complete & (times_ms >= instant_ms(last))
     if not (fresh & labels["label"].notna().to_numpy()).any():
         raise _too_early(matrix, name, last)
-    newest = int(at[fresh].max())
-    fresh &= at > newest - int(period / timedelta(milliseconds=1))
+    newest = int(times_ms[fresh].max())
+    fresh &= times_ms > newest - int(period / timedelta(milliseconds=1))
     return np.flatnonzero(fresh)
 
 
@@ -72,13 +72,13 @@ def contend(
     known = TrainingRows.of(matrix.rows)
     times, ties = known.time[rows], known.tie[rows]
     first = bundles[0][1].fitted
-    made = {name: make_baseline(name, columns=first.columns, seed=seed) for name in baselines}
+    baselines_made = {name: make_baseline(name, columns=first.columns, seed=seed) for name in baselines}
     names = [name for name, _ in bundles] + list(baselines)
     rank: dict[str, Ints] = {}
     risk = {name: np.full(len(rows), np.nan) for name in names}
     for (name, bundle), reader in zip(bundles, readers, strict=True):
         rank[name], risk[name] = _answers(bundle, reader, rows, known)
-    for name, points in _points(made, readers[0], rows, mix(ties, times)).items():
+    for name, points in _points(baselines_made, readers[0], rows, mix(ties, times)).items():
         rank[name] = rank_within(times, points.astype(np.float32), ties)
     alert = {name: top_nodes(times, rank[name], known.node[rows], k) for name in names}
     return _as_scored(matrix, rows, rank, risk, alert, k)
@@ -106,17 +106,17 @@ def _answers(bundle: Bundle, reader: RowReader, rows: Ints, matrix_rows: Trainin
 
 def _reader(matrix: FeatureMatrix, bundle: Bundle, name: str) -> RowReader:
     """Return a reader of a matrix's rows with the columns and category codes that a bundle was trained on."""
-    wanted = bundle.fitted.columns
+    columns = bundle.fitted.columns
     source = with_windows(matrix, bundle.fitted.learner_names)
     have = {column.name: (i, column) for i, column in enumerate(source.columns)}
-    absent = [column.name for column in wanted if column.name not in have]
+    absent = [column.name for column in columns if column.name not in have]
     if absent:
         raise InputError(
-            f"{len(absent)} of its {len(wanted)} features are not in the matrix ({', '.join(absent[:3])})",
+            f"{len(absent)} of its {len(columns)} features are not in the matrix ({', '.join(absent[:3])})",
             f"the bundle of {name}",
             "Compute the matrix with the parameters of the bundle.",
         )
-    names = [column.name for column in wanted]
+    names = [column.name for column in columns]
     order = [have[name][0] for name in names]
     # only a matrix without raw windows can read a subset of columns from disk
     read: RowReader = (
@@ -124,26 +124,26 @@ def _reader(matrix: FeatureMatrix, bundle: Bundle, name: str) -> RowReader:
         if source is matrix
         else (lambda rows: source.values(rows)[:, order])
     )
-    return in_codes_of(wanted, [have[name][1] for name in names], read)
+    return in_codes_of(columns, [have[name][1] for name in names], read)
 
 
-def in_codes_of(wanted: Sequence[FeatureColumn], have: Sequence[FeatureColumn], read: RowReader) -> RowReader:
+def in_codes_of(target: Sequence[FeatureColumn], source: Sequence[FeatureColumn], read: RowReader) -> RowReader:
     """Return a reader of the same rows with the category codes of other columns.
 
-    ``wanted``: the columns whose codes to use. A category that they lack becomes NaN, as in serving.
-    ``have``: the columns as read: the same features in the same order.
+    ``target``: the columns whose codes to use. A category that they lack becomes NaN, as in serving.
+    ``source``: the columns as read: the same features in the same order.
     """
     recoded = {
         i: np.array([_code(category, new.categories) for category in old.categories], np.float32)
-        for i, (new, old) in enumerate(zip(wanted, have, strict=True))
+        for i, (new, old) in enumerate(zip(target, source, strict=True))
         if new.categories != old.categories
     }
 
     def values(rows: Ints) -> np.ndarray[Any, np.dtype[np.float32]]:
         block: np.ndarray[Any, np.dtype[np.float32]] = read(rows)
-        for at, codes in recoded.items():
-            known = np.isfinite(block[:, at])
-            block[known, at] = codes[block[known, at].astype(np.int64)] if len(codes) else np.nan
+        for index, codes in recoded.items():
+            known = np.isfinite(block[:, index])
+            block[known, index] = codes[block[known, index].astype(np.int64)] if len(codes) else np.nan
         return block
 
     return values
@@ -153,12 +153,12 @@ def _code(category: str, categories: Sequence[str]) -> float:
     return float(categories.index(category)) if category in categories else np.nan
 
 
-def _points(made: Mapping[str, Baseline], reader: RowReader, rows: Ints, identity: Hashes) -> dict[str, Floats]:
+def _points(baselines: Mapping[str, Baseline], reader: RowReader, rows: Ints, identity: Hashes) -> dict[str, Floats]:
     """Score rows with baselines, in batches."""
-    points = {name: np.empty(len(rows)) for name in made}
-    for part in batches(len(rows)) if made else ():
+    points = {name: np.empty(len(rows)) for name in baselines}
+    for part in batches(len(rows)) if baselines else ():
         values = reader(rows[part])
-        for name, baseline in made.items():
+        for name, baseline in baselines.items():
             points[name][part] = baseline.points(values, identity[part])
     return points
 
@@ -188,11 +188,11 @@ def _as_scored(
 
 def _same_question(matrix: FeatureMatrix, name: str, bundle: Bundle) -> None:
     trained = (bundle.manifest.get("params") or {}).get("labels") or {}
-    mine = matrix.config.labels.model_dump(mode="json")
+    labels = matrix.config.labels.model_dump(mode="json")
     for key in ("gap", "horizon"):
-        if key in trained and trained[key] != mine[key]:
+        if key in trained and trained[key] != labels[key]:
             raise InputError(
-                f"{name} was trained for labels.{key} {trained[key]}, but the matrix has {mine[key]}",
+                f"{name} was trained for labels.{key} {trained[key]}, but the matrix has {labels[key]}",
                 f"bundle {bundle.digest[:12]}",
                 "Compare bundles with the same labels; train the other one again.",
             )
@@ -202,8 +202,8 @@ def _too_early(matrix: FeatureMatrix, name: str, refit: datetime) -> TooEarlyErr
     section = matrix.config.labels
     reach: Duration = section.gap + section.horizon
     end = matrix.span[1]
-    every, origin = matrix.config.decision.every, matrix.config.decision.origin
-    first = origin + -(-(refit - origin) // every) * every
+    interval, origin = matrix.config.decision.every, matrix.config.decision.origin
+    first = origin + -(-(refit - origin) // interval) * interval
     leave = end - reach - SUGGESTED
     until = instants(np.array([instant_ms(max(leave, matrix.span[0]))]))[0].floor("h").isoformat()
     return TooEarlyError(

@@ -20,10 +20,10 @@ def make_matrix(
     ``engine``: default: this machine's cores. The matrix is byte-identical with any engine.
     Raises ``InputError`` if there is no dataset, its step is not ``telemetry.step``, or a parameter is invalid for it.
     """
-    opened = Dataset.open(dataset)
-    params = with_step(params, opened.meta.step, str(dataset))
+    source = Dataset.open(dataset)
+    params = with_step(params, source.meta.step, str(dataset))
     return build_matrix(
-        opened,
+        source,
         out,
         decision=params.decision,
         labels=params.labels,
@@ -44,12 +44,12 @@ def check_made_with(matrix: FeatureMatrix, params: Params) -> Params:
     Raises ``InputError`` if ``decision``, ``labels``, ``features`` or ``training.augmentation`` differs.
     """
     config = matrix.config
-    made = {"training.augmentation": str(config.augmentation)}
-    asked = {"training.augmentation": str(params.training.augmentation)}
+    stored = {"training.augmentation": str(config.augmentation)}
+    requested = {"training.augmentation": str(params.training.augmentation)}
     for name in ("decision", "labels", "features"):
-        made |= flatten({name: getattr(config, name).model_dump(mode="json")})
-        asked |= flatten({name: getattr(params, name).model_dump(mode="json")})
-    others = differences(made, asked)
+        stored |= flatten({name: getattr(config, name).model_dump(mode="json")})
+        requested |= flatten({name: getattr(params, name).model_dump(mode="json")})
+    others = differences(stored, requested)
     if others:
         raise InputError(
             f"the matrix was made with {name_some(others)}",

@@ -67,8 +67,8 @@ class ThresholdsSection(Section):
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
-        given = [value for value in (self.watch, self.elevated, self.high) if value is not None]
-        if given != sorted(given):
+        values = [value for value in (self.watch, self.elevated, self.high) if value is not None]
+        if values != sorted(values):
             raise ValueError("a higher tier needs a higher risk: watch <= elevated <= high")
         return self
 
@@ -80,11 +80,11 @@ class PolicySection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_the_controller(cls, given: Any) -> Any:
+    def _of_the_controller(cls, content: Any) -> Any:
         """Ignore settings that only ``predrain act`` reads, so that one file can serve both."""
-        if not isinstance(given, dict):
-            return given
-        return {key: value for key, value in given.items() if key == "thresholds" or key not in _CONTROLLER}
+        if not isinstance(content, dict):
+            return content
+        return {key: value for key, value in content.items() if key == "thresholds" or key not in _CONTROLLER}
 
 
 class Params(Section):
@@ -150,10 +150,10 @@ def with_step(params: Params, step: timedelta, location: str) -> Params:
 
     Raises ``InputError`` if ``telemetry.step`` is set to another one, or a duration is no multiple of the step.
     """
-    given = params.telemetry.step
-    if given is not None and given != step:
+    step_given = params.telemetry.step
+    if step_given is not None and step_given != step:
         raise InputError(
-            f"the dataset's step is {format_duration(step)}, but telemetry.step is {format_duration(given)}",
+            f"the dataset's step is {format_duration(step)}, but telemetry.step is {format_duration(step_given)}",
             location,
             "Leave telemetry.step out, or import the dataset again.",
         )
@@ -189,12 +189,12 @@ def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+def differences(saved: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
     """List the parameters that differ, by dotted name, with both values."""
     return [
-        f"{name} {there.get(name, 'not given')}, not {here.get(name, 'given')}"
-        for name in dict.fromkeys([*there, *here])
-        if there.get(name) != here.get(name)
+        f"{name} {saved.get(name, 'not given')}, not {current.get(name, 'given')}"
+        for name in dict.fromkeys([*saved, *current])
+        if saved.get(name) != current.get(name)
     ]
 
 
@@ -204,8 +204,8 @@ def name_some(differences: Sequence[str]) -> str:
     >>> name_some(["seed 1, not 2"]), name_some(["a", "b", "c", "d", "e"])
     ('seed 1, not 2', 'a; b; c; and 2 more')
     """
-    more = len(differences) - _NAMED
-    return "; ".join(differences[:_NAMED]) + (f"; and {more} more" if more > 0 else "")
+    further = len(differences) - _NAMED
+    return "; ".join(differences[:_NAMED]) + (f"; and {further} more" if further > 0 else "")
 
 
 def _holds(params: Any, path: tuple[str, ...]) -> bool:

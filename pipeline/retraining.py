@@ -35,7 +35,7 @@ FLOOD: Final = "incidents of the newest 7 d"
 """Sanity checks of the newest fit."""
 
 _NEWEST: Final = timedelta(days=7)
-_LATELY: Final = timedelta(days=28)
+_RECENT: Final = timedelta(days=28)
 _SAME_FLEET: Final = 0.5
 _CHANCE: Final = 0.001
 """Significance level for unusual numbers of incidents. Incidents come in clusters, so :data:`QUIET` also requires at
@@ -63,7 +63,7 @@ def retrain(
     with tempfile.TemporaryDirectory(prefix="predrain-retrain-") as name, promotion_lock(registry):
         folder = Path(name)
         _refuse_silence(matrix)
-        before, champion = _continued(matrix, registry, model, folder)
+        previous, champion = _continued(matrix, registry, model, folder)
         train_bundle(matrix, params, folder / "newest", registry=registry, progress=progress)
         history = champion_history(registry, model)
         number = history.aliases[CHALLENGER]
@@ -71,20 +71,20 @@ def retrain(
         if number == now:  # identical bytes are not a new version
             return PromotionResult("kept", model, number, now, now, dry_run=False)
         bundle, version = load_version(registry, model, number, folder / "registered")
-        if now != before:  # promoted by another client of a tracking server, which has no lock
+        if now != previous:  # promoted by another client of a tracking server, which has no lock
             raise InputError(
-                f"the champion changed from {before or 'none'} to {now or 'none'} during the fit",
+                f"the champion changed from {previous or 'none'} to {now or 'none'} during the fit",
                 f"model {model}, {registry}",
                 "Run the retraining again: it compares with the new champion.",
             )
-        verdict, passed, why, known = _evaluated(matrix, params, champion, folder)
+        verdict, passed, reason, known = _evaluated(matrix, params, champion, folder)
         if champion is not None and known is not None and passed:
-            wrong = _unusual(matrix) or _far_off(matrix, params, bundle, known)
-            if wrong:
-                passed, why = False, f"{why}; but {wrong}"
+            objection = _unusual(matrix) or _far_off(matrix, params, bundle, known)
+            if objection:
+                passed, reason = False, f"{reason}; but {objection}"
         decision = PromotionResult(
             "promoted" if passed else "refused", model, number, now, number if passed else now, dry_run=False,
-            verdict=verdict, reason=why, notes=(why,) if passed else (),
+            verdict=verdict, reason=reason, notes=(reason,) if passed else (),
         )  # fmt: skip
         return carry_out(registry, decision, history, version, bundle, params, folder)
 
@@ -151,18 +151,18 @@ def _has_values(matrix: FeatureMatrix, rows: npt.NDArray[np.int64], columns: lis
     return bool(rows.size) and not bool(np.isnan(matrix.values(rows, columns)).all())
 
 
-def page_of(begun: datetime, decision: PromotionResult | None) -> str:
+def page_of(started: datetime, decision: PromotionResult | None) -> str:
     """Format the outcome of a round in Prometheus' text format 0.0.4; ``decision``: None: it failed."""
-    done = decision is not None and decision.done
+    is_promoted = decision is not None and decision.done
     lines = [
         "# HELP predrain_retrain_last_attempt_timestamp_seconds Start of the last round.",
         "# TYPE predrain_retrain_last_attempt_timestamp_seconds gauge",
-        f"predrain_retrain_last_attempt_timestamp_seconds {begun.timestamp():.10g}",
+        f"predrain_retrain_last_attempt_timestamp_seconds {started.timestamp():.10g}",
         "# HELP predrain_retrain_success 1 if the champion was the newest fit after the last round.",
         "# TYPE predrain_retrain_success gauge",
-        f"predrain_retrain_success {int(done)}",
+        f"predrain_retrain_success {int(is_promoted)}",
     ]
-    if decision is not None and not done:
+    if decision is not None and not is_promoted:
         missed = [name for name in (MEAN_RISK, QUIET, FLOOD) if name in decision.reason]
         if not missed and decision.verdict is not None:
             missed = [criterion.name for criterion in decision.verdict.criteria if criterion.outcome != "passed"]
@@ -187,8 +187,8 @@ def _evaluated(
         params.model_dump(mode="json")
     )
     if same and champion is not None and champion.fitted.refit_at > until:
-        why = "the recipe of the champion with newer data; no decisions are left for a comparison"
-        return None, True, why, champion
+        reason = "the recipe of the champion with newer data; no decisions are left for a comparison"
+        return None, True, reason, champion
     try:
         recipe = _fitted(matrix, params, until, folder / "recipe")
         sides = [("the recipe", recipe)]
@@ -217,12 +217,12 @@ def _far_off(matrix: FeatureMatrix, params: Params, newest: Bundle, known: Bundl
     """
     if known.fitted.stand_in is not None or known.fitted.n_incidents < params.promotion.min_incidents:
         return ""
-    mine, before = mean_risks(matrix, [("the newest fit", newest), ("the fit before", known)], _NEWEST)
+    risk, previous = mean_risks(matrix, [("the newest fit", newest), ("the fit before", known)], _NEWEST)
     low, high = params.promotion.risk_ratio
-    if before * low / high <= mine <= before * high / low:
+    if previous * low / high <= risk <= previous * high / low:
         return ""
     return (
-        f"{MEAN_RISK} is {mine / before:.2g}, limits are {low / high:.2g} and {high / low:.2g}: check the newest "
+        f"{MEAN_RISK} is {risk / previous:.2g}, limits are {low / high:.2g} and {high / low:.2g}: check the newest "
         "labels and telemetry"
     )
 
@@ -240,17 +240,17 @@ def _unusual(matrix: FeatureMatrix) -> str:
     def counts(span: timedelta) -> tuple[int, int, float]:
         return int((started > end - span).sum()), int(started.between(first, end - span).sum()), span / (end - first)
 
-    lately, before, share = counts(_LATELY)
-    usual = before * share / max(1 - share, share)
-    if lately <= usual / 10 and binom.cdf(lately, lately + before, min(share, 0.5)) <= _CHANCE:
+    recent, baseline, share = counts(_RECENT)
+    usual = baseline * share / max(1 - share, share)
+    if recent <= usual / 10 and binom.cdf(recent, recent + baseline, min(share, 0.5)) <= _CHANCE:
         return (
-            f"{QUIET}: {lately} instead of {usual:.0f}. Check that kernel logs and tickets still arrive, or promote "
+            f"{QUIET}: {recent} instead of {usual:.0f}. Check that kernel logs and tickets still arrive, or promote "
             "the version manually"
         )
-    lately, before, share = counts(_NEWEST)
-    usual = before * share / max(1 - share, share)
-    if lately >= _FLOOD_FACTOR * usual and binom.sf(lately - 1, lately + before, min(share, 0.5)) <= _CHANCE:
-        return f"{FLOOD}: {lately} instead of {usual:.0f}. Check the newest labels, or promote the version manually"
+    recent, baseline, share = counts(_NEWEST)
+    usual = baseline * share / max(1 - share, share)
+    if recent >= _FLOOD_FACTOR * usual and binom.sf(recent - 1, recent + baseline, min(share, 0.5)) <= _CHANCE:
+        return f"{FLOOD}: {recent} instead of {usual:.0f}. Check the newest labels, or promote the version manually"
     return ""
 
 

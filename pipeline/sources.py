@@ -52,10 +52,10 @@ def period_of(
 
     ``start_of``: returns the start of the period for its end.
     """
-    wanted = {"url": connection.url, "since": since, "match": match}
+    expected = {"url": connection.url, "since": since, "match": match}
     path = out / _PERIOD
     earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    is_same = all(earlier.get(key) == value for key, value in wanted.items())
+    is_same = all(earlier.get(key) == value for key, value in expected.items())
     end = datetime.fromisoformat(earlier["end"]) if is_same else datetime.now(UTC) - _SETTLING
     return BackfillPlan(start=start_of(end), end=end, match=match)
 

@@ -272,8 +272,8 @@ def _drift(result: BacktestResult, params: Params) -> dict[str, pd.DataFrame]:
 
 def _unavailable(matrix: FeatureMatrix) -> list[str]:
     """List the baselines for which this matrix has no data."""
-    made = {name: make_baseline(name, columns=matrix.columns, seed=0).unavailable() for name in BASELINES}
-    return [f"{name} ranks units arbitrarily: {why}" for name, why in made.items() if why]
+    reasons = {name: make_baseline(name, columns=matrix.columns, seed=0).unavailable() for name in BASELINES}
+    return [f"{name} ranks units arbitrarily: {reason}" for name, reason in reasons.items() if reason]
 
 
 def profile_predictions(predictions: pd.DataFrame, profile: str) -> pd.DataFrame:
@@ -301,7 +301,7 @@ def write_report_for(backtest: Path, out: Path | None = None) -> Path:
 
 
 def _counted(progress: Progress | None) -> Callable[[int, int, str], None] | None:
-    return None if progress is None else lambda done, total, _what: progress(done, total)
+    return None if progress is None else lambda n_done, total, _what: progress(n_done, total)
 
 
 def _simulated_facts(matrix: FeatureMatrix) -> dict[str, Any] | None:

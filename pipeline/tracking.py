@@ -37,12 +37,12 @@ def code_revision() -> str:
     Returns: the commit, with ``-dirty`` if tracked files were modified; ``unknown`` if the code is not a checkout, e.g.
     an installation inside another repository.
     """
-    here = Path(__file__).resolve().parents[1]
+    checkout = Path(__file__).resolve().parents[1]
     try:
-        if Path(_git(here, "rev-parse", "--show-toplevel")).resolve() != here:
+        if Path(_git(checkout, "rev-parse", "--show-toplevel")).resolve() != checkout:
             return "unknown"
-        commit = _git(here, "rev-parse", "HEAD")
-        changed = _git(here, "status", "--porcelain", "--untracked-files=no")
+        commit = _git(checkout, "rev-parse", "HEAD")
+        changed = _git(checkout, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return f"{commit}-dirty" if changed else commit
@@ -74,14 +74,14 @@ def share_of_fleet(sketch: Collection[str], units: Iterable[str]) -> float:
 
 
 def _git(folder: Path, *args: str) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         ["git", "-C", str(folder), *args],  # noqa: S607 - the user's own git, wherever it is
         capture_output=True,
         text=True,
         check=True,
         timeout=_TIMEOUT_S,
     )
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 _FOLD_METRICS = (
@@ -123,13 +123,13 @@ def record_backtest(
     """
     from models.registry.store import log_run  # MLflow takes seconds to import
 
-    whole = {
+    metrics = {
         f"{row['model']}.{row['variant']}.{name}": float(value)
         for row in evaluation.table.to_dict("records")
         for name, value in row.items()
         if isinstance(value, int | float | np.number) and not str(name).endswith(("_low", "_high"))
     }
-    whole |= {key: float(value) for key, value in main.items() if isinstance(value, int | float)}
+    metrics |= {key: float(value) for key, value in main.items() if isinstance(value, int | float)}
     steps: list[dict[str, float | None]] = [{} for _ in range(result.folds["fold"].nunique())]
     for row in result.folds.to_dict("records"):
         steps[row["fold"]] |= {f"refit.{row['variant']}.{name}": float(row[name]) for name in _COUNTS}
@@ -141,7 +141,7 @@ def record_backtest(
         experiment,
         name=name,
         params=params,
-        metrics=whole,
+        metrics=metrics,
         steps=steps,
         tags={**tags, "kind": "backtest"},
         artifacts=artifacts,

@@ -85,20 +85,20 @@ def opens_episode(alerts: Sequence[Alert]) -> Bools:
     return openings(node, time, reach)
 
 
-HappeningKind = Literal[
+OutcomeEventKind = Literal[
     "incident", "diagnostic_failed", "diagnostic_passed", "drained", "returned", "left"
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class OutcomeEvent:
     """An event that bears on the outcome of an alert.
 
     ``kind``: ``incident``; ``diagnostic_failed``, ``diagnostic_passed``; ``drained`` and ``returned``: taken out of
     service and back, by anyone; ``left``: removed from the fleet. Aborted diagnostics are not included.
     """
 
-    kind: HappeningKind
+    kind: OutcomeEventKind
     at: datetime
 
 
@@ -115,11 +115,11 @@ _FAILURES = {"incident": "an incident", "diagnostic_failed": "a failed diagnosti
 
 
 def evaluate_alert(
-    alert: Alert, happenings: Iterable[Happening], now: datetime, *, timeout: timedelta = OUTCOME_TIMEOUT
+    alert: Alert, events: Iterable[OutcomeEvent], now: datetime, *, timeout: timedelta = OUTCOME_TIMEOUT
 ) -> AlertOutcome:
     """Evaluate an alert.
 
-    ``happenings``: events of all units of the node, in any order; earlier events only determine whether the node was in
+    ``events``: events of all units of the node, in any order; earlier events only determine whether the node was in
     service at the alert.
     ``now``: aware; later events are ignored.
     ``timeout``: time after the horizon until a drained unit without an outcome is inconclusive.
@@ -127,7 +127,7 @@ def evaluate_alert(
     unit stayed in service through the horizon, or passed a diagnostic and had no incident for a further horizon.
     ``inconclusive``: can no longer be decided. ``open``: not decided yet.
     """
-    known = sorted((event for event in happenings if event.at <= now), key=lambda event: event.at)
+    known = sorted((event for event in events if event.at <= now), key=lambda event: event.at)
     end = alert.at + alert.horizon
     after = [event for event in known if event.at > alert.at]
     for event in after:
@@ -150,7 +150,7 @@ def evaluate_alert(
     return AlertOutcome(alert, "inconclusive", "it was out of service within the horizon, without a diagnostic")
 
 
-def _out_of_service(known: list[Happening], start: datetime, end: datetime) -> bool:
+def _out_of_service(known: list[OutcomeEvent], start: datetime, end: datetime) -> bool:
     """Return whether a unit was out of service at any time within a span."""
     out = False
     for event in (event for event in known if event.at <= end):

@@ -187,17 +187,17 @@ def _from_prometheus(
     source_mapping = load_source_mapping(metrics)
     channels = resolve_channels(params.channels)
     preview = preview_backfill(connection, plan, channels=channels, mapping=source_mapping, now=datetime.now(UTC))
-    given = {role: paths for role, paths in tables.items() if role != "inventory"}
-    _ask_first(given, mapping, params, out, known_gpus(preview, plan.start))
+    given_tables = {role: paths for role, paths in tables.items() if role != "inventory"}
+    _ask_first(given_tables, mapping, params, out, known_gpus(preview, plan.start))
     keep_period(out, connection, since, plan)
     work = Work.of_history(preview, plan, params)
     facts = "; ".join(f"{name}: {fact}" for name, fact in preview.facts.items())
     sys.stderr.write(f"predrain: {work}\npredrain: {facts}\n")
-    made, inventory = out / "dataset", next(iter(tables.get("inventory", ())), None)
+    dataset, inventory = out / "dataset", next(iter(tables.get("inventory", ())), None)
     account = fetch_history(
         connection,
         plan,
-        made,
+        dataset,
         params,
         mapping=source_mapping,
         begin=stages.begin,
@@ -206,9 +206,9 @@ def _from_prometheus(
         ),
         inventory=inventory,
     ).accounting
-    if any(given.values()):
-        given["inventory"] = [inventory_of(made, out / "inventory.parquet")]
-        imported = import_tables(given, made, params, mapping=mapping, progress=stages.begin("importing"))
+    if any(given_tables.values()):
+        given_tables["inventory"] = [inventory_of(dataset, out / "inventory.parquet")]
+        imported = import_tables(given_tables, dataset, params, mapping=mapping, progress=stages.begin("importing"))
         account.add(imported.accounting)
     return account
 

@@ -50,8 +50,8 @@ class Verbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve the verb."""
-        verb, command, rest = super().resolve_command(ctx, args)
-        return verb, command, _repeated(command, rest)
+        verb, command, arguments = super().resolve_command(ctx, args)
+        return verb, command, _repeated(command, arguments)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; on a user error, print one line and exit with code 1."""

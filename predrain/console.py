@@ -96,25 +96,25 @@ def progress(title: str) -> Iterator[Callable[[int, int], None]]:
     columns = (*rich.Progress.get_default_columns(), rich.MofNCompleteColumn())
     with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda n_done, total: bar.update(task, completed=n_done, total=total)
 
 
 class Stages:
     """Progress of consecutive stages on stderr."""
 
     def __init__(self) -> None:
-        self._shown = ExitStack()
+        self._stack = ExitStack()
 
     def begin(self, stage: str) -> Callable[[int, int], None]:
         """Show the next stage; return ``advance(done, total)``."""
-        self._shown.close()
-        return self._shown.enter_context(progress(stage))
+        self._stack.close()
+        return self._stack.enter_context(progress(stage))
 
     def __enter__(self) -> "Stages":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._shown.close()
+        self._stack.close()
 
 
 class _Lines:
@@ -122,7 +122,7 @@ class _Lines:
 
     def __init__(self, title: str) -> None:
         self._title = title
-        self._began = self._reported = time.monotonic()
+        self._started = self._reported = time.monotonic()
         self._first: int | None = None
         self._last = 0
 
@@ -130,19 +130,19 @@ class _Lines:
         now = time.monotonic()
         if self._first is None or done < self._last:
             # work finished by an earlier run or a previous step must not count towards the rate
-            self._began, self._first = now, done
+            self._started, self._first = now, done
         self._last = done
         if now - self._reported < LINE_S:
             return
         self._reported = now
         line = f"predrain: {self._title}: {done:,} of {total:,}"
-        rate = (done - self._first) / max(now - self._began, 1e-9)
+        rate = (done - self._first) / max(now - self._started, 1e-9)
         if total > 0:
             line += f" ({done / total:.0%})"
         if rate > 0:
-            left = timedelta(seconds=round(max(total - done, 0) / rate))
+            remaining = timedelta(seconds=round(max(total - done, 0) / rate))
             line += f", {rate:,.0f}" if rate >= 10 else f", {rate:.2g}"
-            line += f" a second, about {left} left"
+            line += f" a second, about {remaining} left"
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
@@ -163,18 +163,18 @@ def show(result: dict[str, Any], *, as_json: bool, accounting: "Accounting | Non
         return
     width = max(map(len, result), default=0)
     for key, value in result.items():
-        sys.stdout.write(f"{key:<{width}}  {_shown(value)}\n")
+        sys.stdout.write(f"{key:<{width}}  {_text_of(value)}\n")
     if accounting is not None:
         from telemetry.accounting import as_text
 
         sys.stdout.write(as_text(accounting))
 
 
-def _shown(value: Any) -> str:
+def _text_of(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_shown(inner)}" for key, inner in value.items()) or "none"
+        return ", ".join(f"{key} {_text_of(inner)}" for key, inner in value.items()) or "none"
     if isinstance(value, list):
-        return "; ".join(map(_shown, value)) or "none"
+        return "; ".join(map(_text_of, value)) or "none"
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     return f"{value:,}" if isinstance(value, int) else printable(str(value))

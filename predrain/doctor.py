@@ -112,7 +112,7 @@ def doctor(
         from telemetry.collect.series.mapping import load_source_mapping
         from telemetry.doctor.series_source import observe_prometheus
 
-        seen = observe_prometheus(
+        observation = observe_prometheus(
             access.to_prometheus(prometheus),
             channels=known,
             mapping=load_source_mapping(mapping),
@@ -122,8 +122,8 @@ def doctor(
         )
     else:
         assert source is not None
-        seen = _source(source, mapping, known, settings.labels, access, timeout_s or 10.0)
-    healthy = _report(seen, backtest, model, known, as_json=as_json)
+        observation = _source(source, mapping, known, settings.labels, access, timeout_s or 10.0)
+    healthy = _report(observation, backtest, model, known, as_json=as_json)
     if not healthy:
         raise typer.Exit(FAILED)
 
@@ -183,7 +183,7 @@ def _source(
         raise InputError(problem, error.location, "Check the path or the address.") from error
 
 
-def _with_selection(seen: "Observation", place: "Place", labels: "LabelSection") -> "Observation":
+def _with_selection(observation: "Observation", place: "Place", labels: "LabelSection") -> "Observation":
     from dataclasses import replace
 
     from features.selection import examine_selection
@@ -192,14 +192,19 @@ def _with_selection(seen: "Observation", place: "Place", labels: "LabelSection")
 
     reasons = examine_selection(Dataset.open(place), labels)
     if not reasons:
-        return seen
+        return observation
     problem = f"telemetry was collected because of failures: {'; '.join(reasons)}"
     advice = "Import all nodes over one period, whether they failed or not: until then `assess` returns 'cannot tell'."
-    return replace(seen, findings=(TelemetryFinding(problem, advice), *seen.findings))
+    return replace(observation, findings=(TelemetryFinding(problem, advice), *observation.findings))
 
 
 def _report(
-    seen: "Observation", backtest: Path | None, model: Path | None, known: "Mapping[str, Channel]", *, as_json: bool
+    observation: "Observation",
+    backtest: Path | None,
+    model: Path | None,
+    known: "Mapping[str, Channel]",
+    *,
+    as_json: bool,
 ) -> bool:
     import json
 
@@ -213,6 +218,6 @@ def _report(
     backtest = backtest or (_BACKTEST if _BACKTEST.is_dir() else None)
     model = model or (_BUNDLE if _BUNDLE.is_dir() else None)
     importance, importance_source = read_importance(backtest, model, known)
-    diagnosis = diagnose(seen, importance, importance_source, known)
+    diagnosis = diagnose(observation, importance, importance_source, known)
     sys.stdout.write(json.dumps(as_dict(diagnosis), sort_keys=True) + "\n" if as_json else as_text(diagnosis))
     return diagnosis.healthy

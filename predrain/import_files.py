@@ -87,7 +87,7 @@ def tables_of(
 
 
 def write_suggestion(
-    given: Mapping[str, Sequence[Path]], mapping: Path | None, to: Path, params: list[Path] | None
+    tables: Mapping[str, Sequence[Path]], mapping: Path | None, to: Path, params: list[Path] | None
 ) -> None:
     """Write a draft mapping of unknown columns, never over an existing file, and report what to review."""
     from foundation.errors import InputError
@@ -97,7 +97,7 @@ def write_suggestion(
     from telemetry.importing.suggestion.questions import Inquiry, find_questions
 
     inquiry = Inquiry(
-        given, mapping, *find_questions(given, load_mapping(mapping), resolve_channels(read_params(params).channels))
+        tables, mapping, *find_questions(tables, load_mapping(mapping), resolve_channels(read_params(params).channels))
     )
     if to.exists():
         raise InputError("the file already exists", str(to), "Give another name, or remove it.")

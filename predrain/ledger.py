@@ -42,8 +42,8 @@ def why(
         return
     for decision in decisions:
         risk = "no risk known" if decision["risk"] is None else f"risk {decision['risk']:.1%}"
-        wanted, level = decision["wanted"], decision["target"]
-        level += "" if wanted == level else f" instead of {wanted}"
+        wanted_level, level = decision["wanted"], decision["target"]
+        level += "" if wanted_level == level else f" instead of {wanted_level}"
         _write(f"decision {decision['decision']}, {decision['at']}: {decision['tier']}, {risk}, {level}")
         model = decision["model"]
         if model is not None:
@@ -66,13 +66,13 @@ def why(
     for entry in work:
         of = f" {entry['workload']}" if entry.get("workload") else ""
         answer = f" through {entry['means']}: {entry['answer']}" if entry["answer"] is not None else ""
-        spent = ""
+        cost_text = ""
         if "idle_gpu_hours" in entry:
-            spent = (
+            cost_text = (
                 f" ({entry['idle_gpu_hours']:.2f} idle GPU-hours, expected to save {entry['expected']['saves']:.2f})"
             )
         message = f": {entry['message']}" if entry["message"] else ""
-        _write(f"  {entry['at']} {entry['kind']}{of}{answer}{message}{spent}")
+        _write(f"  {entry['at']} {entry['kind']}{of}{answer}{message}{cost_text}")
 
 
 @ledger_app.command("list")

@@ -51,12 +51,12 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
         ]
 
     @wraps(verb)
-    def call(**given: Any) -> None:
+    def call(**arguments: Any) -> None:
         made = {
-            name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+            name: group(**{field.name: arguments.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
         }
-        verb(**given, **made)
+        verb(**arguments, **made)
 
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what Typer reads
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -82,30 +82,30 @@ class ConnectionOptions:
         """Create a connection; raises ``InputError`` if an option is unusable, or options contradict each other."""
         from foundation.http import connect_to
 
-        given = asdict(self)
-        return connect_to(url, headers=given.pop("header") or (), **given)
+        options = asdict(self)
+        return connect_to(url, headers=options.pop("header") or (), **options)
 
     def to_prometheus(self, address: str) -> "Connection":
         """Create a connection to Prometheus; without credentials, the environment may name a token file."""
         from foundation.http import connect_to
 
-        given, named = asdict(self), os.environ.get(PROMETHEUS_TOKEN_FILE)
+        options, named = asdict(self), os.environ.get(PROMETHEUS_TOKEN_FILE)
         if named and self.bearer_token_file is None and self.basic_auth_file is None:
-            given["bearer_token_file"] = Path(named)
-        return connect_to(address, option="--prometheus", headers=given.pop("header") or (), **given)
+            options["bearer_token_file"] = Path(named)
+        return connect_to(address, option="--prometheus", headers=options.pop("header") or (), **options)
 
 
-def read_params(given: list[Path] | None) -> "Params":
+def read_params(files: list[Path] | None) -> "Params":
     """Read the parameter files given, or ``params.yaml`` of the current folder if it exists; else the defaults."""
     from pipeline.params import load_params
 
-    return load_params(params_files(given))
+    return load_params(params_files(files))
 
 
-def params_files(given: list[Path] | None) -> list[Path]:
+def params_files(files: list[Path] | None) -> list[Path]:
     """Return the parameter files that :func:`read_params` reads."""
     default = Path("params.yaml")
-    return given or ([default] if default.is_file() else [])
+    return files or ([default] if default.is_file() else [])
 
 
 def read_place(written: str, out: Path) -> "Place":
@@ -159,13 +159,13 @@ def instant_option(written: str, option: str, now: datetime | None = None) -> da
     except ValueError:
         pass
     try:
-        when = datetime.fromisoformat(written)
+        instant = datetime.fromisoformat(written)
     except ValueError:
         forms = "2026-03-01T12:00:00Z, 2026-03-01 (00:00 UTC), or 90d (that long ago)"
         raise typer.BadParameter(f"{written!r} is not a time: write {forms}", param_hint=option) from None
-    if when.tzinfo is None:
+    if instant.tzinfo is None:
         raise typer.BadParameter(f"{written!r} has no time zone: add Z or an offset such as +01:00", param_hint=option)
-    return when
+    return instant
 
 
 def duration_option(written: str, option: str, *, least: str = "0s") -> timedelta:
@@ -198,18 +198,18 @@ RecordOption = Annotated[
 ModelNameOption = Annotated[str, typer.Option("--name", help="Name of the registered model.")]
 
 
-def store_uri(given: str | None) -> str:
+def store_uri(uri: str | None) -> str:
     """Return the MLflow URI: the given one, else the environment's, else a file in the current folder."""
-    return given or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE
+    return uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE
 
 
 PROMETHEUS, PROMETHEUS_TOKEN_FILE = "PREDRAIN_PROMETHEUS", "PREDRAIN_PROMETHEUS_TOKEN_FILE"
 """Environment variables: the URL of a Prometheus server, and a file with the token for this server only."""
 
 
-def prometheus_address(given: str | None, *others: object) -> str | None:
+def prometheus_address(url: str | None, *others: object) -> str | None:
     """Return the URL of Prometheus: the given one, or the environment's if no other source is given."""
-    return given or (None if any(others) else os.environ.get(PROMETHEUS) or None)
+    return url or (None if any(others) else os.environ.get(PROMETHEUS) or None)
 
 
 class EngineName(StrEnum):
@@ -236,7 +236,7 @@ class EngineOptions:
     ] = None
 
     @contextmanager
-    def opened(self) -> "Iterator[DaskEngine | None]":
+    def open_engine(self) -> "Iterator[DaskEngine | None]":
         """Yield the engine, and close it afterwards; None: this process. Reject contradictory options."""
         address, workers = self.dask_address, self.dask_workers
         if self.engine is EngineName.local and (address is not None or workers is not None):

@@ -64,19 +64,19 @@ def score(
     from serving.scores.writing import ScoresFolder
 
     refuse_storage(Path(model))
-    when = None if at is None else instant_option(at, "--at")
+    decision_time = None if at is None else instant_option(at, "--at")
     pause = None if interval is None else duration_option(interval, "--interval", least="1s")
-    if when is not None and pause is not None:
+    if decision_time is not None and pause is not None:
         raise typer.BadParameter("--at and --interval cannot be combined")
     place = read_place(dataset, out)
     scores = ScoresFolder(out)
-    began = _now()
+    started = _now()
     try:
         loaded = read_params(params)
     except Exception as error:
-        _record_failure(scores, began, error)
+        _record_failure(scores, started, error)
         raise
-    work = _round(place, model, store_uri(registry), name, scores, loaded, when)
+    work = _round(place, model, store_uri(registry), name, scores, loaded, decision_time)
     failed = _run(scores, work, pause, as_json)
     if failed:
         raise typer.Exit(FAILED)
@@ -139,22 +139,22 @@ def _run(scores: "ScoresFolder", work: "Callable[[], ScoringResult]", pause: tim
     failed = False
     noted: tuple[str, ...] | None = None  # nothing has been reported yet
     for _ in until_stopped(pause):
-        began = _now()
+        started = _now()
         try:
             result = work()
-            record_attempt(scores, began, result)
+            record_attempt(scores, started, result)
         except TooEarlyError as early:  # no champion yet: nothing has failed
             failed = False
             if noted != (str(early),):
-                _say(as_json, {"at": began.isoformat(), "waits": str(early)}, f"waiting: {early}", sys.stdout)
+                _say(as_json, {"at": started.isoformat(), "waits": str(early)}, f"waiting: {early}", sys.stdout)
             noted = (str(early),)
             continue
         except Exception as error:  # whatever it is, the next round retries
-            text = _record_failure(scores, began, error)
+            text = _record_failure(scores, started, error)
             if pause is None:
                 raise
             failed, noted = True, None
-            _say(as_json, {"at": began.isoformat(), "error": text}, f"round failed: {text}", sys.stderr)
+            _say(as_json, {"at": started.isoformat(), "error": text}, f"round failed: {text}", sys.stderr)
             continue
         failed = False
         facts = summarize(result)
@@ -166,13 +166,13 @@ def _run(scores: "ScoresFolder", work: "Callable[[], ScoringResult]", pause: tim
     return failed
 
 
-def _record_failure(scores: "ScoresFolder", began: datetime, error: Exception) -> str:
+def _record_failure(scores: "ScoresFolder", started: datetime, error: Exception) -> str:
     """Record the failure in the scores' status; return the error as text."""
     from serving.scores.writing import record_attempt
 
     text = str(error) or type(error).__name__
     try:
-        record_attempt(scores, began, None, text)
+        record_attempt(scores, started, None, text)
     except Exception as full:  # e.g. a full disk, which must not end the loop
         sys.stderr.write(f"predrain score: cannot write the status: {full}\n")
         sys.stderr.flush()
@@ -191,17 +191,17 @@ def summarize(result: "ScoringResult") -> dict[str, Any]:
     notes = list(result.notes)
     if unknown := summary["tiers"]["unknown"]:
         reasons = list(summary["unknown_reasons"].items())[:_NOTED]
-        why = "; ".join(f"{count:,}: {reason}" for reason, count in reasons)
+        reasons_text = "; ".join(f"{count:,}: {reason}" for reason, count in reasons)
         units = "GPUs" if summary["unit"] == "gpu" else "nodes"
-        notes.append(f"{unknown:,} of {summary['units']:,} {units} are unknown ({why})")
+        notes.append(f"{unknown:,} of {summary['units']:,} {units} are unknown ({reasons_text})")
     if missing := summary["missing_channels"]:
         named = ", ".join(missing[:_NOTED]) + (", …" if len(missing) > _NOTED else "")
         notes.append(f"channels of the model without data: {len(missing)} ({named}); run `predrain doctor`")
     if datetime.fromisoformat(summary["expires_at"]) < _now():
         notes.append("these scores have expired, because the dataset ended too long ago: add newer telemetry")
     if all(value is None for value in summary["thresholds"].values()):
-        why = "; ".join(dict.fromkeys(summary["threshold_sources"].values()))
-        notes.append(f"no tier has a threshold: every unit is clear ({why})")
+        reasons_text = "; ".join(dict.fromkeys(summary["threshold_sources"].values()))
+        notes.append(f"no tier has a threshold: every unit is clear ({reasons_text})")
     return {
         "decision": summary["decision_time"],
         "written": result.written,

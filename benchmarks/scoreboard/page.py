@@ -11,7 +11,7 @@ from benchmarks.scoreboard.measure import Measured, added, share
 from evaluation.metrics.comparison import difference_interval, most_precise
 from evaluation.metrics.metrics import Floats, Interval, interval, share_interval
 from evaluation.metrics.oracle import ORACLE
-from pipeline.report.wording import NONE, between, count, number, percent, points, signed
+from pipeline.report.wording import NONE, count, interval_text, number, percent, points, signed
 
 HALF = 0.5
 """Share of the oracle's metrics that the profile is claimed to reach."""
@@ -77,14 +77,14 @@ class Claim:
 def more_precise(what: str, on: str, mine: Floats, theirs: Floats) -> Claim:
     """Claim that one precision is above another, both on the same resamples."""
     bounds = difference_interval(mine, theirs)
-    figure = f"{points(mine[0] - theirs[0])} points {between(points(bounds.low), points(bounds.high))}".strip()
+    figure = f"{points(mine[0] - theirs[0])} points {interval_text(points(bounds.low), points(bounds.high))}".strip()
     return Claim(what, on, percent(mine[0]), percent(theirs[0]), figure, bounds)
 
 
 def better_ranked(what: str, on: str, mine: Floats, theirs: Floats) -> Claim:
     """Claim that one average precision is above another."""
     bounds = difference_interval(mine, theirs)
-    figure = f"{signed(mine[0] - theirs[0], 4)} {between(signed(bounds.low, 4), signed(bounds.high, 4))}".strip()
+    figure = f"{signed(mine[0] - theirs[0], 4)} {interval_text(signed(bounds.low, 4), signed(bounds.high, 4))}".strip()
     return Claim(what, on, number(mine[0], 4), number(theirs[0], 4), figure, bounds)
 
 
@@ -281,8 +281,8 @@ def _span(values: Sequence[int]) -> str:
 
 
 def _share(value: float, bounds: Interval) -> str:
-    return f"{percent(value)} {between(percent(bounds.low), percent(bounds.high))}".strip()
+    return f"{percent(value)} {interval_text(percent(bounds.low), percent(bounds.high))}".strip()
 
 
 def _numbers(bounds: Interval, digits: int = 2) -> str:
-    return between(number(bounds.low, digits), number(bounds.high, digits))
+    return interval_text(number(bounds.low, digits), number(bounds.high, digits))

@@ -76,7 +76,7 @@ def replay_policies(
     predictions = predictions_of(out, params.models.profile)
     since, end = int(milliseconds(predictions["decision_time"]).min()), instant_ms(matrix.span[1])
     fleet = ReplayedFleet.of(dataset.inventory(), matrix.incidents(), since, end)
-    table, every, total = dataset.jobs(), costs.checkpoint_every, int(fleet.gpus.sum())
+    table, interval, total = dataset.jobs(), costs.checkpoint_every, int(fleet.gpus.sum())
     for option, size in (("--gpus-per-job", gpus_per_job), ("--largest-job", assumed.largest_job)):
         if size is not None and size > total:
             raise InputError(f"{size} exceeds the {total} GPUs of the fleet", option, "Give a smaller size.")
@@ -93,7 +93,7 @@ def replay_policies(
     reach = timedelta(hours=evaluation.drain_hours)
     replays = _Replays(fleet, rule_events(dataset.events(), fleet.boots()), assumed, horizon, reach, params.seed)
     if has_jobs and table is not None:
-        loads = [replace(jobs_of_table(table, fleet.names, fleet.gpus, end, every), on_request=on_request)]
+        loads = [replace(jobs_of_table(table, fleet.names, fleet.gpus, end, interval), on_request=on_request)]
     else:
         loads = replays.loads(gpus_per_job)
     scores = scores_of(predictions)
@@ -117,12 +117,12 @@ def replay_policies(
         delayed(replays.replay_policies)(loads, policies, scores, allowed),
         *(delayed(replays.with_size)(size, scores, allowed) for size in sizes_replayed),
     ]
-    done: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     workers = min(os.cpu_count() or 1, len(tasks)) if total >= _PARALLEL_GPUS else 1
     for result in Parallel(n_jobs=workers, return_as="generator")(tasks):
-        done.append(result)
-        report_progress(len(done), len(tasks))
-    played, *by_size = done
+        results.append(result)
+        report_progress(len(results), len(tasks))
+    played, *by_size = results
     main = {"gpus_per_job": gpus_per_job} | {key: played[key] for key in ("ladder", "recommended", "recommended_net")}
     job_gpus = np.concatenate([load.size for load in loads])
     hours = np.concatenate([load.gpus * (load.end - load.start) for load in loads])
@@ -139,7 +139,7 @@ def replay_policies(
         "jobs": {
             "from": "the dataset" if has_jobs else "a generated load",
             "mean_gpus_by_gpu_hours": float(np.average(job_gpus, weights=hours)) if len(job_gpus) else 0.0,
-            "checkpoint_every": format_duration(every),
+            "checkpoint_every": format_duration(interval),
             "checkpoint_on_request": on_request,
             "planned_repair_saves_hours": (costs.unplanned_repair - costs.planned_repair) / timedelta(hours=1),
         },
@@ -164,10 +164,10 @@ class _Replays:
 
     def loads(self, size: int | None) -> list[Placements]:
         """Generate loads, with jobs of one size (in GPUs) if it is given."""
-        fleet, every, largest = self.fleet, self.assumed.costs.checkpoint_every, self.assumed.largest_job
+        fleet, interval, largest = self.fleet, self.assumed.costs.checkpoint_every, self.assumed.largest_job
         return [
             replace(
-                generated_load(fleet.gpus, fleet.begin, fleet.end, self.seed + k, every, size, largest),
+                generated_load(fleet.gpus, fleet.begin, fleet.end, self.seed + k, interval, size, largest),
                 on_request=self.assumed.checkpoint_on_request,
             )
             for k in range(min(LOADS, max(2, _SUFFICIENT_GPUS // int(fleet.gpus.sum()))))

@@ -14,7 +14,7 @@ from foundation.text import quantity
 from pipeline.report.plots import net_by_job_size
 from pipeline.report.report import render
 from pipeline.report.tables import Cell, Table
-from pipeline.report.wording import NONE, between, count, join, number, percent
+from pipeline.report.wording import NONE, count, interval_text, join, number, percent
 
 ANSWERS: Final = {
     "yes": "YES. Failures are predictable here.",
@@ -153,8 +153,8 @@ def figures(verdict: dict[str, Any]) -> list[str]:
             f"recall minus that of counting past failures, at equal alerts: {_bounded(verdict['more_than_counting'])}",
         ]
     if verdict["lead_hours"][1] is not None:
-        early, half, late = (f"{value:.0f} h" for value in verdict["lead_hours"])
-        lines.append(f"median lead time: {half} (quartiles {early} and {late})")
+        earliest, half, latest = (f"{value:.0f} h" for value in verdict["lead_hours"])
+        lines.append(f"median lead time: {half} (quartiles {earliest} and {latest})")
     if verdict["without_precursor"] is not None:
         lines.append(f"estimated share of failures without a precursor: {_percent(verdict['without_precursor'])}")
     return lines
@@ -178,7 +178,7 @@ def ladder(content: dict[str, Any]) -> Table | None:
         )
         for row in rows
     ]  # fmt: skip
-    return replace(_table(caption, header, cells), strong=_sure(rows))
+    return replace(_table(caption, header, cells), strong=_significant(rows))
 
 
 def detail_tables(content: dict[str, Any]) -> list[Table]:
@@ -217,7 +217,10 @@ def detail_tables(content: dict[str, Any]) -> list[Table]:
         for row in content["policies"]
     ]  # fmt: skip
     columns = ("policy", "drains", "right", "caught", "saved", "repairs", "spent", "net", "95 % interval")
-    return [*tables, replace(_table("Drain policies compared", columns, drains), strong=_sure(content["policies"]))]
+    return [
+        *tables,
+        replace(_table("Drain policies compared", columns, drains), strong=_significant(content["policies"])),
+    ]
 
 
 def policy_notes(content: dict[str, Any]) -> list[str]:
@@ -239,11 +242,11 @@ def policy_notes(content: dict[str, Any]) -> list[str]:
 def assumptions(content: dict[str, Any]) -> list[str]:
     """List the assumptions of the replay."""
     jobs, costs = content["jobs"], content["costs"]
-    moved = f"a checkpoint of {costs['checkpoint']}" if jobs["checkpoint_on_request"] else "its unsaved work"
+    move = f"a checkpoint of {costs['checkpoint']}" if jobs["checkpoint_on_request"] else "its unsaved work"
     return [
         "`saved`: a failure costs a job its work since the last checkpoint, on all its GPUs, and a restart of "
         f"{costs['restart']}. The probability that a failed GPU belongs to a job is the job's share of the node.",
-        f"`spent`: a drain costs each moved job {moved} and a restart, and the node its idle time. A diagnostic takes "
+        f"`spent`: a drain costs each moved job {move} and a restart, and the node its idle time. A diagnostic takes "
         f"{costs['verify']}.",
         "Failures occur at their recorded times. Jobs stay on their nodes. A moved job runs on a spare node without "
         "failures until its own node returns.",
@@ -271,9 +274,9 @@ def recommendation(content: dict[str, Any]) -> list[str]:
         lines.append("No other action has a significant net gain here.")
     guided = [row for row in content.get("probing", ()) if row["guided"] and row["share_found"] is not None]
     if guided and content["predictable"]["answer"] in ("yes", "weakly"):
-        least = min((row["share_found"] for row in guided if row["net_low"] > 0), default=None)
+        min_share = min((row["share_found"] for row in guided if row["net_low"] > 0), default=None)
         shares = join([percent(row["share_found"]) for row in guided])
-        pays = "do not pay" if least is None else f"pay with a diagnostic that finds at least {percent(least)}"
+        pays = "do not pay" if min_share is None else f"pay with a diagnostic that finds at least {percent(min_share)}"
         lines.append(f"Probes by risk {pays} of the failures (evaluated: {shares}).")
     if content["ladder"] and content["predictable"]["answer"] not in ("yes", "weakly"):
         unguided = next(row for row in content["probing"] if not row["guided"] and row["share_found"] is None)
@@ -300,13 +303,13 @@ def commands(content: dict[str, Any], out: Path, dataset: str, params: Sequence[
     if not content["ladder"]:
         return ["record failures (tickets, kernel logs, a longer history), and assess again"]
     folder, source, settings = (shlex.quote(str(path)) for path in (out, dataset, out / "act.yaml"))
-    given = "".join(f" --params {shlex.quote(str(path))}" for path in params)
+    options = "".join(f" --params {shlex.quote(str(path))}" for path in params)
     kind = content["settings"]["scheduler"]
     scheduler = f"{kind} --cluster cluster.json" if kind == "file" else kind
     acts = f"--settings {settings} --events {source} --dry-run"
     return [
-        f"predrain train --matrix {folder}/matrix --backtest {folder}/replay{given} --out {folder}/bundle",
-        f"predrain score --dataset {source} --model {folder}/bundle{given} --params {settings} --out {folder}/scores",
+        f"predrain train --matrix {folder}/matrix --backtest {folder}/replay{options} --out {folder}/bundle",
+        f"predrain score --dataset {source} --model {folder}/bundle{options} --params {settings} --out {folder}/scores",
         f"predrain act --scheduler {scheduler} --scores {folder}/scores {acts}",
     ]
 
@@ -315,7 +318,7 @@ def _table(caption: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]
     return Table(caption, header, tuple(tuple(Cell(cell) for cell in row) for row in rows))
 
 
-def _sure(rows: Sequence[dict[str, Any]]) -> frozenset[int]:
+def _significant(rows: Sequence[dict[str, Any]]) -> frozenset[int]:
     """Return the positions of rows with a significant net gain, except the oracle's."""
     named = [str(row.get("rung", row.get("policy"))) for row in rows]
     return frozenset(i for i, row in enumerate(rows) if (row["net_low"] or 0) > 0 and not named[i].startswith("oracle"))
@@ -329,7 +332,7 @@ def _bounded(value: Any) -> str:
     middle, low, high = value
     if low is None:
         return _percent(middle)
-    return f"{_percent(middle)} {between(percent(low), percent(high))}"
+    return f"{_percent(middle)} {interval_text(percent(low), percent(high))}"
 
 
 def _percent(value: float | None, unknown: str = "unknown") -> str:

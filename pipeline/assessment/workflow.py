@@ -154,9 +154,9 @@ def _describe_missing(group: Group | None, failures: Mapping[str, int], total: i
     """Describe what a missing group of channels would show, and how many failures are of its classes."""
     if group is None or not group.classes:
         return "" if group is None else group.why
-    here = sum(failures.get(name, 0) for name in group.classes)
+    n_failures = sum(failures.get(name, 0) for name in group.classes)
     names = ", ".join(name.replace("_", " and ") for name in group.classes)
-    return f"{group.why}; precursors of {names} failures ({here} of {total} here)"
+    return f"{group.why}; precursors of {names} failures ({n_failures} of {total} here)"
 
 
 def _backtested(

@@ -61,7 +61,7 @@ _SETTINGS = {
 
 
 _SVG = "http://www.w3.org/2000/svg"
-_NOTHING = f'<svg xmlns="{_SVG}" viewBox="0 0 300 40"><text x="10" y="25">no data yet</text></svg>'
+_NO_DATA = f'<svg xmlns="{_SVG}" viewBox="0 0 300 40"><text x="10" y="25">no data yet</text></svg>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def precision_by_month(evaluation: Evaluation, profile: str) -> Plot | None:
     """Precision at K by calendar month, with and without sliding training."""
     monthly = evaluation.monthly[(evaluation.monthly["model"] == profile) & (evaluation.monthly["labelled"] > 0)]
     sliding = monthly[monthly["variant"] == SLIDING].set_index("month")
-    once = monthly[monthly["variant"] == TRAIN_ONCE].set_index("month")
+    trained_once = monthly[monthly["variant"] == TRAIN_ONCE].set_index("month")
     if sliding.empty:
         return None
     months = list(sliding.index)
@@ -122,8 +122,8 @@ def precision_by_month(evaluation: Evaluation, profile: str) -> Plot | None:
     def draw(axes: Axes) -> None:
         place = np.arange(len(months))
         axes.plot(place, sliding["precision_at_k"], "o-", color=ACCENT, linewidth=2.2, label="sliding")
-        if not once.empty:
-            precision = once["precision_at_k"].reindex(months)
+        if not trained_once.empty:
+            precision = trained_once["precision_at_k"].reindex(months)
             axes.plot(place, precision, "s", linestyle=_STYLES[1], color=SECOND, label="trained once")
         axes.plot(place, sliding["base_rate"], ":", color=_INK, linewidth=1.0, label="base rate")
         axes.set_xticks(place, months)
@@ -131,8 +131,8 @@ def precision_by_month(evaluation: Evaluation, profile: str) -> Plot | None:
         _in_percent(axes.yaxis)
         axes.legend(loc="best")
 
-    against = " and trained once" if not once.empty else ""
-    caption = f"Precision at K of {profile} by calendar month, with sliding training{against}."
+    comparison = " and trained once" if not trained_once.empty else ""
+    caption = f"Precision at K of {profile} by calendar month, with sliding training{comparison}."
     return _render("by-month", "Precision by month", caption, draw, height=3.1)
 
 
@@ -171,8 +171,8 @@ def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
     row = evaluation.row(profile, SLIDING)
     if drawn.empty or row is None:
         return None
-    both = drawn[["mean_risk", "observed_rate"]].to_numpy()
-    low, high = 10.0 ** np.floor(np.log10(both.min())), 1.0
+    points = drawn[["mean_risk", "observed_rate"]].to_numpy()
+    low, high = 10.0 ** np.floor(np.log10(points.min())), 1.0
 
     def draw(axes: Axes) -> None:
         axes.plot([low, high], [low, high], ":", color=_INK, linewidth=1.0, label="perfect calibration")
@@ -192,11 +192,11 @@ def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
         axes.legend(loc="upper left")
 
     hidden = len(of_profile) - len(drawn)
-    more = f" {hidden} of {len(of_profile)} bins without an incident are not drawn." if hidden else ""
+    hidden_note = f" {hidden} of {len(of_profile)} bins without an incident are not drawn." if hidden else ""
     caption = (
         f"Predicted risks of {profile} and observed rates, in bins of equal size (smaller at high risks). Bars are one "
         f"standard error. Mean risk is {wording.number(row['risk_ratio'])} times the base rate; the expected "
-        f"calibration error is {wording.percent(row['calibration_error'])}.{more}"
+        f"calibration error is {wording.percent(row['calibration_error'])}.{hidden_note}"
     )
     return _render("calibration", "Calibration", caption, draw, height=3.6, width=5.4)
 
@@ -240,11 +240,11 @@ def net_by_job_size(content: Mapping[str, Any]) -> Plot | None:
     rungs = [row["rung"] for row in sizes[0]["ladder"][1:]]
 
     def draw(axes: Any) -> None:
-        left, right = axes
+        net_axes, share_axes = axes
         for place, rung in enumerate(rungs):
             rows = [next(row for row in size["ladder"] if row["rung"] == rung) for size in sizes]
             style = {"color": _COLOURS[place % len(_COLOURS)], "linestyle": _STYLES[place % len(_STYLES)]}
-            net, even, measured = (
+            net, break_even, measured = (
                 np.array([np.nan if value is None else value for value in values], dtype=np.float64)
                 for values in (
                     [row["net"] for row in rows], [row["break_even"] or None for row in rows],
@@ -253,20 +253,20 @@ def net_by_job_size(content: Mapping[str, Any]) -> Plot | None:
             )  # fmt: skip
             error = np.abs(np.array([[row["net_low"], row["net_high"]] for row in rows], dtype=np.float64).T - net)
             shifted = np.array(gpus) * 1.05 ** (place - len(rungs) // 2)
-            left.errorbar(shifted, net, yerr=error, marker="o", markersize=4, elinewidth=1.0, label=rung, **style)
-            right.plot(gpus, even, **style)
-            right.plot(shifted, measured, "o", color=style["color"], markersize=5)
-        left.axhline(0, color=_INK, linewidth=0.9)
-        left.set(ylabel="net GPU-hours")
-        left.set_yscale("symlog", linthresh=100)
-        left.yaxis.set_major_formatter(FuncFormatter(lambda value, _at: f"{value:,.0f}"))
-        right.set(ylabel="break-even (lines), measured (dots)", yscale="log")
-        _in_percent(right.yaxis)
-        for one in axes:
-            one.set(xscale="log", xlabel="GPUs of a job")
-            one.set_xticks(gpus, [f"{size:,}" for size in gpus])
-            one.minorticks_off()
-        right.legend(*left.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(1.0, 1.02))
+            net_axes.errorbar(shifted, net, yerr=error, marker="o", markersize=4, elinewidth=1.0, label=rung, **style)
+            share_axes.plot(gpus, break_even, **style)
+            share_axes.plot(shifted, measured, "o", color=style["color"], markersize=5)
+        net_axes.axhline(0, color=_INK, linewidth=0.9)
+        net_axes.set(ylabel="net GPU-hours")
+        net_axes.set_yscale("symlog", linthresh=100)
+        net_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _at: f"{value:,.0f}"))
+        share_axes.set(ylabel="break-even (lines), measured (dots)", yscale="log")
+        _in_percent(share_axes.yaxis)
+        for axes_one in axes:
+            axes_one.set(xscale="log", xlabel="GPUs of a job")
+            axes_one.set_xticks(gpus, [f"{size:,}" for size in gpus])
+            axes_one.minorticks_off()
+        share_axes.legend(*net_axes.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(1.0, 1.02))
 
     caption = (
         "Left: net GPU-hours of each action by job size, with 95 % intervals. Right: the precision at which it breaks "
@@ -287,7 +287,7 @@ PLOTS: Final[Mapping[str, Callable[[Evaluation, str], Plot | None]]] = {
 
 def as_file(plot: Plot | None) -> str:
     """Return a plot as a standalone SVG document for a white page."""
-    svg = _NOTHING if plot is None else plot.svg.replace("<svg ", f'<svg xmlns="{_SVG}" ', 1)
+    svg = _NO_DATA if plot is None else plot.svg.replace("<svg ", f'<svg xmlns="{_SVG}" ', 1)
     for css, colour in (("var(--ink)", "#222"), ("var(--line)", "#ccc"), ("var(--page)", "#fff")):
         svg = svg.replace(css, colour)
     return svg + "\n"

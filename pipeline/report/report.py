@@ -17,9 +17,9 @@ from foundation.text import quantity
 from pipeline.report import plots, tables, wording
 from pipeline.report.context import ReportContext
 from pipeline.report.sections import decisions, what_changed
-from pipeline.report.wording import between, count, day, hours, join, number, percent, points, verdict
+from pipeline.report.wording import count, day, hours, interval_text, join, number, percent, points, verdict
 
-_HERE = Path(__file__).parent
+_FOLDER = Path(__file__).parent
 
 
 def render_report(
@@ -33,8 +33,8 @@ def render_report(
     ``value``, ``verdict``: content of ``value.json`` and its summary in sentences, if actions were replayed.
     """
     profile = context.profile
-    drawn = {name: draw(evaluation, profile) for name, draw in plots.PLOTS.items()}
-    drawn["net_by_action"] = None if value is None else plots.net_by_action(value)
+    images = {name: draw(evaluation, profile) for name, draw in plots.PLOTS.items()}
+    images["net_by_action"] = None if value is None else plots.net_by_action(value)
     against_once = "Each model with sliding training and the same model trained once, on the same bootstrap samples."
     against_best = (
         "Each ensemble and the best single learner, on the same bootstrap samples. The learner was chosen on these "
@@ -47,7 +47,7 @@ def render_report(
         evaluation=evaluation,
         verdict=verdict,
         summary=sentences(evaluation, context),
-        plots={name: plot and (Markup(plot.svg), plot.caption) for name, plot in drawn.items()},  # noqa: S704 - escaped there
+        plots={name: plot and (Markup(plot.svg), plot.caption) for name, plot in images.items()},  # noqa: S704 - escaped there
         models=tables.models(evaluation, context),
         mechanisms=tables.mechanisms(evaluation, context),
         by_unit=tables.by_unit(evaluation, context),
@@ -72,9 +72,13 @@ def render_report(
 def render(template: str, **values: Any) -> str:
     """Render a template of this folder with inlined styles; values are escaped."""
     environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    style = Markup((_HERE / "style.css").read_text(encoding="utf-8"))  # noqa: S704 - our own stylesheet
+    style = Markup((_FOLDER / "style.css").read_text(encoding="utf-8"))  # noqa: S704 - our own stylesheet
     return environment.get_template(template).render(style=style, **values)
 
 
@@ -90,7 +94,7 @@ def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
         return [*texts, f"The profile's model, {context.profile}, made no predictions."]
     texts.append(_alerts(evaluation, context, row))
     if row["incidents"]:
-        texts.append(_early(row))
+        texts.append(_precision_before_failure(row))
         texts.append(_weakest(evaluation, context))
     texts.append(_beside(evaluation, context, row))
     helped = _helped(evaluation, context)
@@ -131,9 +135,9 @@ def _alerts(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> s
         )
     if not row["episodes_known"]:
         return text + "No episode has a known outcome, so the precision is unknown."
-    wrong = row["episodes_known"] - row["episodes_right"]
+    false_episodes = row["episodes_known"] - row["episodes_right"]
     return text + (
-        f"Of the {count(row['episodes_known'])} episodes with a known outcome, {count(wrong)} were wrong and "
+        f"Of the {count(row['episodes_known'])} episodes with a known outcome, {count(false_episodes)} were wrong and "
         f"{count(row['episodes_right'])} right: a precision of {percent(row['episode_precision'])}"
         f"{_spaced(_interval(row, 'episode_precision'))}. Random nodes would reach "
         f"{percent(row['episode_base_rate'])}. The precision per alert within {duration(context.horizon)} is "
@@ -142,7 +146,7 @@ def _alerts(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> s
     )
 
 
-def _early(row: pd.Series) -> str:
+def _precision_before_failure(row: pd.Series) -> str:
     text = (
         f"It caught {count(row['caught'])} of the {count(row['incidents'])} incidents that could have been caught "
         f"(recall {percent(row['recall'])}{_spaced(_interval(row, 'recall'))})"
@@ -163,14 +167,14 @@ def _weakest(evaluation: Evaluation, context: ReportContext) -> str:
     table = evaluation.by_class
     figures = table[(table["model"] == context.profile) & (table["variant"] == SLIDING)].set_index("failure_class")
     best = table[table["model"] == ORACLE].set_index("failure_class").reindex(figures.index)
-    some = figures["incidents"] >= MIN_INCIDENTS
-    if some.sum() < 2:  # the recall of a single class was just reported
+    enough = figures["incidents"] >= MIN_INCIDENTS
+    if enough.sum() < 2:  # the recall of a single class was just reported
         return ""
     known = best["recall"].notna().any()
     share = figures["recall"] / best["recall"].where(best["recall"] > 0) if known else figures["recall"]
-    if share[some].isna().all():
+    if share[enough].isna().all():
         return ""
-    name = share[some].idxmin()
+    name = share[enough].idxmin()
     of_oracle = f", of which the oracle would catch {count(best.at[name, 'caught'])}" if known else ""
     return (
         f"Its weakest failure class is {name}: it caught {count(figures.at[name, 'caught'])} of "
@@ -209,23 +213,22 @@ def _helped(evaluation: Evaluation, context: ReportContext) -> str:
         )
     ensembles = paired[paired["comparison"] == "ensemble"]
     if not ensembles.empty:
-        against = ensembles["other_model"].iloc[0]
+        other = ensembles["other_model"].iloc[0]
         compared = join([f"{row.model} {_difference(row)}" for row in ensembles.itertuples()])
         parts.append(
-            f"Difference in precision at K to the best single learner ({against}, chosen on these decisions): "
-            f"{compared}."
+            f"Difference in precision at K to the best single learner ({other}, chosen on these decisions): {compared}."
         )
     return " ".join(parts)
 
 
 def _difference(row: Any) -> str:
-    bounds = between(points(row.low), points(row.high))
+    bounds = interval_text(points(row.low), points(row.high))
     finding = verdict(row.low, row.high)
     return f"{points(row.difference)} points{_spaced(bounds)} ({finding})"
 
 
 def _interval(row: pd.Series, name: str) -> str:
-    return between(percent(row[f"{name}_low"]), percent(row[f"{name}_high"]))
+    return interval_text(percent(row[f"{name}_low"]), percent(row[f"{name}_high"]))
 
 
 def _spaced(text: str) -> str:

@@ -9,7 +9,7 @@ from evaluation.drift.verdict import CAUSES
 from evaluation.metrics.lead_time import TOP_SHARE
 from pipeline.report.context import ReportContext
 from pipeline.report.tables import Cell, Column, ReportSection, Table, table_of
-from pipeline.report.wording import NONE, between, count, day, number, percent, percent_at_least
+from pipeline.report.wording import NONE, count, day, interval_text, number, percent, percent_at_least
 
 
 def decisions(context: ReportContext) -> ReportSection | None:
@@ -46,12 +46,12 @@ def _promise_text(promises: pd.DataFrame, context: ReportContext) -> str:
     parts = []
     for row in promises.itertuples():
         if row.promised == 0:
-            could = (
+            attainable = (
                 f"the highest possible promise at the last refit was {percent_at_least(row.best)}"
                 if row.best > 0
                 else "no precision could be promised at the last refit"
             )
-            parts.append(f"A precision of {percent(row.target)} was never promised: {could}.")
+            parts.append(f"A precision of {percent(row.target)} was never promised: {attainable}.")
         elif row.known_drains == 0:
             became = (
                 "no risk reached the threshold"
@@ -260,7 +260,7 @@ def _checks(checks: pd.DataFrame) -> Table | None:
             "incidents before / since",
             lambda row: Cell(
                 f"{count(row.incidents_before)} / {count(row.incidents_now)}",
-                f"rate × {number(row.ratio)} {between(number(row.ratio_low), number(row.ratio_high))}"
+                f"rate × {number(row.ratio)} {interval_text(number(row.ratio_low), number(row.ratio_high))}"
                 if pd.notna(row.ratio)
                 else "",
             ),
@@ -272,9 +272,9 @@ def _checks(checks: pd.DataFrame) -> Table | None:
 def _verdicts(verdicts: pd.DataFrame) -> Table | None:
     def evidence(row: Any) -> Cell:
         facts = row.facts.split("\n")
-        shown = "; ".join(facts[:_FACTS_SHOWN])
-        shown += f"; and {len(facts) - _FACTS_SHOWN} more" if len(facts) > _FACTS_SHOWN else ""
-        return Cell(row.text, shown)
+        text = "; ".join(facts[:_FACTS_SHOWN])
+        text += f"; and {len(facts) - _FACTS_SHOWN} more" if len(facts) > _FACTS_SHOWN else ""
+        return Cell(row.text, text)
 
     return table_of(
         "All findings with their evidence. A finding marked “no drift” does not require a refit.",
@@ -288,7 +288,7 @@ def _verdicts(verdicts: pd.DataFrame) -> Table | None:
 
 def _outcomes(outcomes: pd.DataFrame, context: ReportContext) -> Table | None:
     def precision(row: Any) -> Cell:
-        bounds = between(percent(row.precision_low), percent(row.precision_high))
+        bounds = interval_text(percent(row.precision_low), percent(row.precision_high))
         return Cell(percent(row.precision), bounds if row.right + row.wrong else "")
 
     return table_of(
@@ -305,7 +305,7 @@ def _outcomes(outcomes: pd.DataFrame, context: ReportContext) -> Table | None:
         (
             "positives / risk",
             lambda row: Cell(
-                number(row.calibration), between(number(row.calibration_low), number(row.calibration_high))
+                number(row.calibration), interval_text(number(row.calibration_low), number(row.calibration_high))
             ),
         ),
     )

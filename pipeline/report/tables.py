@@ -15,10 +15,10 @@ from models.explanation.alert_reasons import by_group
 from pipeline.report.context import AlertEntry, ReportContext
 from pipeline.report.wording import (
     NONE,
-    between,
     count,
     day,
     hours,
+    interval_text,
     minute,
     number,
     percent,
@@ -138,11 +138,11 @@ def models(evaluation: Evaluation, context: ReportContext) -> Table:
             " The oracle is the best on average, not in each run: a share of its precision can exceed 100 % by chance."
         )
     strong = (context.profile, SLIDING)
-    made = table_of(
+    result = table_of(
         caption, table, *columns, strong=lambda row: (row.model, row.variant) == strong, text_columns=frozenset({0, 1})
     )
-    assert made is not None  # there is a model
-    return made
+    assert result is not None  # there is a model
+    return result
 
 
 def mechanisms(evaluation: Evaluation, context: ReportContext) -> Table | None:
@@ -159,14 +159,14 @@ def mechanisms(evaluation: Evaluation, context: ReportContext) -> Table | None:
         return None
     changes = evaluation.paired
     changes = changes[(changes["comparison"] == "sliding") & (changes["statistic"] == "precision_at_k")]
-    once = changes.set_index("model")
+    by_model = changes.set_index("model")
 
     def static(row: Any) -> Cell | str:
         known = evaluation.row(row.Index, TRAIN_ONCE)
         return NONE if known is None else _measured("precision_at_k", percent)(known)
 
     def change(row: Any) -> Cell | str:
-        return NONE if row.Index not in once.index else _difference(once.loc[row.Index])
+        return NONE if row.Index not in by_model.index else _difference(by_model.loc[row.Index])
 
     riskiest = "riskiest node" if evaluation.k == 1 else f"{evaluation.k} riskiest nodes"
     return table_of(
@@ -217,7 +217,7 @@ def paired(evaluation: Evaluation, comparison: str, caption: str) -> Table | Non
         (
             "difference in average precision",
             lambda row: Cell(
-                signed(row.difference_average), between(signed(row.low_average), signed(row.high_average))
+                signed(row.difference_average), interval_text(signed(row.low_average), signed(row.high_average))
             ),
         ),
         ("verdict", lambda row: verdict(row.low_average, row.high_average)),
@@ -246,8 +246,10 @@ def equal_alerts(evaluation: Evaluation) -> Table | None:
 def by_month(evaluation: Evaluation, profile: str) -> Table | None:
     """Precision at K by month, sliding and trained once."""
     monthly = evaluation.monthly[evaluation.monthly["model"] == profile]
-    once = monthly[monthly["variant"] == TRAIN_ONCE].set_index("month")["precision_at_k"]
-    against: list[Column] = [("precision at K, trained once", lambda row: percent(once.get(row.month, float("nan"))))]
+    trained_once = monthly[monthly["variant"] == TRAIN_ONCE].set_index("month")["precision_at_k"]
+    extra: list[Column] = [
+        ("precision at K, trained once", lambda row: percent(trained_once.get(row.month, float("nan"))))
+    ]
     return table_of(
         f"{profile} by calendar month of the decision (UTC).",
         monthly[monthly["variant"] == SLIDING],
@@ -256,7 +258,7 @@ def by_month(evaluation: Evaluation, profile: str) -> Table | None:
         ("incidents", lambda row: count(row.incidents)),
         ("caught", lambda row: count(row.caught)),
         ("precision at K, sliding", lambda row: percent(row.precision_at_k)),
-        *(() if once.empty else against),
+        *(() if trained_once.empty else extra),
     )
 
 
@@ -342,13 +344,13 @@ def _ordered(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _difference(row: Any) -> Cell:
-    return Cell(points(row.difference), between(points(row.low), points(row.high)))
+    return Cell(points(row.difference), interval_text(points(row.low), points(row.high)))
 
 
 def _measured(name: str, write: Callable[[float], str]) -> Callable[[Any], Cell]:
     def cell(row: Any) -> Cell:
         value, low, high = (write(getattr(row, f"{name}{end}")) for end in ("", "_low", "_high"))
-        return Cell(value, between(low, high))
+        return Cell(value, interval_text(low, high))
 
     return cell
 

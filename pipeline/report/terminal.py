@@ -30,8 +30,8 @@ def summary_lines(backtest: Path) -> list[str]:
     A backtest of the profile alone shows the table of all models instead of the mechanisms.
     """
     evaluation, context = load_evaluation(backtest)
-    shown = tables.mechanisms(evaluation, context) or tables.models(evaluation, context)
-    lines = [sentences(evaluation, context)[0], "", shown.caption, *shown.lines(), f"* the profile, {context.profile}"]
+    table = tables.mechanisms(evaluation, context) or tables.models(evaluation, context)
+    lines = [sentences(evaluation, context)[0], "", table.caption, *table.lines(), f"* the profile, {context.profile}"]
     if (backtest / VALUE).is_file():
         lines += ["", *verdict_lines(json.loads((backtest / VALUE).read_text(encoding="utf-8")))]
     page = (backtest / "report" / "index.html").resolve()

@@ -81,7 +81,7 @@ def signed(value: float, digits: int = 3) -> str:
     return text.replace("-", "−") if float(text) else text[1:]
 
 
-def between(low: str, high: str) -> str:
+def interval_text(low: str, high: str) -> str:
     """Format an interval; empty if it has no bounds.
 
     >>> between("1.0 %", "2.0 %"), between("–", "–")

@@ -12,7 +12,7 @@ from foundation.version import VERSION
 
 if TYPE_CHECKING:
     from features.config import LabelSection
-    from policy.episodes import Happening
+    from policy.episodes import OutcomeEvent
     from scheduler.controller.facts import NodeHistories
     from scheduler.controller.settings import ActSettings
     from scheduler.evacuation.engine import Evacuation
@@ -184,10 +184,10 @@ def facts_of(
 def _verification(chosen: ChosenScheduler, settings: "EvacuationSettings") -> "Verification | None":
     from scheduler.evacuation.diagnostics import HookVerification
 
-    asked = settings.verification
-    if asked.method == "scheduler":
+    verification = settings.verification
+    if verification.method == "scheduler":
         return chosen.verification
-    hook = _hooks(asked).get(asked.method)
+    hook = _hooks(verification).get(verification.method)
     return None if hook is None else HookVerification(hook)
 
 
@@ -211,15 +211,15 @@ class DatasetHistory:
 
     Incidents come from :func:`features.labels.incidents.find_incidents` with the label settings of the newest decision,
     so that an alert is evaluated by its model's definition of an incident; everything else comes from
-    :func:`serving.scores.alert_outcomes.happenings_of`. The history is complete up to the end of the dataset's span, or
-    without ``dataset.json`` up to the last ``known_at``.
+    :func:`serving.scores.alert_outcomes.outcome_events`. The history is complete up to the end of the dataset's span,
+    or without ``dataset.json`` up to the last ``known_at``.
     """
 
     def __init__(self, folder: Path, events: Path | None = None, scores: Path | None = None) -> None:
         self._folder, self._scores = folder, scores
         self._files = (events or folder / "events.parquet", folder / "inventory.parquet", folder / "dataset.json")
         self._key: tuple[Any, ...] | None = None
-        self._happenings: list[tuple[datetime, str, Happening]] = []
+        self._outcome_events: list[tuple[datetime, str, OutcomeEvent]] = []
         self._homes: dict[str, str] = {}
         self._until: datetime | None = None
 
@@ -243,10 +243,10 @@ class DatasetHistory:
                 self._key = key
         except (OSError, ArrowException, KeyError, ValueError, InputError) as error:
             raise SourceError(f"cannot read events and inventory from {self._folder}: {error}") from error
-        units: dict[str, list[Happening]] = {}
-        for known_at, unit, happening in self._happenings:
+        units: dict[str, list[OutcomeEvent]] = {}
+        for known_at, unit, event in self._outcome_events:
             if known_at <= now:
-                units.setdefault(unit, []).append(happening)
+                units.setdefault(unit, []).append(event)
         return NodeHistories(units, dict(self._homes), self._until)
 
     def _labels(self) -> "LabelSection":
@@ -259,14 +259,14 @@ class DatasetHistory:
         import pyarrow.parquet as pq
 
         from features.labels.incidents import find_incidents
-        from serving.scores.alert_outcomes import happenings_of
+        from serving.scores.alert_outcomes import outcome_events
         from telemetry.dataset.installations import Installations
         from telemetry.dataset.meta import read_meta
 
         events, inventory = (pq.read_table(file).to_pandas() for file in self._files[:2])
         incidents = find_incidents(events, inventory, labels)
-        self._happenings = list(happenings_of(events, Installations.of(inventory), incidents))
-        until = _when(events["known_at"].max()) if len(events) else datetime.fromtimestamp(0, UTC)
+        self._outcome_events = list(outcome_events(events, Installations.of(inventory), incidents))
+        until = _instant(events["known_at"].max()) if len(events) else datetime.fromtimestamp(0, UTC)
         if self._files[2].is_file():
             until = read_meta(self._folder).span[1]
         self._until = until
@@ -274,6 +274,6 @@ class DatasetHistory:
         self._homes = dict(zip(installations["gpu"], installations["node"], strict=True))
 
 
-def _when(value: Any) -> datetime:
-    when: datetime = value.to_pydatetime()
-    return when.astimezone(UTC)
+def _instant(value: Any) -> datetime:
+    instant: datetime = value.to_pydatetime()
+    return instant.astimezone(UTC)

@@ -97,9 +97,9 @@ def act(
 
     from predrain.act.assembly import choose_scheduler
 
-    given, unusable = _given(scheduler, settings)
+    settings_read, unusable = _read_settings(scheduler, settings)
     chosen = choose_scheduler(
-        scheduler, cluster, given, waits=not loop and not dry_run and wait is None, follows=loop,
+        scheduler, cluster, settings_read, waits=not loop and not dry_run and wait is None, follows=loop,
         by_hand=by_hand or unusable is not None,
     )  # fmt: skip
     switches: dict[str, Any] = {}
@@ -109,8 +109,8 @@ def act(
             if as_json:
                 print_json(switches)
             return
-    with closing(_ledger(ledger, chosen.cluster, given, dry_run=dry_run, undo=release_all)) as record:
-        controller = _controller(chosen, (scores, events), given, record, undo=release_all, unusable=unusable)
+    with closing(_ledger(ledger, chosen.cluster, settings_read, dry_run=dry_run, undo=release_all)) as record:
+        controller = _controller(chosen, (scores, events), settings_read, record, undo=release_all, unusable=unusable)
         if dry_run:
             if controller.unusable is not None:
                 sys.stderr.write(f"predrain act: {controller.unusable}\n")
@@ -120,7 +120,7 @@ def act(
             report = controller.rehearse(Switches(release_all=True) if release_all else None)
             _show(report, as_json)
         elif loop and controller.unusable is None:
-            report = _follow(controller, given, listen, as_json)
+            report = _follow(controller, settings_read, listen, as_json)
         else:  # with invalid settings, run one round; the next process reads them again
             report = controller.round()
             _show(report, as_json, switches)
@@ -186,7 +186,7 @@ def _all_released(chosen: "ChosenScheduler") -> bool:
         return False
 
 
-def _given(scheduler: SchedulerKind, file: Path | None) -> "tuple[ActSettings, str | None]":
+def _read_settings(scheduler: SchedulerKind, file: Path | None) -> "tuple[ActSettings, str | None]":
     """Return the settings, and None or why they are invalid; invalid ones only define how to reach the scheduler."""
     from foundation.errors import InputError
     from scheduler.controller.settings import ActSettings, read_scheduler_settings, read_settings
@@ -258,7 +258,7 @@ def _switch(
 def _controller(
     chosen: "ChosenScheduler",
     sources: tuple[Path | None, Path | None],
-    given: "ActSettings",
+    settings: "ActSettings",
     record: "SqliteLedger",
     *,
     undo: bool,
@@ -279,7 +279,7 @@ def _controller(
     from scheduler.ports.risks import MemoryFacts, MemoryRisks
 
     scores, events = (None, None) if undo else sources
-    sources_limit = Patience(given.controller.max_round_duration.total_seconds())
+    sources_limit = Patience(settings.controller.max_round_duration.total_seconds())
     if undo and unusable is not None:
         sys.stderr.write(f"predrain act: {unusable} All markers are still released.\n")
         unusable = None
@@ -291,40 +291,40 @@ def _controller(
         if unusable is None:
             sources_limit.call("the scores", lambda: check_scores(scores))
             if not undo:
-                _refuse_unknown_groups(given, chosen)
-            evacuation = evacuation_of(chosen, given, clock, undo=undo)
+                _refuse_unknown_groups(settings, chosen)
+            evacuation = evacuation_of(chosen, settings, clock, undo=undo)
             facts = sources_limit.call("the events", lambda: facts_of(events, evacuation, record, scores))
-            risks = risks if scores is None else ScoresReader(scores, clock, given.controller.max_score_lifetime)
+            risks = risks if scores is None else ScoresReader(scores, clock, settings.controller.max_score_lifetime)
     except Exception as error:  # a release needs none of it
         unusable = None if undo else described(error)
     return Controller(
-        chosen.adapter, risks, facts, record, clock, given.policy, given.controller,
+        chosen.adapter, risks, facts, record, clock, settings.policy, settings.controller,
         holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}", code=VERSION,
         evacuation=evacuation, unusable=unusable, releases_all=undo,
     )  # fmt: skip
 
 
-def _refuse_unknown_groups(given: "ActSettings", chosen: "ChosenScheduler") -> None:
+def _refuse_unknown_groups(settings: "ActSettings", chosen: "ChosenScheduler") -> None:
     """Raise ``InputError`` for a pinned group without nodes: a misspelt group would not be pinned to its stage."""
     from foundation.errors import InputError
     from foundation.text import nearest_hint
 
-    if not given.policy.stages.pinned:
+    if not settings.policy.stages.pinned:
         return
     groups = {reading.view.group_key for reading in chosen.adapter.read_fleet().nodes}
-    for group in given.policy.stages.pinned.keys() - groups if groups else ():
+    for group in settings.policy.stages.pinned.keys() - groups if groups else ():
         advice = nearest_hint(group, groups, f"Groups are {', '.join(sorted(groups))}.")
         raise InputError(f"policy.stages.pinned names {group!r}, but no node is in this group", chosen.location, advice)
 
 
-def _ledger(file: Path, cluster: str, given: "ActSettings", *, dry_run: bool, undo: bool) -> "SqliteLedger":
+def _ledger(file: Path, cluster: str, settings: "ActSettings", *, dry_run: bool, undo: bool) -> "SqliteLedger":
     from foundation.errors import InputError
     from scheduler.ledger.sqlite_ledger import SqliteLedger
     from scheduler.ports.errors import LedgerError
 
     if dry_run:
         return SqliteLedger(None)  # a dry run evaluates no past alerts and records nothing
-    longest_s = given.controller.max_round_duration.total_seconds()
+    longest_s = settings.controller.max_round_duration.total_seconds()
     if not undo:
         return SqliteLedger(file, cluster, required=False, longest_s=longest_s)
     try:
@@ -334,7 +334,7 @@ def _ledger(file: Path, cluster: str, given: "ActSettings", *, dry_run: bool, un
         return SqliteLedger(None)
 
 
-def _follow(controller: "Controller", given: "ActSettings", listen: str | None, as_json: bool) -> "RoundReport":
+def _follow(controller: "Controller", settings: "ActSettings", listen: str | None, as_json: bool) -> "RoundReport":
     import contextlib
     import time
     from datetime import UTC, datetime
@@ -343,30 +343,30 @@ def _follow(controller: "Controller", given: "ActSettings", listen: str | None, 
     from scheduler.ports.clock import SystemClock
     from scheduler.ports.report import RoundReport
 
-    every = given.controller.interval
-    longest = given.controller.max_round_duration + given.evacuation.max_round_duration
-    metrics = RoundMetrics(SystemClock(), every, longest)
+    interval = settings.controller.interval
+    longest = settings.controller.max_round_duration + settings.evacuation.max_round_duration
+    metrics = RoundMetrics(SystemClock(), interval, longest)
     report = RoundReport(datetime.now(UTC))
-    before: list[str] = []
+    last_shown: list[str] = []
     with contextlib.ExitStack() as stack:
         stack.callback(controller.stop)
         if listen is not None:
             port = stack.enter_context(listening(metrics, listen))
             sys.stderr.write(f"predrain act: metrics on port {port}\n")
-        for _ in until_stopped(every):
-            began = time.monotonic()
+        for _ in until_stopped(interval):
+            started_s = time.monotonic()
             report = controller.round()
-            metrics.note(report, time.monotonic() - began)
+            metrics.note(report, time.monotonic() - started_s)
             shown = [str(report.active), *report.errors, *report.notes, *(step.line for step in report.work)]
-            if report.steps or shown != before:  # an unchanged state is not repeated every minute
+            if report.steps or shown != last_shown:  # an unchanged state is not repeated every minute
                 _show(report, as_json)
-            before = shown
+            last_shown = shown
     return report
 
 
-def _show(report: "RoundReport", as_json: bool, more: Mapping[str, Any] | None = None) -> None:
+def _show(report: "RoundReport", as_json: bool, extra: Mapping[str, Any] | None = None) -> None:
     if as_json:
-        print_json({**report.to_json(), **(more or {})})
+        print_json({**report.to_json(), **(extra or {})})
         return
     for line in _lines(report):
         sys.stdout.write(printable(line) + "\n")
@@ -379,14 +379,14 @@ def _lines(report: "RoundReport") -> list[str]:
     content: dict[str, Any] = report.to_json()
     inactive = "not active" if report.errors else "standby: another replica holds the lease"
     lines = [f"{report.at:%Y-%m-%d %H:%M:%S} UTC" + ("" if report.active else f": {inactive}")]
-    shown: dict[str, tuple[str, ...]] = {}
+    nodes_of: dict[str, tuple[str, ...]] = {}
     for step in report.steps:
         action = step.action
         message = f": {step.message}" if step.message else ""
         lines.append(f"{step.outcome:<8} {action.verb} {action.node} ({action.tier}){message}")
-        if shown.get(action.node) != action.reasons:  # the same for each step on a node
+        if nodes_of.get(action.node) != action.reasons:  # the same for each step on a node
             lines += [f"         why: {reason}" for reason in action.reasons]
-        shown[action.node] = action.reasons
+        nodes_of[action.node] = action.reasons
         lines += [f"         {write.message}" for write in step.writes]
     lines += [step.line for step in report.work]
     lines += [f"         {write.message}" for step in report.work for write in step.writes]
@@ -412,5 +412,5 @@ def _at_risk(report: "RoundReport") -> list[str]:
         if node.target < node.wanted:
             level += f" instead of {node.wanted.name.lower()}"
         lines.append(f"at risk: {node.node} ({node.tier}, {risk}) {level}: {'; '.join(node.reasons)}")
-    more = len(at_risk) - len(lines)
-    return [*lines, f"at risk: {more} more nodes, see at_risk in --json"] if more else lines
+    further = len(at_risk) - len(lines)
+    return [*lines, f"at risk: {further} more nodes, see at_risk in --json"] if further else lines

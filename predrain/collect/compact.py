@@ -63,17 +63,17 @@ def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None)
 
 
 def _show(result: "CompactResult", dataset: Path, *, as_json: bool) -> None:
-    shown: dict[str, Any] = {"dataset": str(dataset), "compacted files": result.compacted}
+    fields: dict[str, Any] = {"dataset": str(dataset), "compacted files": result.compacted}
     if result.waits_for:
-        shown["waits for"] = result.waits_for
+        fields["waits for"] = result.waits_for
     if result.refused:
-        shown["unreadable files in refused/"] = result.refused
+        fields["unreadable files in refused/"] = result.refused
     if result.meta is not None:
-        shown["span"] = " to ".join(instant.isoformat() for instant in result.meta.span)
-        shown["samples"] = int(result.meta.counts["samples"])
+        fields["span"] = " to ".join(instant.isoformat() for instant in result.meta.span)
+        fields["samples"] = int(result.meta.counts["samples"])
     if result.compacted:
-        shown |= {"this compaction": result.counts, "quarantined": result.quarantined}
-    show(shown, as_json=as_json, accounting=result.accounting)
+        fields |= {"this compaction": result.counts, "quarantined": result.quarantined}
+    show(fields, as_json=as_json, accounting=result.accounting)
 
 
 def compact_once(dataset: Path, params: "Params", inventory: Path | None) -> "CompactResult":

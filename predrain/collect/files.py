@@ -94,7 +94,7 @@ def tickets(
         known = Dataset.open(dataset)
         installations = InstallationIndex(known.inventory(), known.meta.unit, aliases=rules.nodes.aliases)
     staging, accounting = StagingFolder(staging_of(dataset), writer="tickets"), Accounting()
-    shown: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     files = expand_sources((file,), "tickets")
 
     def read(path: Path) -> None:
@@ -107,10 +107,10 @@ def tickets(
             max_loss=max_loss,
         )
         accounting.add(account)
-        shown.update({str(path): result} if len(files) > 1 else result)
+        summary.update({str(path): result} if len(files) > 1 else result)
 
     with every_file(files, read, accounting):
-        show({"dataset": str(dataset), **shown}, as_json=as_json, accounting=accounting)
+        show({"dataset": str(dataset), **summary}, as_json=as_json, accounting=accounting)
 
 
 def diagnostics(
@@ -191,10 +191,10 @@ def _known_gpus(dataset: Path, observed: list[Path], node: str) -> "GpuNames":
         rows += installations[["gpu", "serial", "slot"]].to_dict("records")
     for path in observed:
         try:
-            seen = pq.read_table(path, columns=["gpu", "node", "serial", "slot"])
+            table = pq.read_table(path, columns=["gpu", "node", "serial", "slot"])
         except FileNotFoundError:  # compacted just now
             continue
-        rows += [row for row in seen.to_pylist() if are_one_node(row["node"], node)]
+        rows += [row for row in table.to_pylist() if are_one_node(row["node"], node)]
     return gpu_names(rows)
 
 

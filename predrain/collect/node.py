@@ -57,11 +57,19 @@ class Sending:
     Raises ``typer.BadParameter`` if options contradict each other.
     """
 
-    def __init__(self, given: SendingOptions, *, writer: str, channels: "Mapping[str, Channel] | None" = None) -> None:
+    def __init__(
+        self, options: SendingOptions, *, writer: str, channels: "Mapping[str, Channel] | None" = None
+    ) -> None:
         from telemetry.collect.pushing import HttpTarget, Pusher, Spool, parse_bytes
         from telemetry.staging.folder import StagingFolder, staging_of
 
-        dataset, spool, push, token, ca = given.dataset, given.spool, given.push, given.bearer_token_file, given.ca_file
+        dataset, spool, push, token, ca = (
+            options.dataset,
+            options.spool,
+            options.push,
+            options.bearer_token_file,
+            options.ca_file,
+        )
         if (dataset is None) == (spool is None):
             raise typer.BadParameter("give one of --dataset and --spool", param_hint="--dataset")
         if push is None and (token is not None or ca is not None):
@@ -69,7 +77,7 @@ class Sending:
                 "is only used with --push", param_hint="--bearer-token-file" if token else "--ca-file"
             )
         try:
-            limit_bytes = parse_bytes(given.spool_limit)
+            limit_bytes = parse_bytes(options.spool_limit)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         root = staging_of(dataset) if dataset is not None else spool
@@ -97,9 +105,9 @@ class Sending:
         """Push the waiting rows; raises ``InputError`` if that fails."""
         from foundation.errors import InputError
 
-        if self._pusher is not None and (later := self._pusher.push()) is not None:
+        if self._pusher is not None and (failure := self._pusher.push()) is not None:
             raise InputError(
-                f"cannot push rows: {later}",
+                f"cannot push rows: {failure}",
                 "--push",
                 "The rows wait in the spool. Run again when the receiver is reachable.",
             )
@@ -136,7 +144,7 @@ def nvml(
     from telemetry.collect.nvml.node_reader import Process
     from telemetry.dataset.channels import resolve_channels
 
-    every = timedelta(seconds=seconds(interval, "--interval"))
+    period = timedelta(seconds=seconds(interval, "--interval"))
     channels = resolve_channels(read_params(params).channels)
     name = node or socket.gethostname()
     sending = Sending(given, writer=writer_of(name), channels=channels)
@@ -146,7 +154,7 @@ def nvml(
         channels,
         Process,
         clock=lambda: datetime.now(UTC),
-        interval=every,
+        interval=period,
         boot=boot_id(),
         trim=sending.spool.trim,
     )

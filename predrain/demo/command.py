@@ -36,7 +36,7 @@ def demo(
     from serving.server import be_responsive
 
     host, port = parse_listen(listen)
-    fast, most = duration_option(speed, "--speed"), duration_option(stop_after, "--stop-after")
+    fast, limit = duration_option(speed, "--speed"), duration_option(stop_after, "--stop-after")
     if not fast:
         raise typer.BadParameter("give more than 0", param_hint="--speed")
     be_responsive()
@@ -46,11 +46,11 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="predrain-demo-") as folder:
         from predrain.demo.world import World
 
-        ahead = timedelta(days=1 + most.total_seconds() * fast // timedelta(days=1))
-        world = World.make(Path(folder), gpus=gpus, seed=seed, say=_say, stop=stop, ahead=ahead)
+        simulated = timedelta(days=1 + limit.total_seconds() * fast // timedelta(days=1))
+        world = World.make(Path(folder), gpus=gpus, seed=seed, say=_say, stop=stop, ahead=simulated)
         if world is None:
             return
-        timer = threading.Timer(most.total_seconds(), stop.set)
+        timer = threading.Timer(limit.total_seconds(), stop.set)
         timer.daemon = True
         timer.start()
         _serve(world, host, port, fast.total_seconds(), stop)

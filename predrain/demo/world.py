@@ -43,10 +43,10 @@ from serving.scores.writing import ScoresFolder, nothing_due, record_attempt
 from simulator.simulate import simulate
 from telemetry.dataset.store import Dataset
 
-PAST: Final = timedelta(days=40)
+HISTORY: Final = timedelta(days=40)
 """History that the model learns from."""
 
-AHEAD: Final = timedelta(days=151)
+SIMULATED_AHEAD: Final = timedelta(days=151)
 """Maximum simulated time to come: one hour at a speed of 1 h per second."""
 
 REFIT: Final = timedelta(days=7)
@@ -134,27 +134,27 @@ class World:
         seed: int,
         say: Callable[[str], None],
         stop: Event | None = None,
-        ahead: timedelta = AHEAD,
+        ahead: timedelta = SIMULATED_AHEAD,
     ) -> "World | None":
         """Simulate the fleet, train on its past, and set up the controller for the time ahead.
 
-        ``ahead``: length of the time ahead, in whole days; at most :data:`AHEAD`.
+        ``ahead``: length of the time ahead, in whole days; at most :data:`SIMULATED_AHEAD`.
         Returns: None if ``stop`` was set in the meantime.
         """
         given_up = (stop or Event()).is_set
         say(f"simulating {gpus} GPUs")
-        days = (PAST + min(ahead, AHEAD)) // timedelta(days=1)
+        days = (HISTORY + min(ahead, SIMULATED_AHEAD)) // timedelta(days=1)
         simulate(folder / "fleet", gpus=gpus, days=days, seed=seed, scenario="announced", acceleration=_ACCELERATION)
         dataset = Dataset.open(folder / "fleet")
         params = Params.model_validate(_PARAMS)
-        begin = dataset.meta.span[0] + PAST
+        begin = dataset.meta.span[0] + HISTORY
         if given_up():
             return None
         say("computing features")
         matrix = make_matrix(folder / "fleet", params, folder / "matrix")
         if given_up():
             return None
-        say(f"training on {PAST.days} days")
+        say(f"training on {HISTORY.days} days")
         return cls._before(folder, dataset, matrix, begin, seed)
 
     @classmethod
@@ -171,7 +171,7 @@ class World:
         scores = ScoresFolder(folder / "scores")
         clock = ManualClock(from_ms(first))
         every = policy.cost_benefit.checkpoint_every
-        jobs = generated_load(fleet.gpus, first - duration_ms(PAST), last, seed, every, gpus_per_job=_GANG)
+        jobs = generated_load(fleet.gpus, first - duration_ms(HISTORY), last, seed, every, gpus_per_job=_GANG)
         end = np.maximum(jobs.start + 1, jobs.end - duration_ms(_PAUSE))
         jobs = replace(jobs, end=end, on_request=jobs.job % 2 == 0)  # without checkpoints on request, swaps pay
         events = rule_events(dataset.events(), fleet.boots())
@@ -200,23 +200,23 @@ class World:
         if now - self.fitted >= REFIT:
             self.model, self.fitted = _fit(self.matrix, self.folder, now), now
         if nothing_due(self.scores, now) is None:
-            seen = ArrivedDataset.by(self.dataset, now)
-            result = score_decision(seen, self.model, self.scores, ServingSection(), tiers=_TIERS, clock=lambda: now)
+            arrived = ArrivedDataset.by(self.dataset, now)
+            result = score_decision(arrived, self.model, self.scores, ServingSection(), tiers=_TIERS, clock=lambda: now)
             record_attempt(self.scores, now, result)
-            write_facts(self.scores, seen)
+            write_facts(self.scores, arrived)
         self.cluster.go_round(now)
         self.cluster.follow(now)
 
     def count(self) -> Balance:
         """Count the outcomes of all actions so far."""
-        at, costs, whole = instant_ms(self.now), self.cluster.policy.cost_benefit, self.cluster.fleet
-        seen = np.flatnonzero(whole.at < at)
+        now_ms, costs, whole = instant_ms(self.now), self.cluster.policy.cost_benefit, self.cluster.fleet
+        seen = np.flatnonzero(whole.at < now_ms)
         fleet = replace(
             whole, failed=whole.failed[seen], unit=tuple(whole.unit[place] for place in seen), at=whole.at[seen],
-            until=np.minimum(whole.until[seen], at), end=at,
+            until=np.minimum(whole.until[seen], now_ms), end=now_ms,
         )  # fmt: skip
         cluster, jobs = self.cluster, self.cluster.jobs
-        marks = cluster.marks_by(at)
+        marks = cluster.marks_by(now_ms)
         probes = Probes.of(
             [*row[:4], row[4] if row[4] < len(seen) else -1] for row in cluster.diagnostic.probes.values()
         )
@@ -227,8 +227,8 @@ class World:
 
         no_action, acted = counted(), counted(marks, probes=probes, checkpoints=checkpoints)
         swapped = np.array([mark in cluster.swaps for mark in zip(marks.node, marks.at, strict=True)], dtype=np.bool_)
-        softly = ReplayMarks.of([*row[:2], min(row[2], at), *row[3:]] for row in cluster.softly)
-        alone: dict[Rung, tuple[int, ReplayOutcome]] = {
+        softly = ReplayMarks.of([*row[:2], min(row[2], now_ms), *row[3:]] for row in cluster.softly)
+        by_rung: dict[Rung, tuple[int, ReplayOutcome]] = {
             "avoid": (len(cluster.avoided), counted(softly, soft=True)),
             "probe": (len(probes.node), counted(probes=probes)),
             "checkpoint": (len(checkpoints.at), counted(checkpoints=checkpoints)),
@@ -237,9 +237,9 @@ class World:
         }
         failures = int((fleet.at >= fleet.begin).sum())
         saved = float(no_action.hit.sum() - acted.hit.sum() + acted.repaired.sum())
-        spent = float(acted.spent.sum() + acted.idle.sum())
-        rungs = {rung: (times, float(net_of(no_action, outcome).sum())) for rung, (times, outcome) in alone.items()}
-        self.balance = Balance(failures, acted.caught, len(marks.at), saved, spent, rungs)
+        gpu_hours = float(acted.spent.sum() + acted.idle.sum())
+        rungs = {rung: (times, float(net_of(no_action, outcome).sum())) for rung, (times, outcome) in by_rung.items()}
+        self.balance = Balance(failures, acted.caught, len(marks.at), saved, gpu_hours, rungs)
         return self.balance
 
     def run(self, speed: float, stop: Event) -> None:
@@ -247,11 +247,11 @@ class World:
 
         No step exceeds half the pause between two jobs, so that a slow machine takes longer but shows the same.
         """
-        began, begin, counted = time.monotonic(), self.now, 0.0
-        most = max(_PAUSE / 2, timedelta(seconds=TICK_S * speed))
+        started, begin, counted = time.monotonic(), self.now, 0.0
+        max_step = max(_PAUSE / 2, timedelta(seconds=TICK_S * speed))
         end = from_ms(self.cluster.fleet.end)
         while not stop.wait(TICK_S):
-            now = min(begin + timedelta(seconds=(time.monotonic() - began) * speed), self.now + most)
+            now = min(begin + timedelta(seconds=(time.monotonic() - started) * speed), self.now + max_step)
             if now >= end:
                 break
             if now > self.now:
@@ -272,6 +272,6 @@ class World:
         )
 
 
-def _fit(matrix: FeatureMatrix, folder: Path, at: datetime) -> ServedModel:
-    train_bundle(matrix, Params.model_validate(_PARAMS), folder / "bundle", until=at)
+def _fit(matrix: FeatureMatrix, folder: Path, refit_at: datetime) -> ServedModel:
+    train_bundle(matrix, Params.model_validate(_PARAMS), folder / "bundle", until=refit_at)
     return ServedModel(load_bundle(folder / "bundle"))

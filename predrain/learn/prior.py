@@ -103,8 +103,8 @@ def build(
             )
         made_of |= {"incidents": sum(chosen.n_incidents for _, chosen, _ in parts)}
         made_of |= {"positive_rows": int(label.sum()), "rows": len(label)}
-        drawn = {} if matrices else {"factors": FACTORS, "values": VALUES}
-        prior = fit_prior(values, label, weight, names, seed=seed, made_of=made_of | drawn)
+        variations = {} if matrices else {"factors": FACTORS, "values": VALUES}
+        prior = fit_prior(values, label, weight, names, seed=seed, made_of=made_of | variations)
         with disk_errors(out):
             write_prior(prior, swap.path)
         swap.commit()

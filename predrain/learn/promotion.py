@@ -127,18 +127,18 @@ def summary_text(decision: "PromotionResult") -> str:
 
 def _sentence(decision: "PromotionResult") -> str:
     name = f"{decision.model} version {decision.version}"
-    would = "would be " if decision.dry_run else ""
-    before = "none" if decision.champion_before is None else f"version {decision.champion_before}"
+    conditional = "would be " if decision.dry_run else ""
+    previous = "none" if decision.champion_before is None else f"version {decision.champion_before}"
     verdict = decision.verdict
     if decision.action == "refused":
-        why = decision.reason or "; ".join(() if verdict is None else verdict.reasons)
-        return f"{name} {would or 'was '}rejected; champion: {before}. {why}"
+        reasons = decision.reason or "; ".join(() if verdict is None else verdict.reasons)
+        return f"{name} {conditional or 'was '}rejected; champion: {previous}. {reasons}"
     if decision.action == "kept":
         return f"{name} is already the champion"
     if decision.action == "rolled back":
-        return f"{name} {would or 'was '}rolled back to version {decision.champion}"
-    how = f"by force ({decision.reason})" if decision.action == "forced" else "through the gate"
-    return f"{name} {would or 'was '}promoted {how}; previous champion: {before}"
+        return f"{name} {conditional or 'was '}rolled back to version {decision.champion}"
+    manner = f"by force ({decision.reason})" if decision.action == "forced" else "through the gate"
+    return f"{name} {conditional or 'was '}promoted {manner}; previous champion: {previous}"
 
 
 def _number(value: float | None) -> str:
@@ -167,7 +167,7 @@ def retrain(
     failed = False
     for _ in until_stopped(pause):
         try:
-            failed = not _once(dataset, store_uri(registry), params, as_json)
+            failed = not _retrain_once(dataset, store_uri(registry), params, as_json)
         except Exception as error:
             if pause is None:
                 raise
@@ -177,7 +177,7 @@ def retrain(
         raise typer.Exit(FAILED)
 
 
-def _once(dataset: Path, registry: str, params: list[Path] | None, as_json: bool) -> bool:
+def _retrain_once(dataset: Path, registry: str, params: list[Path] | None, as_json: bool) -> bool:
     """Retrain; return whether the newest fit is the champion."""
     from foundation.files import write_bytes
     from pipeline.retraining import page_of

@@ -52,8 +52,8 @@ def report(
         from pipeline.assessment.workflow import write_value
 
         with Stages() as stages:
-            opened = FeatureMatrix.open(matrix)
-            write_value(backtest, read_place(dataset, backtest), opened, read_params(params), stages.begin)
+            matrix_data = FeatureMatrix.open(matrix)
+            write_value(backtest, read_place(dataset, backtest), matrix_data, read_params(params), stages.begin)
     page = write_report_for(backtest, out)
     show({"report": str(page)}, as_json=as_json)
 

@@ -97,7 +97,7 @@ def features(
 
     Example: predrain features --dataset fleet --out matrix
     """
-    with engine.opened() as chosen, progress("features") as advance:
+    with engine.open_engine() as chosen, progress("features") as advance:
         from pipeline.matrix_stage import make_matrix
 
         matrix = make_matrix(read_place(dataset, out), read_params(params), out, progress=advance, engine=chosen)
@@ -144,7 +144,7 @@ def backtest(
     """
     if (dataset is None) == (matrix is None):
         raise typer.BadParameter("give either --dataset or --matrix")
-    with engine.opened() as chosen:
+    with engine.open_engine() as chosen:
         from features.matrix.matrix import FeatureMatrix
         from pipeline.matrix_stage import make_matrix
         from pipeline.report.terminal import summary_of

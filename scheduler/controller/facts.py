@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundation.files import stamp_of
-from policy.episodes import OUTCOME_TIMEOUT, Alert, AlertOutcome, Happening, evaluate_alert
+from policy.episodes import OUTCOME_TIMEOUT, Alert, AlertOutcome, OutcomeEvent, evaluate_alert
 from policy.fleet import Fact
 from policy.maintenance import planned
 from policy.node_tier.hard_rules import BOOT, KINDS, REMEDIED, REPAIRS, REPORTED, XIDS, reported
@@ -35,7 +35,7 @@ class NodeHistories:
     ``until``: aware time up to which the history is complete; later silence is not evidence of health.
     """
 
-    units: Mapping[str, Sequence[Happening]]
+    units: Mapping[str, Sequence[OutcomeEvent]]
     homes: Mapping[str, str] = field(default_factory=dict)
     until: datetime | None = None
 
@@ -207,17 +207,17 @@ class VerifiedFacts:
         except LedgerError as error:
             raise SourceError(str(error)) from error
         homes = dict(history.homes)
-        units = defaultdict(list, {name: list(happenings) for name, happenings in history.units.items()})
-        nodes: defaultdict[str, list[Happening]] = defaultdict(list)
+        units = defaultdict(list, {name: list(events) for name, events in history.units.items()})
+        nodes: defaultdict[str, list[OutcomeEvent]] = defaultdict(list)
         for time, node, out in marks:
-            nodes[node].append(Happening("drained" if out else "returned", time))
+            nodes[node].append(OutcomeEvent("drained" if out else "returned", time))
         for result in results:
             for unit in result.units:
                 homes.setdefault(unit, result.node)
                 if (result.kind, result.rung) == ("passed", "drain"):
-                    units[unit].append(Happening("diagnostic_passed", result.at))
+                    units[unit].append(OutcomeEvent("diagnostic_passed", result.at))
                 elif result.kind == "failed" and unit in (result.failed_units or result.units):
-                    units[unit].append(Happening("diagnostic_failed", result.at))
+                    units[unit].append(OutcomeEvent("diagnostic_failed", result.at))
 
         names = NodeNames({*nodes, *homes.values()})
         installed: defaultdict[str, set[str]] = defaultdict(set)
@@ -228,8 +228,8 @@ class VerifiedFacts:
             node = names.written(alert.node)
             # a drain affects the whole node, so a failure of any of its units makes the alert correct
             members = {alert.unit, *installed[node]}
-            happenings = [happening for unit in sorted(members) for happening in units[unit]]
-            return evaluate_alert(alert, [*happenings, *nodes[node]], until)
+            events = [event for unit in sorted(members) for event in units[unit]]
+            return evaluate_alert(alert, [*events, *nodes[node]], until)
 
         return tuple(outcome(alert) for alert in alerts if alert.at <= until)
 

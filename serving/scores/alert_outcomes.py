@@ -20,7 +20,7 @@ from features.labels.facts import EventArrays
 from features.labels.incidents import counted, find_incidents
 from foundation.instants import from_ms
 from foundation.times import BoolArray, instant_ms, milliseconds
-from policy.episodes import Alert, Happening, HappeningKind, caught_causes, evaluate_alert, openings
+from policy.episodes import Alert, OutcomeEvent, OutcomeEventKind, caught_causes, evaluate_alert, openings
 from policy.tiers import TIERS, Tier
 from serving.scores.reading import FACTS, UnitPlace, decision_folders
 from serving.scores.writing import PARQUET, SUMMARY, ScoresFolder, write_json
@@ -126,20 +126,20 @@ def outcomes_of(
     installations = Installations.of(inventory)
     incidents = find_incidents(events, inventory, labels, data_end=data_end)
     certain = counted(incidents)
-    placed = _at_nodes(happenings_of(events, installations, incidents), installations)
+    placed = _at_nodes(outcome_events(events, installations, incidents), installations)
     if labels.acts_on == "unit":
         decisions = [(time, horizon, alerted.assign(node=alerted["unit"])) for time, horizon, alerted in decisions]
         certain = certain.assign(node=certain["unit"])
-        placed = ((unit, happening) for _, unit, happening in happenings_of(events, installations, incidents))
+        placed = ((unit, event) for _, unit, event in outcome_events(events, installations, incidents))
     onsets: dict[str, list[tuple[datetime, str]]] = {}
     for node, start, kind in zip(certain["node"], certain["start"], certain["failure_class"], strict=True):
         onsets.setdefault(str(node), []).append((start.to_pydatetime(), str(kind)))
-    happenings: dict[str, list[Happening]] = {}
-    for node, happening in placed:
-        happenings.setdefault(node, []).append(happening)
+    events_of: dict[str, list[OutcomeEvent]] = {}
+    for node, event in placed:
+        events_of.setdefault(node, []).append(event)
     alerts: list[dict[str, Any]] = []
     for alert, tier, risk in _alerts(decisions, labels.gap, drain_horizon):
-        outcome = evaluate_alert(alert, happenings.get(alert.node, ()), data_end)
+        outcome = evaluate_alert(alert, events_of.get(alert.node, ()), data_end)
         first = next(
             (onset for onset in onsets.get(alert.node, ()) if alert.at < onset[0] <= alert.at + alert.horizon), None
         )
@@ -177,14 +177,14 @@ def outcomes_of(
 
 
 def _at_nodes(
-    happenings: Iterable[tuple[datetime, str, Happening]], installations: Installations
-) -> Iterator[tuple[str, Happening]]:
-    """Yield happenings with the node that each unit was in at the time."""
-    listed = [(unit, happening) for _, unit, happening in happenings]
+    placed: Iterable[tuple[datetime, str, OutcomeEvent]], installations: Installations
+) -> Iterator[tuple[str, OutcomeEvent]]:
+    """Yield events with the node that each unit was in at the time."""
+    listed = [(unit, event) for _, unit, event in placed]
     units = installations.codes([unit for unit, _ in listed])
-    times = np.array([instant_ms(happening.at) for _, happening in listed], dtype=np.int64)
-    for installation, (unit, happening) in zip(installations.timeline().last(units, times), listed, strict=True):
-        yield str(installations.node[installation]) if installation >= 0 else unit, happening
+    times = np.array([instant_ms(event.at) for _, event in listed], dtype=np.int64)
+    for installation, (unit, event) in zip(installations.timeline().last(units, times), listed, strict=True):
+        yield str(installations.node[installation]) if installation >= 0 else unit, event
 
 
 def label_settings_of(scores: Path) -> tuple[LabelSection, timedelta]:
@@ -301,22 +301,22 @@ def _alerts(
         yield alert, str(row.tier), known
 
 
-def happenings_of(
+def outcome_events(
     events: pd.DataFrame, installations: Installations, incidents: pd.DataFrame
-) -> Iterator[tuple[datetime, str, Happening]]:
-    """Yield what happened to units: the time from which it is known, the unit, and the happening.
+) -> Iterator[tuple[datetime, str, OutcomeEvent]]:
+    """Yield what happened to units: the time from which it is known, the unit, and the event.
 
     A repair alone is no evidence of a fault, because the alert itself may have caused it: the unit counts as returned.
     Nor is an incident that began during planned maintenance: the unit counts as drained.
     """
     for row in incidents.itertuples():
         known, start, unit = row.known_at.to_pydatetime(), row.start.to_pydatetime(), str(row.unit)
-        yield known, unit, Happening("drained" if row.in_maintenance else "incident", start)
+        yield known, unit, OutcomeEvent("drained" if row.in_maintenance else "incident", start)
         if row.in_maintenance and not pd.isna(row.end):
             end = row.end.to_pydatetime()
-            yield max(known, end), unit, Happening("returned", end)
+            yield max(known, end), unit, OutcomeEvent("returned", end)
     facts = EventArrays.of(events, installations)
-    kinds: dict[HappeningKind, BoolArray] = {
+    kinds: dict[OutcomeEventKind, BoolArray] = {
         "drained": facts.drains(),
         "returned": facts.releases() | facts.ends(),
         "diagnostic_passed": facts.diagnostics(passed=True),
@@ -325,7 +325,7 @@ def happenings_of(
     for kind, chosen in kinds.items():
         for position, code in zip(*facts.at_units(chosen, installations), strict=True):
             known, happened_at = from_ms(int(facts.known[position])), from_ms(int(facts.time[position]))
-            yield known, str(installations.units[code]), Happening(kind, happened_at)
+            yield known, str(installations.units[code]), OutcomeEvent(kind, happened_at)
     for code, time in zip(*installations.leaves(), strict=True):
         left_at = from_ms(int(time))
-        yield left_at, str(installations.units[code]), Happening("left", left_at)
+        yield left_at, str(installations.units[code]), OutcomeEvent("left", left_at)

@@ -167,7 +167,7 @@ def test_a_fit_to_weeks_in_which_events_stayed_away_is_refused_once_chance_does_
     small_fleet: Path, params: Params, store: str, tmp_path: Path, registered: RegistryAt,
     monkeypatch: pytest.MonkeyPatch, weeks: int, action: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(retraining, "_LATELY", timedelta(weeks=weeks))
+    monkeypatch.setattr(retraining, "_RECENT", timedelta(weeks=weeks))
     shutil.copy(registered(NEWER), tmp_path)
     dataset = tmp_path / "fleet"
     shutil.copytree(small_fleet, dataset)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from policy.decide import decide
-from policy.episodes import Alert, AlertOutcome, Happening, evaluate_alert
+from policy.episodes import Alert, AlertOutcome, OutcomeEvent, evaluate_alert
 from policy.fleet import JobView
 from policy.plan import PolicyState
 from policy.stages import Bar, StagesConfig, StageState, advance_stage, held_out, record_of
@@ -25,8 +25,8 @@ def outcomes(right, wrong, *, units=None, at=T0 + DAY, **others):
     return [AlertOutcome(alert(f"u{k % (units or 10_000)}", at, **others), kind, "") for k, kind in enumerate(kinds)]
 
 
-def verdict(*happenings, days=10.0):
-    listed = [Happening(kind, T0 + hours * HOUR) for kind, hours in happenings]
+def verdict(*events, days=10.0):
+    listed = [OutcomeEvent(kind, T0 + hours * HOUR) for kind, hours in events]
     return evaluate_alert(alert(at=T0), listed, T0 + days * DAY, timeout=2 * DAY).verdict
 
 
@@ -65,7 +65,7 @@ def test_a_passed_diagnostic_alone_would_clear_the_unit_and_needs_a_further_hori
 
 
 def test_an_aborted_diagnostic_is_no_outcome():
-    # IBM/autopilot#68 labelled it a pass; here it is not among the happenings, and the unit stays untold.
+    # IBM/autopilot#68 labelled it a pass; here it is not among the events, and the unit stays untold.
     assert verdict(("drained", 1), ("returned", 8)) == "inconclusive"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policy.episodes import Happening
+from policy.episodes import OutcomeEvent
 from policy.fleet import JobView, Level
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
@@ -283,7 +283,7 @@ def test_a_pass_that_a_failure_followed_is_counted_and_is_no_alert(fails: bool, 
     cluster.verification.results["n7"] = DiagnosticResult("passed")
     cluster.later()
     at = cluster.clock.now() + HOUR
-    known = {"n7-1": [Happening("incident", at)]} if fails else {}
+    known = {"n7-1": [OutcomeEvent("incident", at)]} if fails else {}
     facts = cluster.controller.facts
     cluster.controller.facts = replace(facts, history=lambda _: NodeHistories(known, {"n7-1": "n7"}))
     cluster.controller.__post_init__()

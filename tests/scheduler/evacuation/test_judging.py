@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from policy.episodes import Alert, Happening
+from policy.episodes import Alert, OutcomeEvent
 from policy.fleet import Fact
 from policy.stages import Bar, StagesConfig
 from predrain.act.assembly import DatasetHistory
@@ -36,14 +36,14 @@ def result(kind, at, *failed):
 
 
 def test_an_incident_within_the_horizon_makes_it_right_and_serving_on_makes_it_wrong():
-    history = NodeHistories({"g0": [Happening("incident", T0 + HOUR)]})
+    history = NodeHistories({"g0": [OutcomeEvent("incident", T0 + HOUR)]})
     alerts = alert("g0"), alert("g1", node="n1")
     assert verdicts(history, T0 + 2 * DAY, *alerts) == ["right", "wrong"]
     assert verdicts(history, T0 + HOUR / 2, *alerts) == ["open", "open"]
 
 
 def test_an_alert_on_a_node_is_right_whichever_of_its_gpus_fails():
-    history = NodeHistories({"g1": [Happening("incident", T0 + HOUR)]}, homes={"g0": "n0", "g1": "n0", "g2": "n1"})
+    history = NodeHistories({"g1": [OutcomeEvent("incident", T0 + HOUR)]}, homes={"g0": "n0", "g1": "n0", "g2": "n1"})
     assert verdicts(history, T0 + 2 * DAY, alert("g0"), alert("g2", node="n1")) == ["right", "wrong"]
 
 
@@ -86,7 +86,7 @@ def test_a_stage_moves_by_what_became_of_the_alerts_that_the_ledger_holds():
         soft=Bar(0.3), min_outcomes=3, min_time=timedelta(0), window=60 * DAY, confidence=0.6, ceiling="soft"
     )
     cluster = Cluster(policy=config("g", free=True, stages=stages))
-    units: dict[str, list[Happening]] = {}
+    units: dict[str, list[OutcomeEvent]] = {}
     history = NodeHistories(units)
     cluster.facts = VerifiedFacts(cluster.facts, tuple, lambda _: history, cluster.ledger.service)
     cluster.restart()
@@ -95,7 +95,7 @@ def test_a_stage_moves_by_what_became_of_the_alerts_that_the_ledger_holds():
         cluster.scored(**{name: 0.9})
         cluster.round()
         if i:
-            units[f"{name}-0"] = [Happening("incident", cluster.clock.now() + 3 * HOUR)]
+            units[f"{name}-0"] = [OutcomeEvent("incident", cluster.clock.now() + 3 * HOUR)]
     assert cluster.levels() == {}, "shadow: recorded only"
     cluster.clock.move(3 * DAY)
     cluster.scored(**dict.fromkeys(cluster.names, 0.01))
@@ -146,7 +146,7 @@ def test_a_dataset_reports_incidents_by_the_rules_of_labels_and_all_else_by_its_
     )  # fmt: skip
     source = DatasetHistory(tmp_path)
     history = source.read(T0 + 9 * HOUR)
-    assert {unit: sorted(happening.kind for happening in happenings) for unit, happenings in history.units.items()} == {
+    assert {unit: sorted(event.kind for event in events) for unit, events in history.units.items()} == {
         "g0": ["drained", "incident", "left", "returned", "returned"],
         "g1": ["diagnostic_passed", "drained", "returned"],
     }
@@ -154,7 +154,7 @@ def test_a_dataset_reports_incidents_by_the_rules_of_labels_and_all_else_by_its_
     assert history.until == T0 + 4 * HOUR + HOUR / 6
     assert source.read(T0).units == {}, "nothing is known before it was"
     dataset(tmp_path, (T0 + DAY, "g1", "failure", "DBE"))
-    assert [happening.kind for happening in source.read(T0 + 9 * DAY).units["g1"]] == ["incident"]
+    assert [event.kind for event in source.read(T0 + 9 * DAY).units["g1"]] == ["incident"]
 
 
 def test_incidents_are_those_that_the_model_of_the_scores_was_trained_on(tmp_path):
@@ -166,7 +166,7 @@ def test_incidents_are_those_that_the_model_of_the_scores_was_trained_on(tmp_pat
     def incident_units(**labels):
         summary.write_text(json.dumps({"labels": labels, "drain_horizon_seconds": 0}))
         units = source.read(T0 + DAY).units
-        return {unit for unit, all_of in units.items() if any(happening.kind == "incident" for happening in all_of)}
+        return {unit for unit, all_of in units.items() if any(event.kind == "incident" for event in all_of)}
 
     source = DatasetHistory(data, scores=tmp_path / "scores")
     assert incident_units() == {"g0"}

@@ -31,7 +31,7 @@ RETRIED_STATUS: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _API: Final = re.compile(r"/api/v1(/.*)?\Z")
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
-_SHOWN: Final = 300
+_MAX_SHOWN: Final = 300
 
 
 class HttpError(Exception):
@@ -265,13 +265,13 @@ def _http_errors(url: str) -> Iterator[None]:
         for cause in causes:
             if isinstance(cause, ssl.SSLCertVerificationError):
                 raise InputError(
-                    f"the secure connection failed: {str(cause)[:_SHOWN]}",
+                    f"the secure connection failed: {str(cause)[:_MAX_SHOWN]}",
                     shown_url(url),
                     "Give the authority's certificate as --ca-file (and --client-cert where the server asks for one).",
                 ) from error
         # httpx reports a refused connection as "All connection attempts failed".
         is_refused = any(isinstance(cause, ConnectionRefusedError) for cause in causes)
-        text = "connection refused" if is_refused else str(error)[:_SHOWN] or "connection lost"
+        text = "connection refused" if is_refused else str(error)[:_MAX_SHOWN] or "connection lost"
         kind = ProtocolError if isinstance(error, httpx.RemoteProtocolError) else HttpError
         raise kind(f"{type(error).__name__}: {text}") from error
     except httpx.InvalidURL as error:
@@ -289,7 +289,7 @@ def check_status(answer: HttpResponse, url: str) -> None:
             "are not followed, to protect credentials.",
         )
     if answer.status >= 400:
-        reason = " ".join(answer.body[:_SHOWN].decode("utf-8", "replace").split())
+        reason = " ".join(answer.body[:_MAX_SHOWN].decode("utf-8", "replace").split())
         raise HttpError(
             f"HTTP status {answer.status}{f': {reason}' if reason else ''}",
             status=answer.status,

@@ -45,7 +45,7 @@ def text(values: Any) -> NDArray[np.object_]:
     return np.asarray(series.where(series.notna(), None).to_numpy(), dtype=object)
 
 
-def absent(values: NDArray[np.object_]) -> BoolArray:
+def is_null(values: NDArray[np.object_]) -> BoolArray:
     """Mask of nulls in a column from :func:`text`."""
     return np.asarray(pd.isna(values), dtype=bool)
 
@@ -71,7 +71,7 @@ def duration_ms(value: timedelta) -> int:
     return value // timedelta(milliseconds=1)
 
 
-def coded(names: pd.Series) -> tuple[Int64Array, pd.Index]:
+def name_codes(names: pd.Series) -> tuple[Int64Array, pd.Index]:
     """Return each row's position among the sorted distinct names (-1 for null), and the names; keeps categories."""
     if not isinstance(names.dtype, pd.CategoricalDtype):
         codes, distinct = pd.factorize(names.astype("str"), sort=True)

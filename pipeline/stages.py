@@ -53,13 +53,13 @@ EXPERIMENT = "predrain"
 MODEL = "predrain"
 """Name of the registered model; a new bundle becomes its ``challenger``."""
 
-SHOWN_ALERTS = 20
+MAX_ALERTS_SHOWN = 20
 """Number of alerts that the report shows with their reasons."""
 
 EXPLAINED_ALERTS = 200
 """Maximum number of alerts explained per fold, the riskiest first; the report shows some of them."""
 
-_SHOWN_FACTS = ("scenario", "seed", "acceleration")
+_FACTS_SHOWN = ("scenario", "seed", "acceleration")
 
 PREDICTION_COLUMNS = [
     "decision_time", "node", "gpu", "risk", "score", "rank", "alert", "label", "fold", "model",
@@ -213,7 +213,7 @@ def backtest_matrix(
         code_revision=code_revision(),
         span=matrix.span,
         unit=matrix.unit,
-        simulated=None if simulated is None else Simulated(**{name: simulated[name] for name in _SHOWN_FACTS}),
+        simulated=None if simulated is None else Simulated(**{name: simulated[name] for name in _FACTS_SHOWN}),
         profile=params.models.profile,
         every=params.decision.every,
         gap=params.labels.gap,
@@ -307,14 +307,14 @@ def _counted(progress: Progress | None) -> Callable[[int, int, str], None] | Non
 def _simulated_facts(matrix: FeatureMatrix) -> dict[str, Any] | None:
     for source in matrix.config.sources:
         if source.get("kind") == "simulated":
-            return {key: source[key] for key in (*_SHOWN_FACTS, "gpus", "days")}
+            return {key: source[key] for key in (*_FACTS_SHOWN, "gpus", "days")}
     return None
 
 
 def _alerts(result: BacktestResult, profile: str) -> tuple[AlertEntry, ...]:
     reasons = {(reason.decision_time, reason.unit): reason for reason in result.reasons}
     entries = []
-    for row in select_alerts(result.predictions, profile, "sliding", SHOWN_ALERTS).itertuples():
+    for row in select_alerts(result.predictions, profile, "sliding", MAX_ALERTS_SHOWN).itertuples():
         known = reasons.get((row.decision_time.to_pydatetime(), str(row.unit)))
         label = None if pd.isna(row.label) else int(row.label)
         entries.append(

@@ -266,14 +266,14 @@ class NodeView:
         return self.resting is None or self.why_out_of_service is not None
 
 
-_NOTICES_SHOWN = 20
+_MAX_NOTICES_SHOWN = 20
 
 
 def notices_of(fleet: Sequence[NodeView]) -> list[str]:
     """Return the first notices of all nodes, including nodes without units."""
     notices = sorted(f"{node.name}: {node.notice}" for node in fleet if node.notice is not None)
-    further = len(notices) - _NOTICES_SHOWN
-    return [*notices[:_NOTICES_SHOWN], *([f"and {further} more nodes with a notice"] if further > 0 else [])]
+    further = len(notices) - _MAX_NOTICES_SHOWN
+    return [*notices[:_MAX_NOTICES_SHOWN], *([f"and {further} more nodes with a notice"] if further > 0 else [])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ _GAP = timedelta(hours=1)
 _RETENTION = timedelta(days=7)
 # The longest validity of any evidence.
 
-LONGEST = timedelta(days=31)
+MAX_LENGTH = timedelta(days=31)
 """Assumed length of a maintenance without a reported end; labelling assumes the same."""
 
 
@@ -110,7 +110,7 @@ def planned(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, tuple
             ends[row["node"], row["gpu"]].append(time_ms)
     windows: defaultdict[str, set[tuple[datetime, datetime]]] = defaultdict(set)
     for row, start, code in coded:
-        last = start + LONGEST
+        last = start + MAX_LENGTH
         if code == "begin":
             end = next((end for end in ends[row["node"], row["gpu"]] if start <= end < last), last)
         else:

@@ -26,7 +26,7 @@ FORMAT = 2
 MISSING_CHANNELS = "missing_channels"
 """Key of ``summary.json``: channels that the model was trained on and that are missing now. They open the breaker."""
 
-LONGEST_HORIZON = timedelta(days=366)
+MAX_HORIZON = timedelta(days=366)
 
 
 def format_utc(value: datetime) -> str:
@@ -148,8 +148,8 @@ class RiskRecord:
         for name, number in (("score", self.score), ("sample age", self.sample_age_seconds)):
             if number is not None and not math.isfinite(number):
                 raise ValueError(f"{self.unit} has a {name} of {number}")
-        if not timedelta(0) < self.horizon <= LONGEST_HORIZON:
-            raise ValueError(f"{self.unit} has a horizon of {self.horizon}: expected up to {LONGEST_HORIZON.days} days")
+        if not timedelta(0) < self.horizon <= MAX_HORIZON:
+            raise ValueError(f"{self.unit} has a horizon of {self.horizon}: expected up to {MAX_HORIZON.days} days")
 
     def expired(self, now: datetime) -> bool:
         """Return whether the record has expired at ``now`` (aware)."""

@@ -10,7 +10,7 @@ from typing import Any, Final, TextIO
 
 _WAITING: Final = 10_000
 _WRITE_EVERY_S: Final = 0.2
-_LONGEST: Final = 200
+_MAX_LENGTH: Final = 200
 
 
 class JsonLines(logging.Formatter):
@@ -60,7 +60,7 @@ class AccessLog:
             self.dropped += 1
             return
         now, ms = datetime.now(UTC), round(seconds * 1000, 3)
-        self._lines.append({"time": now, "path": path[:_LONGEST], "ms": ms, **facts})
+        self._lines.append({"time": now, "path": path[:_MAX_LENGTH], "ms": ms, **facts})
 
     def close(self) -> None:
         """Flush the queue, for at most 2 s."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.parameters import Parameters
-from simulator.randomness import Purpose, generator, scattered
+from simulator.randomness import Purpose, generator, low_discrepancy
 
 HOUR: Final = 3_600_000
 """One hour in milliseconds."""
@@ -105,11 +105,11 @@ def _node(parameters: Parameters, clock: SimulatedTime, seed: int, index: int, s
     fleet, mixed, noise = parameters.fleet, parameters.heterogeneity, parameters.noise
     rack = index // fleet.nodes_per_rack
     height = 3 * (index % fleet.nodes_per_rack) // fleet.nodes_per_rack
-    stressed = scattered(rack, seed, 0) < mixed.stressed_share
-    mixed_delivery = scattered(index, seed, 1) < mixed.bad_share / mixed.bad_slots
+    stressed = low_discrepancy(rack, seed, 0) < mixed.stressed_share
+    mixed_delivery = low_discrepancy(index, seed, 1) < mixed.bad_share / mixed.bad_slots
     rng = generator(seed, index, Purpose.TRAITS)
     low, high = fleet.age_days
-    age = low + (high - low) * scattered(rack, seed, 2) + float(rng.uniform(0.0, 10.0))
+    age = low + (high - low) * low_discrepancy(rack, seed, 2) + float(rng.uniform(0.0, 10.0))
     arrives_late, arrival = float(rng.random()), float(rng.uniform(0.05, 0.7))
     if mixed_delivery:
         age = float(rng.uniform(*fleet.bad_age_days))
@@ -118,7 +118,7 @@ def _node(parameters: Parameters, clock: SimulatedTime, seed: int, index: int, s
         installed = clock.at_share(arrival)
     shares = np.cumsum([model.share for model in fleet.models])
     bad = (rng.random(parameters.fleet.gpus_per_node) < mixed.bad_slots) & mixed_delivery
-    place = scattered(rack, seed, 3) * float(shares[-1])
+    place = low_discrepancy(rack, seed, 3) * float(shares[-1])
     return SimulatedNode(
         index=index,
         name=f"node-{index:05d}",
@@ -131,9 +131,9 @@ def _node(parameters: Parameters, clock: SimulatedTime, seed: int, index: int, s
         installed=installed,
         bad=bad,
         lot=1 + int(age // 60),
-        spare=scattered(index, seed, 4) < fleet.spare_share,
-        flaky=scattered(index, seed, 5) < noise.flaky_share,
-        mig=scattered(index, seed, 6) < noise.mig_share,
+        spare=low_discrepancy(index, seed, 4) < fleet.spare_share,
+        flaky=low_discrepancy(index, seed, 5) < noise.flaky_share,
+        mig=low_discrepancy(index, seed, 6) < noise.mig_share,
         upgrades=_upgrades(parameters, clock, float(rng.random())),
         drains=_drains(parameters, clock, seed, index),
         plan=_plan(parameters, clock, seed, index, slots),

@@ -105,14 +105,14 @@ def generator(seed: int, node: int, purpose: Purpose, unit: int = 0) -> np.rando
     return np.random.Generator(np.random.Philox(key=[low, high]))
 
 
-_STEPS = tuple(math.sqrt(prime) % 1.0 for prime in (5, 2, 3, 7, 11, 13, 17, 19, 23, 29, 31, 37))
+_IRRATIONALS = tuple(math.sqrt(prime) % 1.0 for prime in (5, 2, 3, 7, 11, 13, 17, 19, 23, 29, 31, 37))
 
 
-def scattered(index: int, seed: int, salt: int) -> float:
+def low_discrepancy(index: int, seed: int, salt: int) -> float:
     """Return a low-discrepancy number in [0, 1) for an index.
 
     Multiples of an irrational number (one for each ``salt``, 0 to 11) plus an offset drawn from the seed. Shares in a
     small fleet stay close to their parameters, and different traits are uncorrelated.
     """
     offset = float(generator(seed, salt, Purpose.LAYOUT).random())
-    return (offset + (index + 1) * _STEPS[salt]) % 1.0
+    return (offset + (index + 1) * _IRRATIONALS[salt]) % 1.0

@@ -216,7 +216,7 @@ MAX_GPUS = 200_000
 """Sanity limit: larger than any current fleet."""
 
 _ROWS_PER_BUCKET = 8_000_000
-_LEAST_BUCKETS = 16
+_MIN_BUCKETS = 16
 
 
 def simulate(
@@ -263,7 +263,7 @@ def simulate(
     with FolderSwap(truth) as swap:
         with disk_errors(truth):
             write_truth(swap.path, simulation, failures, metadata)
-        buckets = max(_LEAST_BUCKETS, -(-gpus * clock.steps // _ROWS_PER_BUCKET))  # each must fit in memory
+        buckets = max(_MIN_BUCKETS, -(-gpus * clock.steps // _ROWS_PER_BUCKET))  # each must fit in memory
         runs = choose_runs(gpus * (timedelta(days=1) / step) / buckets, days)
         with DatasetWriter(out, step=step, channels=channels(), buckets=buckets, runs=runs) as writer:
             _write_samples(writer, simulation, threads or os.cpu_count() or 1, progress)

@@ -11,9 +11,9 @@ from evaluation.metrics.scored import clusters, shared_causes
 from policy.bounds import NO_ALERTS, PrecisionBound, precision_bound
 from policy.episodes import Bools, Floats, Ints, caught_causes, openings
 
-START, START_AT_LEAST = 3, 30
+START, MIN_START = 3, 30
 """Testing starts at the threshold that alerts ``START`` times the nodes needed if every alert were correct, and at
-least ``START_AT_LEAST`` nodes: with fewer, one false positive fails the test; more take longer to collect."""
+least ``MIN_START`` nodes: with fewer, one false positive fails the test; more take longer to collect."""
 
 DEEPEST = 0.1
 """Share of the riskiest rows in which thresholds are searched; a threshold that alerts more rows is of no use."""
@@ -192,7 +192,7 @@ def _best(ordered: _Ordered, confidence: float) -> float | None:
 
     This order is also fixed in advance, so it needs no correction for multiple testing.
     """
-    best, nodes = 0.0, START_AT_LEAST
+    best, nodes = 0.0, MIN_START
     while (end := ordered.end_of(nodes)) is not None:
         highest = (1 - confidence) ** (START / nodes)  # highest target whose testing starts at this many nodes
         lower = ordered.bound(end, confidence).lower
@@ -204,7 +204,7 @@ def _best(ordered: _Ordered, confidence: float) -> float | None:
 
 
 def _first_tested(target: float, confidence: float) -> int:
-    return max(START * clusters_needed(target, confidence), START_AT_LEAST)
+    return max(START * clusters_needed(target, confidence), MIN_START)
 
 
 def clusters_needed(target: float, confidence: float) -> int:

@@ -307,7 +307,7 @@ RECENT = SAMPLE // 2
 MAKE = "static__model__code"
 """Column of a unit's GPU model; models differ in the metrics they export and in their normal readings."""
 
-LEAST_OF_A_MAKE = 200
+MIN_ROWS_OF_A_MAKE = 200
 """Minimum number of reference rows of a GPU model; models with fewer count as new."""
 
 
@@ -386,7 +386,7 @@ def _same_makes(reference: Reference, pool: Recent, begin_ms: int) -> tuple[np.n
     old, now = [], []
     for code in makes:
         had_model, has_model = (rows[codes[rows] == code] for rows in (earlier, recent))
-        if len(had_model) >= LEAST_OF_A_MAKE:
+        if len(had_model) >= MIN_ROWS_OF_A_MAKE:
             old.append(had_model[np.linspace(0, len(had_model) - 1, len(has_model)).round().astype(np.int64)])
             now.append(has_model)
     if not now:

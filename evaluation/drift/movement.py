@@ -26,16 +26,16 @@ USUAL = 2.0
 MISSING_LIMIT = 0.05
 """Minimum change of the missing share; it must also be three times the reference's own variation."""
 
-LEAST_EFFECT = 0.05
+MIN_EFFECT = 0.05
 """Minimum effect of a software change, as a change of the mean rank (0 to 1)."""
 
-LEAST_T = 5.0
+MIN_T = 5.0
 """Minimum t statistic of that effect, with clustered errors; high because many features are tested."""
 
 _CHANNEL_SHARE = 0.15
-_WORST_SHOWN = 12
+_MAX_WORST_SHOWN = 12
 _ROUNDS = 8
-_LEAST_NODES = 4
+_MIN_NODES = 4
 _MIN_VARIANCE_SHARE = 0.02
 
 
@@ -122,7 +122,7 @@ def by_group(moves: Sequence[Movement]) -> list[dict[str, Any]]:
 def worst(moves: Sequence[Movement]) -> list[dict[str, Any]]:
     """Return the features that shifted most: those that drifted first, then by PSI."""
     ranked = sorted(moves, key=lambda move: (not move.moved, -move.shift.psi, move.column.name))
-    return [move.to_json() for move in ranked[:_WORST_SHOWN]]
+    return [move.to_json() for move in ranked[:_MAX_WORST_SHOWN]]
 
 
 def moved_channels(moves: Sequence[Movement]) -> dict[str, list[Movement]]:
@@ -183,7 +183,7 @@ class FeatureShift:
     @property
     def significant(self) -> bool:
         """Whether the effect is large enough and significant."""
-        return abs(self.effect) >= LEAST_EFFECT and abs(self.t) >= LEAST_T
+        return abs(self.effect) >= MIN_EFFECT and abs(self.t) >= MIN_T
 
 
 def changed_since_first(unit: Ints, time: Ints, code: Floats) -> Bools:
@@ -208,7 +208,7 @@ def effect_of(changed: Bools, values: np.ndarray, *, unit: Ints, day: Ints, node
     Returns: None if not identifiable: too few nodes, too few nodes that changed, or all changed on one day.
     """
     has_value = np.isfinite(values)
-    if len(np.unique(node[has_value & changed])) < _LEAST_NODES or len(np.unique(node[has_value])) < 2 * _LEAST_NODES:
+    if len(np.unique(node[has_value & changed])) < _MIN_NODES or len(np.unique(node[has_value])) < 2 * _MIN_NODES:
         return None
     rank = rankdata(values[has_value].astype(np.float64)) / has_value.sum()
     unit, day, node = unit[has_value], day[has_value], node[has_value]

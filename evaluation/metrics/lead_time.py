@@ -74,8 +74,8 @@ def recall_by_class(incidents: pd.DataFrame) -> pd.DataFrame:
     Returns: ``failure_class``, ``incidents``, ``caught``, ``recall``, ``lead_time_median_hours`` (NaN if none was
     caught), sorted by class.
     """
-    by_family = incidents.assign(failure_class=incidents["failure_class"].str.split(", ")).explode("failure_class")
-    grouped = by_family.groupby("failure_class", sort=True)
+    by_class = incidents.assign(failure_class=incidents["failure_class"].str.split(", ")).explode("failure_class")
+    grouped = by_class.groupby("failure_class", sort=True)
     table = grouped.agg(
         incidents=("caught", "size"), caught=("caught", "sum"), lead_time_median_hours=("lead_time_hours", "median")
     ).reset_index()
@@ -88,7 +88,7 @@ def _times(milliseconds: np.ndarray) -> pd.Series:
     return pd.Series(milliseconds.astype("datetime64[ms]")).dt.tz_localize("UTC")
 
 
-COLUMNS: tuple[str, ...] = (
+UNFORESEEN_COLUMNS: tuple[str, ...] = (
     "incident", "node", "failure_class", "seen", "chance", "true_risk", "true_base", "announced",
 )  # fmt: skip
 """Columns of :func:`unforeseen_incidents`."""
@@ -99,11 +99,11 @@ def unforeseen_incidents(predictions: pd.DataFrame, truth: pd.DataFrame | None =
 
     ``predictions``: as ``run_backtest`` returns it; its ``sliding`` variant is used, without ``random``.
     ``truth``: the oracle's predictions of the same decisions (``oracle_predictions``), whose ``risk`` is the true one.
-    Returns: :data:`COLUMNS`, one row per failure: ``seen`` (any model ranked its node in the top 5 % at a decision time
-    whose label it makes positive), ``chance`` (share of nodes ranked that high at any of these times: the probability
-    of ``seen`` by chance), ``true_risk`` (maximum true risk of the node at these times), ``true_base`` (mean true risk
-    of the fleet then) and ``announced`` (``true_risk`` exceeds ``true_base``). Without truth, the last three are NaN or
-    null. A cause of several node incidents is seen if at least half of them are.
+    Returns: :data:`UNFORESEEN_COLUMNS`, one row per failure: ``seen`` (any model ranked its node in the top 5 % at a
+    decision time whose label it makes positive), ``chance`` (share of nodes ranked that high at any of these times: the
+    probability of ``seen`` by chance), ``true_risk`` (maximum true risk of the node at these times), ``true_base``
+    (mean true risk of the fleet then) and ``announced`` (``true_risk`` exceeds ``true_base``). Without truth, the last
+    three are NaN or null. A cause of several node incidents is seen if at least half of them are.
     """
     used = ((predictions["variant"] == "sliding") & (predictions["model"] != "random")).to_numpy()
     kinds = {
@@ -114,7 +114,7 @@ def unforeseen_incidents(predictions: pd.DataFrame, truth: pd.DataFrame | None =
         "chance": "float64",
     }
     if not used.any():
-        return pd.DataFrame(columns=list(COLUMNS)).astype(kinds)
+        return pd.DataFrame(columns=list(UNFORESEEN_COLUMNS)).astype(kinds)
     parts = split_predictions(predictions[used], 1, extra=truth)
     models = [part for part in parts if part.variant == "sliding"]
     oracle = next((part for part in parts if part.variant != "sliding"), None)
@@ -148,7 +148,7 @@ def unforeseen_incidents(predictions: pd.DataFrame, truth: pd.DataFrame | None =
 
 def _by_cause(table: pd.DataFrame, scored: Scored) -> pd.DataFrame:
     if table.empty:
-        return pd.DataFrame(columns=list(COLUMNS))
+        return pd.DataFrame(columns=list(UNFORESEEN_COLUMNS))
     incidents, grouped = scored.rows.incidents, table.groupby("cause", sort=True)
     risk, base = grouped["true_risk"].max(), grouped["true_base"].mean()
     frame = pd.DataFrame(
@@ -163,7 +163,7 @@ def _by_cause(table: pd.DataFrame, scored: Scored) -> pd.DataFrame:
             "announced": (risk > base).astype("boolean").mask(risk.isna()),
         }
     )
-    return frame[list(COLUMNS)].sort_values("incident", ignore_index=True)
+    return frame[list(UNFORESEEN_COLUMNS)].sort_values("incident", ignore_index=True)
 
 
 def _true_risks(risk: np.ndarray, node: int) -> dict[str, float]:

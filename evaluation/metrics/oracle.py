@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from foundation.errors import InputError
-from foundation.times import coded, duration_ms, milliseconds
+from foundation.times import duration_ms, milliseconds, name_codes
 from models.rows.ranking import position_in_group, top_nodes
 from models.rows.training_set import node_codes
 
@@ -17,7 +17,7 @@ ORACLE = "oracle"
 TRUE_RISKS = "risk.parquet"
 """File of the true risks in a truth folder."""
 
-LONGEST = timedelta(days=1)
+MAX_VALIDITY = timedelta(days=1)
 """Maximum validity of a true risk; it otherwise ends at the next one."""
 
 
@@ -46,8 +46,8 @@ def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -
     risk NaN, rank last and are not alerted; ties rank by unit name.
     Raises ``InputError`` if the truth covers no decision.
     """
-    stated = milliseconds(truth["timestamp"])
-    unit, names = coded(predictions["unit"])
+    truth_ms = milliseconds(truth["timestamp"])
+    unit, names = name_codes(predictions["unit"])
     key = milliseconds(predictions["decision_time"]) * len(names) + unit
     first = np.flatnonzero(~pd.Series(key).duplicated().to_numpy())
     first = first[np.argsort(key[first], kind="stable")]
@@ -55,13 +55,13 @@ def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -
     time = key[first] // len(names)
     known = pd.DataFrame(
         {
-            "time": stated,
+            "time": truth_ms,
             "unit": names.get_indexer(pd.Index(truth["gpu"].astype("str"))),
             "truth": truth["risk"].astype("float64"),
         }
     ).sort_values("time", kind="stable")
     decisions = pd.DataFrame({"time": time, "unit": unit[first]})
-    spacing = int(np.diff(np.unique(stated)).min(initial=duration_ms(LONGEST)))
+    spacing = int(np.diff(np.unique(truth_ms)).min(initial=duration_ms(MAX_VALIDITY)))
     risks = pd.merge_asof(decisions, known, on="time", by="unit", tolerance=spacing - 1)
     risk = risks["truth"].to_numpy()
     if not np.isfinite(risk).any():

@@ -15,7 +15,7 @@ import pandas as pd
 
 from evaluation.metrics.metrics import Bools, Floats, Ints, UnitFigures
 from foundation.errors import InputError
-from foundation.times import coded, milliseconds
+from foundation.times import milliseconds, name_codes
 from models.rows.ranking import group_starts, position_in_group
 from models.rows.training_set import acted_on
 from policy.episodes import caught_causes, openings
@@ -286,7 +286,7 @@ def split_predictions(
     cause = predictions["common_cause"].iloc[failing].to_numpy(dtype=np.int64)
     shared = Shared(
         nodes=nodes,
-        units=coded(predictions["unit"])[1].size,
+        units=name_codes(predictions["unit"])[1].size,
         times_ms=np.sort(milliseconds(predictions["decision_time"].drop_duplicates())),
         causes=shared_causes(node[failing], cause),
         k=k,
@@ -301,17 +301,17 @@ def split_predictions(
 def _node_names(predictions: pd.DataFrame) -> tuple[np.ndarray, Ints]:
     """Return sorted node names, and each row's position in them; a unit without a node is its own node."""
     place = acted_on(predictions)
-    code, names = coded(place)
+    code, names = name_codes(place)
     if (code >= 0).all():
         return np.asarray(names, dtype=object), code
     node_names = place.astype(object)
-    code, names = coded(node_names.where(node_names.notna(), predictions["unit"].astype(object)))
+    code, names = name_codes(node_names.where(node_names.notna(), predictions["unit"].astype(object)))
     return np.asarray(names, dtype=object), code
 
 
 def _split(predictions: pd.DataFrame, shared: Shared) -> Iterator[Scored]:
-    model, models = coded(predictions["model"])
-    variant, variants = coded(predictions["variant"])
+    model, models = name_codes(predictions["model"])
+    variant, variants = name_codes(predictions["variant"])
     key = model * len(variants) + variant
     labels: dict[str, np.ndarray] = {}
     grouping: Grouping | None = None
@@ -330,7 +330,7 @@ def _split(predictions: pd.DataFrame, shared: Shared) -> Iterator[Scored]:
 def _ordered(part: pd.DataFrame, shared: Shared) -> pd.DataFrame:
     """Sort rows by decision time and unit, so that all models share one order."""
     time = np.searchsorted(shared.times_ms, milliseconds(part["decision_time"]))
-    key = time * shared.units + coded(part["unit"])[0]
+    key = time * shared.units + name_codes(part["unit"])[0]
     return part if (np.diff(key) > 0).all() else part.iloc[np.argsort(key, kind="stable")]
 
 
@@ -341,7 +341,7 @@ def _labels_of(part: pd.DataFrame, shared: Shared) -> dict[str, np.ndarray]:
     return {
         "time": np.searchsorted(shared.times_ms, milliseconds(part["decision_time"])),
         "node": np.searchsorted(shared.nodes.astype("str"), names.astype("str"))[node],
-        "unit": coded(part["unit"])[0],
+        "unit": name_codes(part["unit"])[0],
         "label": label,
         "drain_label": part.get("drain_label", part["label"]).to_numpy(dtype=np.int8, na_value=-1),
         "incident": _numbers(part["node_incident"], label == 1),

@@ -30,7 +30,7 @@ from policy.fleet import NO_MARKS, Fact, JobView, Level, NodeView, Signals, Unit
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.remedies import Remedy, duration_of
 from policy.maintenance import planned
-from policy.node_tier.hard_rules import BOOT, KINDS, LONGEST, REPAIRS, RULES, Reported, reported
+from policy.node_tier.hard_rules import BOOT, KINDS, MAX_HOLD, REPAIRS, RULES, Reported, reported
 from policy.plan import Plan, PolicyState
 
 Diagnostic = Literal["none", "blind", "perfect", "stated"]
@@ -282,7 +282,7 @@ class Controlled:
 
     def _fleet_at(self, at: int, now: datetime, newest: ScoredDecision) -> tuple[list[NodeView], list[ObservedNode]]:
         """Return the nodes to decide about, and those at rest, which are only counted."""
-        oldest = min(now - LONGEST, newest.decided_at)  # older reports are neither valid nor void anything
+        oldest = min(now - MAX_HOLD, newest.decided_at)  # older reports are neither valid nor void anything
         reports, down = self._reports(oldest, at, now), self.fleet.down(at)
         reported_units = {unit for unit, time in self._void.items() if time > oldest}
         reported_units |= {unit for unit, fact in self._sick.items() if fact.seen_at > oldest}

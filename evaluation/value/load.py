@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from foundation.instants import from_ms
-from foundation.times import NEVER, coded, duration_ms, milliseconds
+from foundation.times import NEVER, duration_ms, milliseconds, name_codes
 from policy.config import PolicyConfig
 from policy.episodes import Bools, Floats, Ints
 from policy.fleet import JobView, NodeView
@@ -133,7 +133,7 @@ def jobs_of_table(jobs: pd.DataFrame, nodes: pd.Index, gpus: Ints, end: int, che
     saved = milliseconds(jobs["checkpointed_at"])
     fewest = jobs["min_gpus"].astype("Float64") if "min_gpus" in jobs else pd.Series(pd.NA, jobs.index, "Float64")
     return Placements.ordered(
-        coded(jobs["job"].astype("str"))[0].astype(np.int64), place, np.minimum(gpus_on_node, gpus[place]),
+        name_codes(jobs["job"].astype("str"))[0].astype(np.int64), place, np.minimum(gpus_on_node, gpus[place]),
         milliseconds(jobs["started_at"]), np.minimum(milliseconds(jobs["ended_at"]), end) + _LATE_MS * hit,
         (every * 1000).astype(np.int64), np.where(saved == NEVER, -1, saved),
         fewest.fillna(float(NEVER // 2)).to_numpy(dtype=np.int64),

@@ -107,6 +107,6 @@ def _more_than_counting(evaluation: Evaluation, predictions: pd.DataFrame, profi
     parts = split_predictions(predictions[chosen.to_numpy()], evaluation.k)
     weights = resample(parts[0].shared.n_clusters, evaluation.replicates, seed)
     recall = {part.model: estimate_model(part, weights) for part in parts}
-    one, two = recall[profile], recall[COUNT_BASELINE]
-    bounds = interval(one.replicates["recall"] - two.replicates["recall"])
-    return one.point["recall"] - two.point["recall"], bounds.low, bounds.high
+    profile_estimate, baseline_estimate = recall[profile], recall[COUNT_BASELINE]
+    bounds = interval(profile_estimate.replicates["recall"] - baseline_estimate.replicates["recall"])
+    return profile_estimate.point["recall"] - baseline_estimate.point["recall"], bounds.low, bounds.high

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from foundation.errors import InputError
-from foundation.times import NEVER, BoolArray, Int64Array, absent, milliseconds, text
+from foundation.times import NEVER, BoolArray, Int64Array, is_null, milliseconds, text
 from telemetry.dataset.installations import Installations
 
 RESET_CODES = frozenset({"boot", "reset", "gpu_reset", "node_reset", "reboot", "node_reboot", "power_cycle"})
@@ -88,7 +88,7 @@ class EventArrays:
         known = np.maximum(known, time)
         gpu, node = text(events["gpu"]), text(events["node"])
         kind, code, detail, source = (_filled(events, name) for name in ("type", "code", "detail", "source"))
-        named = ~absent(gpu)
+        named = ~is_null(gpu)
         unit = np.where(named, installations.codes(gpu), -1)
         unit = np.where(unit < 0, installations.codes(node), unit)
         node_wide = ~named & (unit < 0)
@@ -190,7 +190,7 @@ def _filled(events: pd.DataFrame, column: str) -> NDArray[np.object_]:
     if column not in events.columns:
         return np.full(len(events), "", dtype=object)
     values = text(events[column])
-    return np.where(absent(values), "", values)
+    return np.where(is_null(values), "", values)
 
 
 def _mapped(values: NDArray[np.object_], change: Callable[[str], Any]) -> NDArray[np.object_]:

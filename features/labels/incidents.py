@@ -213,7 +213,7 @@ def _sign_columns(
     )
 
 
-LONGEST_DRAIN = timedelta(days=31)
+MAX_DRAIN_LENGTH = timedelta(days=31)
 """Limit of a drain that is never released: the 95th percentile of repairs in StepFun's trace."""
 
 
@@ -231,7 +231,7 @@ def out_of_use(record: IncidentEvidence) -> pd.DataFrame:
     drained = _intervals(
         np.stack([drain_unit, facts.known[drain_rows], facts.time[drain_rows]]),
         np.stack([ended_unit, facts.known[ended], facts.time[ended]])[:, np.isin(ended_unit, drain_unit)],
-        duration_ms(LONGEST_DRAIN),
+        duration_ms(MAX_DRAIN_LENGTH),
     )
     return _frame(record, np.concatenate([_down(record), drained, record.maintenance.out()], axis=1))
 

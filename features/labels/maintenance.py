@@ -2,7 +2,7 @@
 
 Observations during maintenance say nothing about the hardware: a rack that reboots looks like a rack that failed. A
 window is a ``maintenance`` event at its start. Its code is the planned end (ISO 8601 with time zone), or ``begin``: the
-window then lasts until the next event of the same GPU or node with the code ``end``, at most :data:`LONGEST`.
+window then lasts until the next event of the same GPU or node with the code ``end``, at most :data:`MAX_LENGTH`.
 """
 
 from bisect import bisect_left
@@ -19,7 +19,7 @@ from foundation.times import NEVER, BoolArray, Int64Array, duration_ms, instant_
 from telemetry.dataset.installations import Installations, Timeline
 from telemetry.dataset.schema import MAINTENANCE_BEGIN, MAINTENANCE_END
 
-LONGEST = timedelta(days=31)
+MAX_LENGTH = timedelta(days=31)
 """Limit of a window whose end is never reported, the same as for a drain."""
 
 
@@ -164,7 +164,7 @@ def _windows(facts: EventArrays) -> Iterator[_Window]:
     for window in ends.values():
         window.sort()
     for subject, start, known in begins:
-        end, since = start + duration_ms(LONGEST), known
+        end, since = start + duration_ms(MAX_LENGTH), known
         for reported, time in _first_ends(ends.get(subject, []), start):
             if time < end:
                 yield subject, start, end, since, max(reported, known)

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from features.labels.maintenance import Maintenance
-from foundation.times import BoolArray, Int64Array, absent, duration_ms
+from foundation.times import BoolArray, Int64Array, duration_ms, is_null
 from telemetry.dataset.installations import Installations
 
 SAME_INSTANT = timedelta(seconds=30)
@@ -52,7 +52,7 @@ def number_node_incidents(
     """
     place = installations.node[installations.timeline().last(unit, start)] if len(unit) else np.zeros(0, dtype=object)
     node = pd.factorize(place)[0].astype(np.int64)
-    is_own_node = absent(place) | (place == "") | by_unit
+    is_own_node = is_null(place) | (place == "") | by_unit
     node[is_own_node] = len(place) + unit[is_own_node]
     planned = maintenance.within(unit, start)
     node_incident = _numbered(_chained(2 * node + planned, start, duration_ms(window)))

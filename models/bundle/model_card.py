@@ -10,7 +10,7 @@ import yaml
 from foundation.text import quantity
 from models.config import PRIOR
 
-_SHOWN = (
+_STATISTICS = (
     ("episode_precision", "precision of drain episodes", 1),
     ("precision_at_k", "precision at K", 1),
     ("recall", "incidents caught", 1),
@@ -175,7 +175,7 @@ def _measured(manifest: Mapping[str, Any]) -> list[str]:
             f"**The backtest used other parameters**; its figures do not describe this model: {'; '.join(differs)}."
         )
     lines += ["", "| | value | interval |", "|---|---|---|"]
-    for key, name, share in _SHOWN:
+    for key, name, share in _STATISTICS:
         low, high = figures.get(f"{key}_low"), figures.get(f"{key}_high")
         bounds = "" if low is None or high is None else f"[{_value(low, share)}, {_value(high, share)}]"
         lines.append(f"| {name} | {_value(figures.get(key), share)} | {bounds} |")

@@ -15,7 +15,7 @@ import pandas as pd
 
 from features.matrix.meta import ACTED_ON
 from features.vocabulary import FeatureColumn
-from foundation.times import NEVER, coded, milliseconds
+from foundation.times import NEVER, milliseconds, name_codes
 from models.rows.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, position_in_group, seed_of
 
 MAX_NEGATIVES = 50_000
@@ -100,8 +100,8 @@ def acted_on(frame: pd.DataFrame) -> pd.Series:
 
 def node_codes(frame: pd.DataFrame) -> Ints:
     """Return codes of the action targets of rows; a unit without a node is its own target."""
-    node, names = coded(acted_on(frame))
-    return node if (node >= 0).all() else np.where(node < 0, len(names) + coded(frame["unit"])[0], node)
+    node, names = name_codes(acted_on(frame))
+    return node if (node >= 0).all() else np.where(node < 0, len(names) + name_codes(frame["unit"])[0], node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +301,8 @@ def row_positions(matrix: Matrix, predictions: pd.DataFrame) -> Ints:
     """
     rows = matrix.rows
     grid = np.flatnonzero(~rows["augmented"].to_numpy(dtype=bool))
-    unit, names = coded(rows["unit"])
-    unit_codes, unit_names = coded(predictions["unit"])
+    unit, names = name_codes(rows["unit"])
+    unit_codes, unit_names = name_codes(predictions["unit"])
     key = milliseconds(rows["decision_time"])[grid] * len(names) + unit[grid]
     place = names.get_indexer(unit_names)[unit_codes]
     keys = milliseconds(predictions["decision_time"]) * len(names) + place

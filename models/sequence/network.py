@@ -19,7 +19,7 @@ from models.config import THREADS
 Weights = dict[str, np.ndarray]
 """Weights of a network by PyTorch's names, float32."""
 
-_SCORED_AT_ONCE = 512
+_SCORING_BATCH = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ def network_log_odds(
         network = _Network(shape)
         network.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
         network.eval()
-        for begin in range(0, rows, _SCORED_AT_ONCE):
-            end = min(begin + _SCORED_AT_ONCE, rows)
+        for begin in range(0, rows, _SCORING_BATCH):
+            end = min(begin + _SCORING_BATCH, rows)
             window, static = inputs(begin, end)
             out[begin:end] = network(torch.from_numpy(window), torch.from_numpy(static)).numpy()
     return out
@@ -196,8 +196,8 @@ def _loss(network: _Network, tail: Inputs) -> float:
     network.eval()
     total = 0.0
     with torch.no_grad():
-        for begin in range(0, len(tail.label), _SCORED_AT_ONCE):
-            part = slice(begin, begin + _SCORED_AT_ONCE)
+        for begin in range(0, len(tail.label), _SCORING_BATCH):
+            part = slice(begin, begin + _SCORING_BATCH)
             total += float(
                 nn.functional.binary_cross_entropy_with_logits(
                     network(torch.from_numpy(tail.window[part]), torch.from_numpy(tail.static[part])),

@@ -32,7 +32,7 @@ Shares = Annotated[
 MaybeNaN = Annotated[float, BeforeValidator(lambda value: float("nan") if value is None else value)]
 
 _BIN_SHARE = 0.1
-_LEAST_ROWS = 200
+_MIN_ROWS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _reference_counts(reference: Distribution, edges: Floats) -> Floats:
 
 def _usual(plain: Distribution, values: np.ndarray, is_finite: np.ndarray, blocks: Ints) -> tuple[float, float]:
     rows = np.bincount(blocks)
-    filled = np.flatnonzero(rows >= _LEAST_ROWS)
+    filled = np.flatnonzero(rows >= _MIN_ROWS)
     if len(filled) < 2:
         return float("nan"), float("nan")
     missing = np.bincount(blocks, weights=~is_finite)

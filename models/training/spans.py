@@ -16,7 +16,7 @@ from models.rows.training_set import Labels, TrainingRows, TrainingSet, choose_r
 TAIL_SHARE = 0.2
 """Length of the validation tail relative to the longest span that fits."""
 
-TAIL_AT_LEAST, TAIL_AT_MOST = timedelta(days=7), timedelta(days=14)
+MIN_TAIL, MAX_TAIL = timedelta(days=7), timedelta(days=14)
 """Limits of the tail: a shorter one has too few incidents, a longer one evaluates on the past."""
 
 MIN_TAIL_INCIDENTS = 5
@@ -92,7 +92,7 @@ def choose_span(
     if len(spans) == 1:
         return longest
     newest = refit_ms - reach_ms
-    tail_ms = min(max(int(TAIL_SHARE * duration_ms(longest)), duration_ms(TAIL_AT_LEAST)), duration_ms(TAIL_AT_MOST))
+    tail_ms = min(max(int(TAIL_SHARE * duration_ms(longest)), duration_ms(MIN_TAIL)), duration_ms(MAX_TAIL))
     tail_ms = min(tail_ms, (newest - first_ms) // 3)
     spans = _well_filled(rows, labels, spans, min_incidents, refit_ms=refit_ms, newest_ms=newest)
     if len(spans) == 1:

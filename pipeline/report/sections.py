@@ -197,7 +197,7 @@ def _risk(value: float) -> str:
     return NONE if math.isnan(value) else f"{100 * value:.3g} %"
 
 
-_FACTS_SHOWN = 5
+_MAX_FACTS_SHOWN = 5
 
 
 def what_changed(context: ReportContext) -> ReportSection | None:
@@ -272,8 +272,8 @@ def _checks(checks: pd.DataFrame) -> Table | None:
 def _verdicts(verdicts: pd.DataFrame) -> Table | None:
     def evidence(row: Any) -> Cell:
         facts = row.facts.split("\n")
-        text = "; ".join(facts[:_FACTS_SHOWN])
-        text += f"; and {len(facts) - _FACTS_SHOWN} more" if len(facts) > _FACTS_SHOWN else ""
+        text = "; ".join(facts[:_MAX_FACTS_SHOWN])
+        text += f"; and {len(facts) - _MAX_FACTS_SHOWN} more" if len(facts) > _MAX_FACTS_SHOWN else ""
         return Cell(row.text, text)
 
     return table_of(

@@ -81,7 +81,7 @@ BOOT = ("other", "boot")
 XIDS = frozenset(rule.fact.removeprefix("xid ") for rule in RULES if rule.fact.startswith("xid ")) | {"154"}
 """XID codes that :func:`reported` uses."""
 
-LONGEST = max(rule.holds for rule in RULES)
+MAX_HOLD = max(rule.holds for rule in RULES)
 """Maximum age of a relevant report: the longest validity of any rule."""
 
 _NAMES = frozenset(rule.fact for rule in RULES)
@@ -126,12 +126,12 @@ def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, Repo
         if name in _NAMES and (kind == "xid" or (kind == "diagnostic" and code == "fail")):
             minute = seen_at.replace(second=0, microsecond=0)  # at most one a minute
             earlier = facts[unit].get((name, minute))
-            if seen_at > now - LONGEST and (earlier is None or earlier.seen_at < seen_at):
+            if seen_at > now - MAX_HOLD and (earlier is None or earlier.seen_at < seen_at):
                 facts[unit][name, minute] = Fact(name, seen_at)
         elif kind in REPAIRS or (kind == "diagnostic" and code == "pass"):
             void[unit] = max(void.get(unit, seen_at), seen_at)
     for unit, fact in requested.items():
-        if fact.name in _NAMES and fact.seen_at > now - LONGEST:
+        if fact.name in _NAMES and fact.seen_at > now - MAX_HOLD:
             facts[unit][fact.name, fact.seen_at] = fact
     homes = {row["gpu"]: row["node"] for row, _, _ in known}
     result: dict[str, Reported] = {}

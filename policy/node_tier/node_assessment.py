@@ -20,7 +20,7 @@ from policy.node_tier.hysteresis import (
 from policy.plan import NodeState
 from policy.tiers import TIERS, Tier
 
-_UNKNOWN_SHOWN = 3
+_MAX_UNKNOWN_SHOWN = 3
 _NEW_NODE = NodeState()
 _QUICK = timedelta(minutes=10)
 
@@ -194,7 +194,7 @@ def _explain(
     elif not hits:
         explanations.append("no valid risk" if risk is None else f"a node risk of {risk:.1%}")
     unknown = reading.unknown
-    explanations += unknown[:_UNKNOWN_SHOWN]
-    if len(unknown) > _UNKNOWN_SHOWN:
-        explanations.append(f"and {len(unknown) - _UNKNOWN_SHOWN} more units without a valid score")
+    explanations += unknown[:_MAX_UNKNOWN_SHOWN]
+    if len(unknown) > _MAX_UNKNOWN_SHOWN:
+        explanations.append(f"and {len(unknown) - _MAX_UNKNOWN_SHOWN} more units without a valid score")
     return tuple(explanations)

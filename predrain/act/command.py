@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_SETTINGS = Path("act.yaml")
 """Default settings file, in the current folder."""
 
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 """Maximum number of nodes listed by name; the rest is counted."""
 
 
@@ -165,7 +165,7 @@ def _until_released(controller: "Controller", chosen: "ChosenScheduler", wait: t
         if not marked_nodes and read_error is None:
             return controller.round()
         if time.monotonic() > until:
-            names = ", ".join(marked_nodes[:_MOST_LISTED])
+            names = ", ".join(marked_nodes[:_MAX_LISTED])
             problem = read_error or f"markers are left on {quantity(len(marked_nodes), 'node')} ({names})"
             raise InputError(problem, chosen.location, "Check the log of the active replica, and retry.")
         time.sleep(min(2.0, wait.total_seconds() / 4))
@@ -406,7 +406,7 @@ def _at_risk(report: "RoundReport") -> list[str]:
     """List the nodes at risk without an action, with their current level and why it is not higher."""
     at_risk = report.at_risk()
     lines = []
-    for node in at_risk[:_MOST_LISTED]:
+    for node in at_risk[:_MAX_LISTED]:
         risk = "unknown" if node.risk is None else f"{node.risk:.1%}"
         level = f"stays {node.target.name.lower()}"
         if node.target < node.wanted:

@@ -27,7 +27,7 @@ from scheduler.ports.report import RoundReport, Step
 from scheduler.ports.risks import Risks
 from scheduler.ports.stored_state import stored_policy_state
 
-_KEEP_AT_LEAST = timedelta(minutes=10)
+_MIN_KEPT = timedelta(minutes=10)
 # The safety state is rewritten after this time even if only its timestamp changed.
 
 _OVERDUE = timedelta(minutes=10)
@@ -406,12 +406,12 @@ def release_plan(nodes: Iterable[str], now: datetime) -> Plan:
 
 
 def _same(state: PolicyState, previous: PolicyState) -> bool:
-    """Whether two states differ only in the decision time, and by less than ``_KEEP_AT_LEAST``.
+    """Whether two states differ only in the decision time, and by less than ``_MIN_KEPT``.
 
     Idle rounds thus write nothing. The decision time only serves to detect a clock that was set back.
     """
     decided_before, now = previous.breaker.decided_at, state.breaker.decided_at
-    if decided_before is None or now is None or not timedelta(0) <= now - decided_before < _KEEP_AT_LEAST:
+    if decided_before is None or now is None or not timedelta(0) <= now - decided_before < _MIN_KEPT:
         return state == previous
     return replace(state, breaker=replace(state.breaker, decided_at=decided_before)) == previous
 

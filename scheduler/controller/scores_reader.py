@@ -20,8 +20,8 @@ from scheduler.ports.risks import Risks
 _NAME = re.compile(r"\d{8}T\d{6}Z")
 _LARGEST_POINTER = 64 * 1024
 _LARGEST_SUMMARY = 4 * 2**20
-_LONGEST_LINE = 1 * 2**20
-_MOST_RECORDS = 2_000_000
+_MAX_LINE = 1 * 2**20
+_MAX_RECORDS = 2_000_000
 _TRIES = 3
 
 CLOCK_SKEW: Final = timedelta(minutes=5)
@@ -133,9 +133,9 @@ class _Decision:
 
     def read(self, file: Path) -> None:
         with file.open("rb") as stream:
-            while line := stream.readline(_LONGEST_LINE + 1):
+            while line := stream.readline(_MAX_LINE + 1):
                 self.lines += 1
-                if len(line) > _LONGEST_LINE or self.lines > _MOST_RECORDS:
+                if len(line) > _MAX_LINE or self.lines > _MAX_RECORDS:
                     raise ValueError(f"line {self.lines} is too long, or there are too many lines")
                 self._take(line)
         models = Counter(record.model for record in self.records.values())

@@ -28,7 +28,7 @@ from scheduler.ports.report import RoundReport, WorkStep
 from scheduler.ports.workloads import Hook, Verification, Workload, Workloads
 
 _ASKING: tuple[Phase, ...] = ("evacuating", "asking")
-_MOST_OPEN = 100
+_MAX_OPEN = 100
 # Limit on unsettled calls of dead processes per round.
 
 
@@ -334,7 +334,7 @@ class Evacuation:
         """Settle calls of dead processes."""
         with log.recording():
             listed: dict[str, Mapping[str, Workload]] = {}
-            for number, call in log.ledger.open_calls()[:_MOST_OPEN]:
+            for number, call in log.ledger.open_calls()[:_MAX_OPEN]:
                 try:
                     kind, message = self._became(call, listed)
                 except Exception as error:  # retried in the next round

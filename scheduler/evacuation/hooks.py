@@ -19,9 +19,9 @@ from scheduler.evacuation.settings import CommandSettings, WebhookSettings
 from scheduler.ports.codec import json_object
 from scheduler.ports.workloads import HookKind, HookReply
 
-_LONGEST_ANSWER = 65_536
-_LONGEST_OUTPUT = 65_536
-_MOST_OUTPUT = 64 * 2**20
+_MAX_ANSWER = 65_536
+_MAX_ANSWER_OUTPUT = 65_536
+_MAX_OUTPUT = 64 * 2**20
 _POLL_S = 0.1
 _STATES: Mapping[str, HookKind] = {"done": "done", "acknowledged": "done", "waiting": "waiting", "failed": "failed"}
 # Values of ``state`` in a reply to a checkpoint request.
@@ -54,7 +54,7 @@ class Webhook:
             return HookReply("refused", f"the token cannot be read: {error}")
         try:
             answer = ask(
-                Connection(settings.url), "POST", timeout_s=settings.timeout.total_seconds(), max_bytes=_LONGEST_ANSWER,
+                Connection(settings.url), "POST", timeout_s=settings.timeout.total_seconds(), max_bytes=_MAX_ANSWER,
                 use_proxies=False, headers=headers,
                 content=json.dumps(payload, ensure_ascii=False, allow_nan=False).encode(),
             )  # fmt: skip
@@ -111,7 +111,7 @@ class CommandHook:
                 code = self._ended(process, answer_body)
             except subprocess.TimeoutExpired:
                 _kill(process)
-                limit = "timeout" if os.fstat(answer_body.fileno()).st_size <= _MOST_OUTPUT else "output limit"
+                limit = "timeout" if os.fstat(answer_body.fileno()).st_size <= _MAX_OUTPUT else "output limit"
                 return HookReply("timeout", f"{argv[0]} exceeded its {limit} and was killed")
             except BaseException:
                 _kill(process)
@@ -128,7 +128,7 @@ class CommandHook:
             try:
                 return process.wait(max(0.0, min(left_s, _POLL_S)))
             except subprocess.TimeoutExpired:
-                if left_s <= _POLL_S or os.fstat(output.fileno()).st_size > _MOST_OUTPUT:
+                if left_s <= _POLL_S or os.fstat(output.fileno()).st_size > _MAX_OUTPUT:
                     raise
 
 
@@ -140,6 +140,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _last_object(file: Any) -> Mapping[str, Any]:
     size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _LONGEST_OUTPUT))
+    file.seek(max(0, size - _MAX_ANSWER_OUTPUT))
     lines = [line for line in file.read().splitlines() if line.strip()]
     return json_object(lines[-1]) if lines else {}

@@ -5,14 +5,14 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
-LONGEST_FOREIGN_S: Final = 3600.0
+MAX_FOREIGN_LEASE_S: Final = 3600.0
 """Upper limit on the duration that another process's lease can claim."""
 
 
 def bounded_s(claimed_s: float | None) -> float:
     """Return the duration of a lease from its claim; an invalid claim counts as the longest."""
-    is_valid = claimed_s is not None and math.isfinite(claimed_s) and 0 < claimed_s <= LONGEST_FOREIGN_S
-    return claimed_s if is_valid and claimed_s is not None else LONGEST_FOREIGN_S
+    is_valid = claimed_s is not None and math.isfinite(claimed_s) and 0 < claimed_s <= MAX_FOREIGN_LEASE_S
+    return claimed_s if is_valid and claimed_s is not None else MAX_FOREIGN_LEASE_S
 
 
 @dataclass(slots=True)

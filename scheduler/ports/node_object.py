@@ -31,7 +31,7 @@ Effect = Literal["PreferNoSchedule", "NoSchedule", "NoExecute"]
 WRITER: Final = "predrain"
 """The field manager of predrain's patches."""
 
-_LONGEST_REASONS = 3
+_MAX_REASONS = 3
 _CORDONED: Final = "/cordoned-by-us"
 
 
@@ -457,7 +457,7 @@ def _avoid(
 
 
 def _prediction(action: Action, end: datetime, keys: Keys, avoid: str | None) -> str:
-    risk, reasons = None if action.risk is None else round(action.risk, 6), list(action.reasons[:_LONGEST_REASONS])
+    risk, reasons = None if action.risk is None else round(action.risk, 6), list(action.reasons[:_MAX_REASONS])
     content = {"tier": action.tier, "risk": risk, "expires_at": plain_of(end), "reasons": reasons}
     if keys.horizon is not None:
         content["horizon_seconds"] = round(keys.horizon.total_seconds())

@@ -74,7 +74,7 @@ def _object(text: str) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-LONGEST: Final = 240
+MAX_REASON_LENGTH: Final = 240
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\"\\]+")
 
 
@@ -88,7 +88,7 @@ def reason_for(action: Action, until: datetime) -> str:
     risk = "unknown" if action.risk is None else f"{action.risk:.4f}"
     text = f"{OWN_PREFIX} tier={action.tier} risk={risk} until={until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
     message = " ".join(_UNSAFE.sub(" ", action.reasons[0]).split()) if action.reasons else ""
-    return f"{text}; {message}"[:LONGEST].rstrip() if message else text
+    return f"{text}; {message}"[:MAX_REASON_LENGTH].rstrip() if message else text
 
 
 @dataclass(frozen=True, slots=True)

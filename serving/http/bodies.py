@@ -14,7 +14,7 @@ from foundation.text import closest
 JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 PROBLEM: Final = "application/problem+json"
-_SHOWN: Final = 80
+_MAX_QUOTED: Final = 80
 
 
 def read_json(body: bytes, *, containers: int | None = None, values: int | None = None) -> Any:
@@ -56,7 +56,7 @@ def as_json(value: Any) -> Response:
 def quoted(value: object) -> str:
     """Return the truncated repr of a value from a request, for error details."""
     text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
 
 
 def media_of(request: Request) -> str:

@@ -69,7 +69,7 @@ class ControllerDecisions:
 
 _AT_ONCE: Final = 2**18  # bytes; smaller bodies are parsed within a few milliseconds
 
-MOST_PRIORITY: Final = 10
+MAX_PRIORITY: Final = 10
 """``MaxExtenderPriority``."""
 
 _BEST: Final = {"clear": 10, "watch": 7, "elevated": 4, "high": 1}
@@ -191,7 +191,7 @@ def priorities(
     states = {name: None if fleet is None else fleet.state(name, now) for name in names}
     free = {high: may_use_risk(gpus, high=high, preemptible=preemptible) for high in (False, True)}
     return [
-        {"Host": name, "Score": MOST_PRIORITY if free[state is not None and state.tier == "high"] else priority(state)}
+        {"Host": name, "Score": MAX_PRIORITY if free[state is not None and state.tier == "high"] else priority(state)}
         for name, state in states.items()
     ]
 

@@ -17,7 +17,7 @@ from serving.pages.fleet_table import FleetRow
 from serving.pages.rendering import instant, percent
 from serving.scores.reading import PastScore, ScoredFleet, natural
 
-MOST_NODES: Final = 4_000
+MAX_NODES: Final = 4_000
 """Maximum number of nodes drawn; those of tier clear are omitted first."""
 
 SHADES: Final = 8
@@ -43,8 +43,8 @@ class HeatMap:
 def draw(rows: Sequence[FleetRow], fleet: ScoredFleet, now: datetime) -> HeatMap:
     """Draw nodes by rack, in natural order of names."""
     rows_drawn = list(rows)
-    if len(rows_drawn) > MOST_NODES:
-        rows_drawn = sorted(rows_drawn, key=lambda row: row.tier == _CLEAR)[:MOST_NODES]
+    if len(rows_drawn) > MAX_NODES:
+        rows_drawn = sorted(rows_drawn, key=lambda row: row.tier == _CLEAR)[:MAX_NODES]
     racks: dict[str, list[FleetRow]] = {}
     for row in sorted(rows_drawn, key=lambda drawn_row: drawn_row.order):
         racks.setdefault(row.place.rack, []).append(row)

@@ -13,11 +13,11 @@ from policy.tiers import TIERS, UNKNOWN
 from serving.http.schemas import Tier
 from serving.scores.reading import NOWHERE, ScoredFleet, UnitPlace, natural
 
-LONGEST: Final = 200
+MAX_TEXT_LENGTH: Final = 200
 """Maximum length of a text parameter."""
 PAGE_SIZES: Final = (50, 100, 250, 1000)
 
-Text = Annotated[str, Field(max_length=LONGEST)]
+Text = Annotated[str, Field(max_length=MAX_TEXT_LENGTH)]
 PageSort = Literal["-risk", "risk", "-name", "name", "-tier", "tier", "-rack", "rack", "-group", "group", "-age", "age"]
 
 

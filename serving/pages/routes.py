@@ -30,7 +30,7 @@ from serving.pages.fleet_table import PAGE_SIZES, FleetQuery, Text, select, tabl
 from serving.pages.rendering import ASSETS, asset, page
 from serving.scores.reading import NOWHERE, PastScore, ScoredFleet, natural, past_scores, tier_of
 
-LEDGER_MOST: Final = 50
+MAX_LEDGER_ROWS: Final = 50
 """Maximum number of decisions, and of calls, on the ledger page."""
 
 _RETRY_S: Final = 10
@@ -345,12 +345,12 @@ class FleetPages:
                         since = query.since.isoformat() if query.since else ""
                         until = (query.until + timedelta(days=1)).isoformat() if query.until else ""
                         actions = reader.actions(
-                            query.node or "*", query.verb, since, until, before=query.before, limit=LEDGER_MOST
+                            query.node or "*", query.verb, since, until, before=query.before, limit=MAX_LEDGER_ROWS
                         )
                     else:
                         node = reader.node(node) if node else node
-                        decisions = reader.why(node, LEDGER_MOST) if node else reader.rounds(LEDGER_MOST)
-                        work = reader.work(node, LEDGER_MOST) if node else []
+                        decisions = reader.why(node, MAX_LEDGER_ROWS) if node else reader.rounds(MAX_LEDGER_ROWS)
+                        work = reader.work(node, MAX_LEDGER_ROWS) if node else []
             except InputError as error:
                 ledger_error = str(error)
         return page(
@@ -364,7 +364,7 @@ class FleetPages:
             decisions=decisions,
             work=work[::-1],
             ledger_error=ledger_error,
-            most=LEDGER_MOST,
+            most=MAX_LEDGER_ROWS,
         )
 
     async def _decision(self) -> Response:

@@ -37,8 +37,8 @@ ALERTED: Final = ("elevated", "high")
 COURSE: Final = timedelta(days=7)
 """Period before the end of the data for which the telemetry behind reasons is shown."""
 
-_MOST_COURSES: Final = 100
-_MOST_LISTED: Final = 2_000
+_MAX_COURSES: Final = 100
+_MAX_LISTED: Final = 2_000
 _COLUMNS: Final = ["unit", "node", "status", "risk", "tier", "alert", "horizon_seconds"]
 
 
@@ -64,7 +64,7 @@ def _courses(scores: Path, dataset: Dataset) -> dict[str, dict[str, list[float |
     for record in sorted(records, key=lambda record: -(record["risk"] or 0.0)):
         named = dict.fromkeys(reason.get("channel") for reason in record["reasons"])
         channels = [name for name in named if name in dataset.schema.names]
-        if channels and len(units_of) < _MOST_COURSES:
+        if channels and len(units_of) < _MAX_COURSES:
             units_of[record["unit"]] = channels
             of_bucket[dataset.bucket_of(record["node"])].append(record["unit"])
     key, end, catalogue = dataset.meta.unit, dataset.meta.span[1], resolve_channels({})
@@ -157,7 +157,7 @@ def outcomes_of(
             }
         )
     leads = sorted(alert["lead_hours"] for alert in alerts if alert["lead_hours"] is not None)
-    listed = sorted(alerts, key=lambda alert: (alert["at"], alert["unit"]), reverse=True)[:_MOST_LISTED]
+    listed = sorted(alerts, key=lambda alert: (alert["at"], alert["unit"]), reverse=True)[:_MAX_LISTED]
     return {
         "since": None if not decisions else decisions[0][0].isoformat(),
         "until": data_end.isoformat(),

@@ -27,12 +27,12 @@ _LOG = logging.getLogger(__name__)
 LATEST: Final = "latest.json"
 FACTS: Final = "fleet.json"
 TEXTFILE: Final = "predrain_score.prom"
-_MOST_TEXTFILE_BYTES: Final = 1 << 16
+_MAX_TEXTFILE_BYTES: Final = 1 << 16
 
 STAMP: Final = "%Y%m%dT%H%M%SZ"
 NAME: Final = re.compile(r"\d{8}T\d{6}Z")
 _DIGITS: Final = re.compile(r"([0-9]{1,18})")
-MOST_DECISIONS: Final = 120
+MAX_DECISIONS: Final = 120
 """Maximum number of decisions on a page: a month at one every six hours."""
 
 _DO: Final = "Run `predrain score` again; the previous scores are served until then."
@@ -148,8 +148,8 @@ def past_scores(folder: Path, units: Collection[str]) -> dict[str, list[PastScor
     import pyarrow.parquet as pq
 
     scores: dict[str, list[PastScore]] = {unit: [] for unit in units}
-    units = pa.array(scores, pa.string())
-    for decided, decision in decision_folders(folder)[-MOST_DECISIONS:]:
+    unit_names = pa.array(scores, pa.string())
+    for decided, decision in decision_folders(folder)[-MAX_DECISIONS:]:
         path = decision / "risks.parquet"
         try:
             with pq.ParquetFile(path) as file:  # `read_table` would import pandas
@@ -159,7 +159,7 @@ def past_scores(folder: Path, units: Collection[str]) -> dict[str, list[PastScor
         except (OSError, ValueError) as error:
             _LOG.warning("an earlier decision is left out of the pages: %s: %s", path, error)
             continue
-        for row in table.filter(pc.is_in(table["unit"], value_set=units)).to_pylist():
+        for row in table.filter(pc.is_in(table["unit"], value_set=unit_names)).to_pylist():
             scores[row["unit"]].append(PastScore(decided, row["risk"], row["tier"]))
     return scores
 
@@ -232,7 +232,7 @@ def last_run_metrics(scores: Path) -> str:
     """Read the textfile of the last scoring run; empty if there is none."""
     try:
         with (scores / TEXTFILE).open("rb") as stream:
-            return stream.read(_MOST_TEXTFILE_BYTES).decode()
+            return stream.read(_MAX_TEXTFILE_BYTES).decode()
     except (OSError, UnicodeDecodeError):
         return ""
 

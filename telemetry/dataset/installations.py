@@ -8,13 +8,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from foundation.errors import InputError
-from foundation.times import NEVER, Int64Array, absent, milliseconds, text
+from foundation.times import NEVER, Int64Array, is_null, milliseconds, text
 
 
 def units_of(frame: pd.DataFrame) -> NDArray[np.object_]:
     """Return the unit of each row: its GPU, or its node if ``gpu`` is null."""
     gpu, node = text(frame["gpu"]), text(frame["node"])
-    return np.where(absent(gpu), node, gpu)
+    return np.where(is_null(gpu), node, gpu)
 
 
 class Timeline:
@@ -78,8 +78,8 @@ class Installations:
     def of(cls, inventory: pd.DataFrame, *, as_of_ms: int = NEVER) -> "Installations":
         """Convert an inventory as of a time: later installations are dropped, later removals are ignored."""
         names = units_of(inventory)
-        if absent(names).any():
-            row = int(np.flatnonzero(absent(names))[0])
+        if is_null(names).any():
+            row = int(np.flatnonzero(is_null(names))[0])
             raise InputError(
                 "the row names neither a GPU nor a node",
                 f"inventory row {row}",

@@ -26,7 +26,7 @@ from telemetry.dataset.schema import NAME, Unit
 RUN_ROWS: Final = 1 << 17
 """Target minimum of rows in a bucket's run: below it, opening a file costs as much as reading it."""
 
-MOST_RUN_DAYS: Final = 64
+MAX_RUN_DAYS: Final = 64
 """Longest run; a dataset so small that it would need longer ones has a single run."""
 
 DAY_MS: Final = 86_400_000
@@ -101,12 +101,12 @@ def choose_runs(rows_a_day: float, days: float | None = None) -> Runs:
     """Return the shortest runs with at least :data:`RUN_ROWS` rows in a bucket with ``rows_a_day``.
 
     ``days``: length of the dataset, if it is known not to grow.
-    A single run if runs would exceed :data:`MOST_RUN_DAYS`, or a dataset that does not grow would have fewer than two.
+    A single run if runs would exceed :data:`MAX_RUN_DAYS`, or a dataset that does not grow would have fewer than two.
     """
     length = 1
-    while length <= MOST_RUN_DAYS and length * rows_a_day < RUN_ROWS:
+    while length <= MAX_RUN_DAYS and length * rows_a_day < RUN_ROWS:
         length *= 2
-    if length > MOST_RUN_DAYS or (days is not None and days < 2 * length):
+    if length > MAX_RUN_DAYS or (days is not None and days < 2 * length):
         return Runs(None)
     return Runs(length)
 

@@ -285,7 +285,7 @@ def _steps(group: Group, faulty: Sequence[ChannelState], kind: SourceKind) -> It
 
 
 _HEAD = ("channel", "status", "GPUs", "importance", "remark")
-_SHOWN_UNKNOWN = 12
+_MAX_UNKNOWN_SHOWN = 12
 
 
 def as_text(diagnosis: Diagnosis) -> str:
@@ -303,8 +303,10 @@ def as_text(diagnosis: Diagnosis) -> str:
     lines += [f"  {name}: {value}" for name, value in source.facts.items()]
     lines += _channels(diagnosis)
     if source.unknown:
-        further = f" and {len(source.unknown) - _SHOWN_UNKNOWN} more" if len(source.unknown) > _SHOWN_UNKNOWN else ""
-        lines += ["", f"Unknown metrics: {', '.join(source.unknown[:_SHOWN_UNKNOWN])}{further}"]
+        further = (
+            f" and {len(source.unknown) - _MAX_UNKNOWN_SHOWN} more" if len(source.unknown) > _MAX_UNKNOWN_SHOWN else ""
+        )
+        lines += ["", f"Unknown metrics: {', '.join(source.unknown[:_MAX_UNKNOWN_SHOWN])}{further}"]
     if source.findings:
         lines += ["", "Other findings"]
         findings = sorted(source.findings, key=lambda finding: not finding.problem)

@@ -167,10 +167,10 @@ def resolve_columns(
             )
     unknown = unknown_columns(names, mapping, known, aliases, ignored, passed_on)
     if unknown and not extras:
-        hint = f" and {len(unknown) - 1} more: {list(unknown[1:])}" if len(unknown) > 1 else ""
+        further = f" and {len(unknown) - 1} more: {list(unknown[1:])}" if len(unknown) > 1 else ""
         channel = f"declare it in params `channels: {{{unknown[0]}: {{kind: gauge}}}}`, or " if declare else ""
         raise InputError(
-            f"unknown column {unknown[0]!r}{hint}",
+            f"unknown column {unknown[0]!r}{further}",
             location,
             f"{nearest_hint(unknown[0], [*known, *aliases])} Otherwise {channel}map it to null in the mapping to leave "
             "it out, or set `ignore_others: true` there for all such columns.".strip(),

@@ -72,7 +72,7 @@ def count_by_type(events: pd.DataFrame) -> dict[str, int]:
     return {str(kind): int(count) for kind, count in kinds.items()}
 
 
-def concerned(stored: pd.DataFrame, new: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def affected_events(stored: pd.DataFrame, new: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Return which stored events share a GPU or node with new events; no others can change."""
     of_gpu = stored["gpu"].isin(new["gpu"].dropna().unique())
     of_node = stored["gpu"].isna() & stored["node"].isin(new.loc[new["gpu"].isna(), "node"].unique())
@@ -129,7 +129,7 @@ def _run_rows(events: pd.DataFrame) -> pd.DataFrame:
     first, last, known = (ms_of(events[name]) for name in ("timestamp", "last_at", "known_at"))
     detail = events["detail"].where(events["code"].isin(_WITH_DETAIL))
     rows = pd.DataFrame({"first": first, "last": last, "known": known, "count": events["count"]}, index=events.index)
-    rows["kind"] = _number(same_thing(events), events["source"], events["node"], detail, first // RUN_MS)
+    rows["kind"] = _number(event_keys(events), events["source"], events["node"], detail, first // RUN_MS)
     rows["delay"] = (known - last) // RUN_MS  # for a run, the delay of its members
     rows["group"] = _number(rows["kind"], rows["delay"])
     return rows.assign(is_run=rows["count"] > 1)
@@ -151,7 +151,7 @@ def _without_late_repeats(events: pd.DataFrame) -> pd.DataFrame:
 def _without_repeats(events: pd.DataFrame) -> pd.DataFrame:
     """Keep one row per source, unit, type, code and time: a run, or the row known first."""
     reports = events[["timestamp", "known_at"]].assign(
-        event=_number(same_thing(events), events["source"]), single=events["count"] == 1
+        event=_number(event_keys(events), events["source"]), single=events["count"] == 1
     )
     tied = reports.duplicated(["event", "timestamp"], keep=False)
     # Ties are broken by text, to be independent of row order.
@@ -177,7 +177,7 @@ def dedupe_events(events: pd.DataFrame, dedupe: timedelta) -> pd.DataFrame:
     two minutes, in a flood). The type is part of the key because a failure and its repair may both lack a code.
     """
     events = sort_events(merge_floods(events))
-    key, source = same_thing(events), pd.factorize(events["source"])[0]
+    key, source = event_keys(events), pd.factorize(events["source"])[0]
     has_several = pd.Series(source).groupby(key).transform("nunique").to_numpy() > 1
     from_counts = is_from_exporter(events["source"])
     keep = np.ones(len(events), dtype=bool)
@@ -208,7 +208,7 @@ def is_from_exporter(source: pd.Series) -> npt.NDArray[np.bool_]:
     return _text(source).str.startswith("exporter:").to_numpy(dtype=bool)
 
 
-def same_thing(events: pd.DataFrame) -> npt.NDArray[np.int64]:
+def event_keys(events: pd.DataFrame) -> npt.NDArray[np.int64]:
     """Return a group number per event, equal for events of the same unit, type and code.
 
     The unit is the GPU, wherever it is, or the node if the event has no GPU.
@@ -234,6 +234,6 @@ def drop_known_edges(events: pd.DataFrame, interval: timedelta, source: str) -> 
     known = ms_of(events["known_at"])
     latest = known + int(interval.total_seconds() * 1000)
     keep = np.ones(len(events), dtype=bool)
-    for index, neighbours in _neighbours(events, same_thing(events), np.flatnonzero(rank < 2), interval):
+    for index, neighbours in _neighbours(events, event_keys(events), np.flatnonzero(rank < 2), interval):
         keep[index] = not ((rank[neighbours] > rank[index]) & (known[neighbours] <= latest[index])).any()
     return events[keep].reset_index(drop=True)

@@ -21,7 +21,7 @@ from telemetry.importing.samples.block import Spill
 ATTRIBUTES: Final = ("slot", "pci_bus_id", "serial", "model", "driver", "cluster", "group", "rack", "nvlink_domain")
 _PLACE_ATTRIBUTES: Final = ("slot", "pci_bus_id", "cluster", "group", "rack", "nvlink_domain")
 # Attributes of the location, which do not move with the GPU.
-MOST_MOVES: Final = 12
+MAX_MOVES: Final = 12
 """A unit that changes nodes more often is an identity shared by GPUs of several nodes."""
 
 _TOGETHER_MS: Final = 3_600_000
@@ -67,7 +67,7 @@ def shared_units(rows: pd.DataFrame, step_ms: int) -> tuple[list[int], pd.DataFr
     spans, rows = spans[~is_stray], rows.drop(strays.index)
     changes = (rows["unit"] == rows["unit"].shift()) & (rows["node"] != rows["node"].shift())
     moves = changes.groupby(rows["unit"]).sum()
-    return sorted({*spans["unit"][_overlaps(spans)], *moves.index[moves > MOST_MOVES]}), strays
+    return sorted({*spans["unit"][_overlaps(spans)], *moves.index[moves > MAX_MOVES]}), strays
 
 
 def _overlaps(spans: pd.DataFrame) -> pd.Series:

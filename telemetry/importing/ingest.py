@@ -30,7 +30,7 @@ from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter
 from telemetry.identity.nodes import node_key
 from telemetry.importing.event_runs import (
-    concerned,
+    affected_events,
     dedupe_events,
     drop_known_edges,
     merge_floods,
@@ -321,7 +321,7 @@ class Ingest:
         self.counts["gpus_lost_in_samples"] += int((detected["type"] == "failure").sum())
         if new.empty:
             return old
-        may_change = concerned(old, new)
+        may_change = affected_events(old, new)
         candidates = stack_events([old[may_change], new])
         merged = merge_floods(candidates)
         # Stored edges too, so that the order of importing samples and kernel logs does not matter.

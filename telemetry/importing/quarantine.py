@@ -41,7 +41,7 @@ _FLUSH_ROWS = 50_000
 _EXAMPLES = 3
 _MAX_CONTENT = 1 << 16
 
-FEWEST_LOST: Final = 10
+MIN_LOST: Final = 10
 """Losing fewer rows or values than this never exceeds the budget, unless they are most of a file's rows."""
 
 _NAMES: Final = (
@@ -171,7 +171,7 @@ class Quarantine(Accounting):
         """Stop an import that exceeds the loss budget.
 
         Raises ``InputError`` if more than ``max_loss`` of a file's rows or a column's values are lost, and they are at
-        least :data:`FEWEST_LOST` or most of the file's rows; the message names all such files and columns.
+        least :data:`MIN_LOST` or most of the file's rows; the message names all such files and columns.
         """
         if self._max_loss is None:
             return
@@ -180,9 +180,7 @@ class Quarantine(Accounting):
             for (of_table, scope), loss in self._losses.items()
             if of_table == table
             and loss.share > self._max_loss
-            and (
-                loss.lost >= FEWEST_LOST or (loss.lost > 1 and scope.endswith("rows") and 2 * loss.lost > loss.present)
-            )
+            and (loss.lost >= MIN_LOST or (loss.lost > 1 and scope.endswith("rows") and 2 * loss.lost > loss.present))
         }
         if excessive:
             reasons = dict.fromkeys(loss.reasons.most_common(1)[0][0] for loss in excessive.values())

@@ -9,7 +9,7 @@ from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig, DisruptionBudget
 from policy.decide import carried_out
 from policy.fleet import Fact, Marks, UnitView
-from policy.maintenance import LONGEST, MaintenanceWindow, planned
+from policy.maintenance import MAX_LENGTH, MaintenanceWindow, planned
 from policy.node_tier.hard_rules import reported
 from policy.plan import PolicyState
 from telemetry.kernel_log.catalogue import parse_xid_message
@@ -90,10 +90,10 @@ def at_work(begins, code, gpu=None, **others):
     [
         ([at_work(T0, (T0 + HOUR).isoformat())], T0 + HOUR),
         ([at_work(T0, " 2026-03-01t01:00:00z ", "g")], T0 + HOUR),
-        ([at_work(T0, "begin")], T0 + LONGEST),
+        ([at_work(T0, "begin")], T0 + MAX_LENGTH),
         ([at_work(T0, "begin"), at_work(T0 + HOUR, "END"), at_work(T0 + 2 * HOUR, "end")], T0 + HOUR),
-        ([at_work(T0, "begin"), at_work(T0 + HOUR, "end", "g"), at_work(T0 - HOUR, "end")], T0 + LONGEST),
-        ([at_work(T0, "begin"), at_work(T0 + HOUR, "end", known_at=T0 + 3 * HOUR)], T0 + LONGEST),
+        ([at_work(T0, "begin"), at_work(T0 + HOUR, "end", "g"), at_work(T0 - HOUR, "end")], T0 + MAX_LENGTH),
+        ([at_work(T0, "begin"), at_work(T0 + HOUR, "end", known_at=T0 + 3 * HOUR)], T0 + MAX_LENGTH),
         ([at_work(T0, "when it is done")], None),
         ([at_work(T0, "2099-01-01T00:00:00")], None),
         ([at_work(T0, (T0 + HOUR).isoformat(), known_at=T0 + 3 * HOUR)], None),

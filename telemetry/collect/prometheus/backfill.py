@@ -48,7 +48,7 @@ PAST_END_MS: Final = 1
 
 _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_SHOWN: Final = 12
+_MAX_NAMED: Final = 12
 _Samples = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
@@ -352,9 +352,9 @@ async def find_metrics(
     # Names that look like GPU metrics come first, then the others, each alphabetically.
     usual = ("gpu", "dcgm", "nvidia", "nvml", "amd", "xid")
     candidates.sort(key=lambda name: (not any(part in name.lower() for part in usual), name))
-    further = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    further = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     raise InputError(
-        f"none of the server's {len(names)} metrics is known; there are {', '.join(candidates[:_SHOWN])}{further}",
+        f"none of the server's {len(names)} metrics is known; there are {', '.join(candidates[:_MAX_NAMED])}{further}",
         location or "the server's metric names",
         "Map metrics to channels in a --mapping file, such as `metrics: {my_gpu_temperature: gpu_temp_c}`.",
     )

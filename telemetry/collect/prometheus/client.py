@@ -47,7 +47,7 @@ _MAX_MS: Final = 2.0**53
 
 _NAMES: Final = TypeAdapter(list[str])
 _SLOW_TRIES: Final = 2
-_SHOWN: Final = 300
+_MAX_SHOWN: Final = 300
 _RETRIED: Final = (200, 408, 425, 500, 502, 503)
 _FINAL: Final = {
     401: (
@@ -288,7 +288,7 @@ class PrometheusClient:
         missing = missing or ["some storage nodes did not answer"] * bool(document.get("isPartial"))
         if missing and not self._allow_partial:
             listed = missing if isinstance(missing, list) else [missing]
-            raise PartialResponse(f"the response is incomplete: {'; '.join(map(str, listed))[:_SHOWN]}")
+            raise PartialResponse(f"the response is incomplete: {'; '.join(map(str, listed))[:_MAX_SHOWN]}")
         try:
             return read(document.get("data"), arrays)
         except ValueError as error:  # from pydantic or Arrow
@@ -337,7 +337,9 @@ def refuse(status: int, body: bytes, *, url: str, retry_after: str | None) -> No
     """
     message = error_text(body)
     # VictoriaMetrics puts the query before the reason, so match the full text and shorten only the message.
-    text = message if len(message) <= _SHOWN else f"{message[: _SHOWN // 3]} … {message[-2 * _SHOWN // 3 :]}"
+    text = (
+        message if len(message) <= _MAX_SHOWN else f"{message[: _MAX_SHOWN // 3]} … {message[-2 * _MAX_SHOWN // 3 :]}"
+    )
     if status in _FINAL:
         problem, advice = _FINAL[status]
         raise InputError(f"{problem} (HTTP {status}: {text})", url, advice)

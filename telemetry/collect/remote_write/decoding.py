@@ -26,7 +26,7 @@ from telemetry.collect.series.batch import OTHER_SERIES
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 
 # A snappy copy of 3 bytes expands to 64 at most, which bounds the ratio of a valid block.
-_MOST_GROWTH = 22
+_MAX_GROWTH = 22
 
 _LOG = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def decompress(block: bytes, limit: int) -> bytes:
         size = cramjam.snappy.decompress_raw_len(block)
         if size > limit:
             raise RequestRefused.too_large(f"the body would decompress to {size} bytes: send at most {limit}")
-        if size > len(block) * _MOST_GROWTH:
+        if size > len(block) * _MAX_GROWTH:
             raise RequestRefused.unreadable(f"a body of {len(block)} bytes declares {size}")
         return bytes(cramjam.snappy.decompress_raw(block))
     except cramjam.DecompressionError as error:

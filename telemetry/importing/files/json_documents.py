@@ -17,8 +17,8 @@ SECOND_LIST: Final = "a second list of one document"
 
 _MAX_VALUE: Final = 1 << 24
 _CHUNK: Final = 1 << 20
-_LONGEST_LITERAL: Final = 16
-_LONGEST_NUMBER: Final = 64
+_MAX_LITERAL: Final = 16
+_MAX_NUMBER: Final = 64
 _MAX_OUTER_OBJECTS: Final = 4
 _SPACE: Final = re.compile(r"\s*")
 _BETWEEN: Final = re.compile(r"[\s,\x1e]*")
@@ -125,7 +125,7 @@ class _Documents:
 
         ``may_stream``: if a long object is a response, go to the first element of its list and return ``_STREAMED``.
         """
-        if len(self._text) - self._place < _LONGEST_NUMBER:
+        if len(self._text) - self._place < _MAX_NUMBER:
             self._read_on()
         while True:
             try:
@@ -134,7 +134,7 @@ class _Documents:
             except RecursionError:
                 return self._malformed(TOO_DEEP)
             except json.JSONDecodeError as error:
-                is_at_end = len(self._text) - error.pos < _LONGEST_LITERAL
+                is_at_end = len(self._text) - error.pos < _MAX_LITERAL
                 is_cut = is_at_end or error.msg.startswith("Unterminated")
             except ValueError:  # a number of thousands of digits
                 is_cut = False

@@ -25,7 +25,7 @@ _CSV: Final = re.compile(
     r'(?:sep=.\r?\n)?"?time"?[,;\t](?:[^\n]*\{[^\n]*=|"?metric"?[,;\t]"?value"?\s*\n)', re.IGNORECASE
 )
 _LABEL: Final = re.compile(r"[A-Za-z_]\w*")
-_LEAST_MS_DIGITS: Final = 12
+_MIN_MS_DIGITS: Final = 12
 
 
 def is_series_export(path: Path) -> bool:
@@ -93,7 +93,7 @@ def _of_csv(path: Path) -> Iterator[str]:
 
 
 def _milliseconds(text: str, path: Path) -> int:
-    if text.isdigit() and len(text) >= _LEAST_MS_DIGITS:
+    if text.isdigit() and len(text) >= _MIN_MS_DIGITS:
         return int(text)
     dates = read_dates([text])
     if not dates.is_aware[0]:

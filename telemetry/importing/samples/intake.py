@@ -44,7 +44,7 @@ from telemetry.values.numbers import Numbers, is_sentinel_outside, read_numbers,
 
 STAY_PROBLEMS = {-1: "unknown {unit}", -2: "before installation", -3: "after removal"}
 # By result of InstallationIndex.find.
-_FRACTION_LEAST = 20
+_MIN_FRACTION = 20
 # Minimum number of nonzero values to conclude that a column has another unit.
 _TOO_SMALL: Final = {"%": (1.0, "fractions", "percent", 100), "MHz": (10.0, "GHz", "MHz", 1000)}
 """By unit: a limit that most values of a working GPU exceed, the unit of values below it, and the factor."""
@@ -174,7 +174,7 @@ class SampleIntake:
 
     def _check_usable(self) -> None:
         for name, nonzero in self._nonzero.items():
-            if nonzero >= _FRACTION_LEAST and 2 * self._fractions[name] > nonzero:
+            if nonzero >= _MIN_FRACTION and 2 * self._fractions[name] > nonzero:
                 limit, present, expected, factor = _TOO_SMALL[self.channels[name].unit]
                 raise InputError(
                     f"{self._fractions[name]} of {nonzero} nonzero values of {name!r} are below {limit:g}: "

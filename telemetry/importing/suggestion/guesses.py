@@ -57,7 +57,7 @@ _UUID: Final = re.compile(r"(?:GPU-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-
 _FEW_VALUES: Final = 8
 _METRIC_COLUMNS: Final = ("metric", "metric_name", "__name__", "_field", "metric_id", "series")
 _VALUE_COLUMNS: Final = ("value", "_value", "metric_value", "val")
-_LEAST_INSTANT: Final = 10_000
+_MIN_INSTANT: Final = 10_000
 # Smaller numbers are not timestamps in any unit: `resolved` may be a boolean.
 _BY_VALUE: Final = "values are instants"
 _WORDS: Final = {word: meant for meant, words in COLUMN_NAMES["words"].items() for word in words}
@@ -268,7 +268,7 @@ def _guesses(role: str, file: Path, name: str, column: pa.ChunkedArray, channels
     if target:
         why = "by its name" + (f", values {_range(values)}" if len(values) else "")
         is_instant = target in INSTANTS
-        if is_instant and (len(text) or (len(values) and values.max() < _LEAST_INSTANT)) and not _are_dates(text):
+        if is_instant and (len(text) or (len(values) and values.max() < _MIN_INSTANT)) and not _are_dates(text):
             return []
         unit = inferred_unit(values) if is_instant else None
         unit = None if unit == "excel" else unit

@@ -33,7 +33,7 @@ from telemetry.importing.suggestion.questions import Inquiry, Question, Tables, 
 
 _HEAD_ROWS: Final = 20_000
 _HEAD_FILES: Final = 5
-_MOST_QUESTIONS: Final = 8
+_MAX_QUESTIONS: Final = 8
 """Maximum number of questions per file; beyond it the file itself is broken."""
 
 _UPPER: Final = frozenset({"UTC", "GMT"})
@@ -42,7 +42,7 @@ _PLACING_REASONS: Final = frozenset({"unknown node", "unknown gpu", "before inst
 """Reasons that depend on the complete telemetry, which a trial does not read."""
 
 _ALL_ELSEWHERE: Final = 0.9
-_FEWEST: Final = 10
+_MIN_LOST_ROWS: Final = 10
 
 
 def inquire(
@@ -122,7 +122,7 @@ class _Trial:
 
     def _ask(self, section: str, file: Path, **arguments: Any) -> Generator[Question, None, bool]:
         """Yield questions about a table; return whether it can be imported with the answers."""
-        for _ in range(_MOST_QUESTIONS):
+        for _ in range(_MAX_QUESTIONS):
             try:
                 result = self._import(**arguments)
             except InputError as error:
@@ -148,7 +148,7 @@ def _losses(section: str, file: Path, result: ImportResult) -> Iterator[Question
         lost = Counter(
             {reason: number for reason, number in losses.items() if (reason in _PLACING_REASONS) is is_placing}
         )
-        if lost.total() >= _FEWEST and lost.total() > share * account.read:
+        if lost.total() >= _MIN_LOST_ROWS and lost.total() > share * account.read:
             reason, largest = lost.most_common(1)[0]
             problem = f"{lost.total():,} of {account.read:,} rows cannot be used, {largest:,} of them for {reason!r}"
             yield Question(section, f"{problem}, such as {account.examples.get(reason)}", str(file), advice(reason))

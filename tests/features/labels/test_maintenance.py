@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.groups.history import EventHistory, history_columns
 from features.labels.evidence import IncidentEvidence
-from features.labels.incidents import LONGEST_DRAIN, counted, down_intervals, find_incidents, known_onsets, out_of_use
+from features.labels.incidents import (
+    MAX_DRAIN_LENGTH,
+    counted,
+    down_intervals,
+    find_incidents,
+    known_onsets,
+    out_of_use,
+)
 from features.labels.labelling import label_rows
-from features.labels.maintenance import LONGEST
+from features.labels.maintenance import MAX_LENGTH
 from features.matrix.grid import decision_rows, decision_times
 from tests.features import oracle
 from tests.features.builders import at, event, events, installation, inventory, rows
@@ -61,7 +68,7 @@ def test_a_window_without_a_planned_end_lasts_until_it_is_ended_or_a_month():
     assert left(*failures, begin(at(1)), end(at(9))) == [("g0", at(50))]
     assert left(*failures, begin(at(1)), end(at(9), node="n1")) == []
     assert left(*failures, begin(at(1)), end(at(9), gpu="g0")) == []
-    assert left(event(at(1) + LONGEST, code="79"), begin(at(1))) == [("g0", at(1) + LONGEST)]
+    assert left(event(at(1) + MAX_LENGTH, code="79"), begin(at(1))) == [("g0", at(1) + MAX_LENGTH)]
     assert left(*failures, event(at(1), "maintenance", "tomorrow", gpu=None)) == [("g0", at(2)), ("g0", at(50))]
 
 
@@ -193,7 +200,7 @@ def test_a_drain_of_the_node_takes_out_its_gpus():
 
 def test_a_drain_that_is_never_taken_back_ends_all_the_same():
     intervals = spans(event(at(1), "drain", "unhealthy", source="scheduler", known=at(1)))
-    assert intervals == [(at(1), at(1) + LONGEST_DRAIN)]
+    assert intervals == [(at(1), at(1) + MAX_DRAIN_LENGTH)]
 
 
 def test_our_own_drain_leaves_the_unit_watched():

@@ -19,7 +19,7 @@ from scheduler.ledger.reader import LedgerReader
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.readings import Switches
 from serving.http.extender import (
-    MOST_PRIORITY,
+    MAX_PRIORITY,
     ControllerDecisions,
     filter_result,
     job_of,
@@ -122,7 +122,7 @@ def test_priorities_are_whole_numbers_in_range_and_fall_with_tier_and_risk(
 ) -> None:
     given_scores = priorities(names, fleet, now)
     assert [entry["Host"] for entry in given_scores] == names
-    assert all(type(entry["Score"]) is int and 0 <= entry["Score"] <= MOST_PRIORITY for entry in given_scores)
+    assert all(type(entry["Score"]) is int and 0 <= entry["Score"] <= MAX_PRIORITY for entry in given_scores)
     known = [
         (state, entry["Score"])
         for entry in given_scores

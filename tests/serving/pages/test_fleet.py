@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.pages.charts import MOST_NODES, Annotation, draw, risk_chart, shade
+from serving.pages.charts import MAX_NODES, Annotation, draw, risk_chart, shade
 from serving.pages.fleet_table import FleetQuery, PageSort, natural, select, table_rows
 from serving.pages.rendering import percent
 from serving.scores.reading import PastScore, ScoredFleet, Scores, UnitPlace, read_scores, span
@@ -170,7 +170,7 @@ def test_pages_hold_no_inline_style_or_script_and_name_no_other_host(service: Ru
 
 
 def test_a_heat_map_of_too_many_nodes_leaves_out_clear_ones_first(tmp_path: Path) -> None:
-    many = MOST_NODES + 10
+    many = MAX_NODES + 10
     records = [record(f"g{at}", f"n{at}", 0.9 if at > many - 6 else 0.001, "high" if at > many - 6 else "clear")
                for at in range(many)]  # fmt: skip
     write_scores(tmp_path, records)
@@ -178,7 +178,7 @@ def test_a_heat_map_of_too_many_nodes_leaves_out_clear_ones_first(tmp_path: Path
     nodes, gpus = table_rows(fleet, {}, NOW)
     assert len(nodes) == len(gpus) == many
     drawn = draw(nodes, fleet, NOW)
-    assert (drawn.nodes, drawn.left_out) == (MOST_NODES, 10)
+    assert (drawn.nodes, drawn.left_out) == (MAX_NODES, 10)
     assert str(drawn.blocks[0][1]).count('class="h"') == 5
 
 

@@ -16,7 +16,7 @@ from telemetry.dataset.channels import CATALOGUE
 from telemetry.dataset.files import FolderFiles, sha256_of
 from telemetry.dataset.layout import (
     DAY_MS,
-    MOST_RUN_DAYS,
+    MAX_RUN_DAYS,
     RUN_ROWS,
     Runs,
     choose_runs,
@@ -97,8 +97,8 @@ def test_lengths_are_powers_of_two():
         (2000 * 144 / 16, None, 8),  # 2,000 GPUs at 10 min in 16 buckets
         (2000 * 144 / 16, 15, None),  # it would be less than two runs, and does not grow
         (RUN_ROWS, None, 1),
-        (RUN_ROWS / MOST_RUN_DAYS, None, MOST_RUN_DAYS),
-        (RUN_ROWS / MOST_RUN_DAYS - 1, None, None),
+        (RUN_ROWS / MAX_RUN_DAYS, None, MAX_RUN_DAYS),
+        (RUN_ROWS / MAX_RUN_DAYS - 1, None, None),
         (0.0, None, None),
     ],
 )

@@ -104,7 +104,7 @@ class SlurmScheduler(SchedulerExtras):
         if node is None:
             return WriteResult("gone", f"unknown node {action.node}")
         change = change_for(action, node, self._settings, self._clock.now())
-        return self._unfit(action, node, precondition) or self._write(action, node, change)
+        return self._refusal_of(action, node, precondition) or self._write(action, node, change)
 
     def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
         """Restore soft markers lost in a reconfigure or restart of Slurm, and reasons overwritten by a late write.
@@ -147,7 +147,7 @@ class SlurmScheduler(SchedulerExtras):
         return marks.record is not None or marks.damaged is not None
 
     def _reading(self, node: SlurmNode, jobs: Sequence[JobView] | None) -> NodeReading:
-        self._late_writes.seen(node, self._slurm_marks(node).foreign is not None)
+        self._late_writes.note_read(node, self._slurm_marks(node).foreign is not None)
         return self._as_read(node, jobs)
 
     def _as_read(self, node: SlurmNode, jobs: Sequence[JobView] | None) -> NodeReading:
@@ -160,12 +160,12 @@ class SlurmScheduler(SchedulerExtras):
         Slurm does not know the boot time for a minute after each UNDRAIN: then the last one counts.
         """
         known = self._booted.get(node.name)
-        if node.booted_at is not None and (known is None or abs(node.booted_at - known) > SAME):
+        if node.booted_at is not None and (known is None or abs(node.booted_at - known) > BOOT_TOLERANCE):
             self._booted[node.name] = known = node.booted_at
         # boots that are further apart than this never round to the same number
-        return None if known is None else str(round(known.timestamp() / SAME.total_seconds()))
+        return None if known is None else str(round(known.timestamp() / BOOT_TOLERANCE.total_seconds()))
 
-    def _unfit(self, action: Action, node: SlurmNode, precondition: Precondition) -> WriteResult | None:
+    def _refusal_of(self, action: Action, node: SlurmNode, precondition: Precondition) -> WriteResult | None:
         refused = self.port.read_only()
         if refused is not None:
             return WriteResult("refused", refused)
@@ -211,7 +211,7 @@ class SlurmScheduler(SchedulerExtras):
         marks = self._slurm_marks(current)
         if change_for(action, current, self._settings, self._clock.now()).empty and has_marks(action, marks.marks):
             return WriteResult("done", answer.message, writes_of(previous, change), current.version)
-        self._late_writes.seen(current, marks.foreign is not None)
+        self._late_writes.note_read(current, marks.foreign is not None)
         if marks.foreign is not None:
             return WriteResult("conflict", f"concurrent change by an operator or another tool: {marks.foreign}")
         if answer.kind == "done":
@@ -239,7 +239,7 @@ def open_slurm(settings: SlurmSettings, clock: Clock) -> SlurmScheduler:
     return SlurmScheduler(port, SharedFolder(Path(settings.folder), clock), clock, settings)
 
 
-SAME: Final = timedelta(seconds=120)
+BOOT_TOLERANCE: Final = timedelta(seconds=120)
 """Tolerance for boot times: slurmd derives them from the uptime at each registration, so they vary by seconds."""
 
 
@@ -259,7 +259,7 @@ class LateWrites:
         elif change.reason is not None and len(self._open) < _MAX_LATE:
             self._open[node] = (change.reason, self._open.get(node, ("", None))[1])
 
-    def seen(self, node: SlurmNode, foreign: bool) -> None:
+    def note_read(self, node: SlurmNode, foreign: bool) -> None:
         """Record a read of a node; ``foreign``: it has the reason of an operator or another tool."""
         sent, foreign_node = self._open.get(node.name, (None, None))
         if sent is not None:

@@ -45,12 +45,12 @@ DEAF_PAUSE_S: Final = 10.0
 ASK_AGAIN_S: Final = 3600.0
 """Unsupported queries are retried after this long, since driver settings may change."""
 
-_CHEAP: Final = next(call for call in CALLS if call.name == "pstate")
+_LIVENESS_QUERY: Final = next(call for call in CALLS if call.name == "pstate")
 _BLANK_32: Final = 4294967295.0
 _BLANK_FROM: Final = 2.0**62
 
 _Answer = float | NvmlFault
-_Question = tuple[str, Mapping[str, float], Callable[[list[str]], list[_Answer]]]
+_Query = tuple[str, Mapping[str, float], Callable[[list[str]], list[_Answer]]]
 # Name of the query, scale by channel, and the function that runs it.
 
 Message = tuple[str, Any]
@@ -70,17 +70,17 @@ class Gpu:
         self._link_counts: dict[int, dict[int, float]] = {}
         self._samples: list[Any] = []
         # Fields come first, and a newer function before an older one.
-        self._questions: list[_Question] = [
+        self._queries: list[_Query] = [
             ("fields", {channel: scale for channel, _, scale in FIELDS}, self._fields),
             *((call.name, dict.fromkeys(call.channels, call.scale), partial(self._call, call)) for call in CALLS),
             *((f"link {channel}", {channel: 1.0}, partial(self._links, number)) for channel, number in LINK_COUNTERS),
             ("profile", {channel: scale for channel, _, scale in PROFILE}, self._profile),
         ]
 
-    def answers(self) -> bool:
+    def responds(self) -> bool:
         """Return whether the GPU is not lost; raises ``NvmlFault`` if the driver is gone."""
         try:
-            self._nvml.call(_CHEAP, self.handle)
+            self._nvml.call(_LIVENESS_QUERY, self.handle)
         except NvmlFault as fault:
             if fault.code in RELOADED:
                 raise
@@ -96,7 +96,7 @@ class Gpu:
         values: dict[str, float] = {}
         errors: Counter[str] = Counter()
         answered: set[str] = set()
-        for name, scales, ask in self._questions:
+        for name, scales, ask in self._queries:
             now_s = self._monotonic()
             missing = [channel for channel in scales if channel not in answered]
             channels = [channel for channel in missing if now_s >= self._ask_again_s.get((name, channel), now_s)]
@@ -201,7 +201,7 @@ class Session:
                         self._nvml.unwatch(events)
                         events = None
                     if gpus:  # a lost GPU could be registered and would fail the wait
-                        events, watched = self._nvml.watch([gpu.handle for gpu in gpus if gpu.answers()])
+                        events, watched = self._nvml.watch([gpu.handle for gpu in gpus if gpu.responds()])
                         yield "watching", watched
                 if events is not None and watched:
                     event = self._nvml.wait(events, WAIT_MS)

@@ -29,7 +29,7 @@ from models.config import ALL_LEARNERS, SEQUENCE, THREADS, Recipe
 from models.learners.prepared import PreparedClassifier
 from models.rows.ranking import Ints
 
-AT_ONCE = 2
+CONCURRENT_LEARNERS = 2
 """Learners fitted concurrently; does not change the result."""
 
 _UNREACHABLE = 1e9
@@ -257,7 +257,7 @@ LearnerStore = Callable[[Fit, Callable[[], Any]], Any]
 def fit_all(
     fits: Sequence[Fit], fitted: Callable[[str], None] | None = None, store: LearnerStore | None = None
 ) -> list[Any]:
-    """Fit learners, :data:`AT_ONCE` concurrently, and return them in the same order.
+    """Fit learners, :data:`CONCURRENT_LEARNERS` concurrently, and return them in the same order.
 
     ``fitted``: called from a thread with the name of each learner once it is fitted.
     Raises ``InputError`` with the library's message if a library rejects a fit, usually for its settings.
@@ -284,7 +284,9 @@ def fit_all(
 
     # One limit around all fits: concurrent fits would lift each other's limit too early.
     with threadpool_limits(limits=THREADS):
-        return list(joblib.Parallel(n_jobs=AT_ONCE, backend="threading")(joblib.delayed(run)(fit) for fit in fits))
+        return list(
+            joblib.Parallel(n_jobs=CONCURRENT_LEARNERS, backend="threading")(joblib.delayed(run)(fit) for fit in fits)
+        )
 
 
 def fit_learners(

@@ -114,7 +114,7 @@ class Room:
                 self._changed.notify_all()
 
 
-AT_ONCE = 65_536
+BATCH_ROWS = 65_536
 """Rows read at a time: some 80 MB at 320 features.
 
 Not a parameter: the last bits of matrix products may depend on the number of rows."""
@@ -126,8 +126,8 @@ def batches(count: int) -> Iterator[slice]:
     >>> [(batch.start, batch.stop) for batch in batches(100_000)]
     [(0, 65536), (65536, 100000)]
     """
-    for first in range(0, max(count, 1), AT_ONCE):
-        yield slice(first, min(first + AT_ONCE, count))
+    for first in range(0, max(count, 1), BATCH_ROWS):
+        yield slice(first, min(first + BATCH_ROWS, count))
 
 
 def log_odds_of(learners: Sequence[Any], read: RowReader, rows: Ints) -> list[Floats]:

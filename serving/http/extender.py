@@ -67,7 +67,7 @@ class ControllerDecisions:
             self._problem = problem
 
 
-_AT_ONCE: Final = 2**18  # bytes; smaller bodies are parsed within a few milliseconds
+_MAX_INLINE_BYTES: Final = 2**18  # bytes; smaller bodies are parsed within a few milliseconds
 
 MAX_PRIORITY: Final = 10
 """``MaxExtenderPriority``."""
@@ -217,7 +217,7 @@ def add_extender(
 
     async def read(request: Request) -> tuple[list[str], _Job]:
         body = await request.body()
-        return parsed(body) if len(body) <= _AT_ONCE else await reading.run(lambda: parsed(body))
+        return parsed(body) if len(body) <= _MAX_INLINE_BYTES else await reading.run(lambda: parsed(body))
 
     def verb(answer: Callable[[list[str], _Job, datetime], Any], open_answer: Callable[[list[str]], Any]) -> Any:
         async def handle(request: Request) -> Response:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _KINDS: Final = ("nodes", "gpus", "rows")
 _HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # Slurm rejects a job whose list it cannot parse
-_AT_ONCE: Final = 512  # bytes; for smaller bodies a thread would cost more than the lookup
+_MAX_INLINE_BYTES: Final = 512  # bytes; for smaller bodies a thread would cost more than the lookup
 _CONTAINERS: Final = 64
 _OWN_COLUMNS: Final = 2  # unit and decision_time
 
@@ -165,7 +165,7 @@ class QueryRoutes:
         if media != JSON:
             raise RequestRefused(415, f"send {JSON} or {ARROW}", "media_type")
         body = await request.body()
-        if len(body) <= _AT_ONCE:
+        if len(body) <= _MAX_INLINE_BYTES:
             kind, value = self._request_of(body)
             if kind in ("nodes", "gpus"):
                 return self._looked_up(kind, value)

@@ -16,7 +16,7 @@ ROWS = 90
 @given(count=st.integers(0, 50), at_once=st.integers(1, 20))
 def test_batches_hold_every_row_once_in_order(count, at_once):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_reader, "AT_ONCE", at_once)
+        patch.setattr(row_reader, "BATCH_ROWS", at_once)
         parts = [np.arange(count)[batch] for batch in batches(count)]
     assert np.array_equal(np.concatenate(parts), np.arange(count))
     assert all(len(batch) <= at_once for batch in parts)
@@ -36,7 +36,7 @@ def test_scores_in_batches_are_those_of_all_rows_at_once(monkeypatch, at_once):
         asked.append(len(wanted))
         return values[wanted]
 
-    monkeypatch.setattr(row_reader, "AT_ONCE", at_once)
+    monkeypatch.setattr(row_reader, "BATCH_ROWS", at_once)
     scores = fitted.score_rows(read, np.arange(ROWS), TrainingRows(time, time < 0, time, tie, tie.view(np.int64)))
     assert max(asked) == at_once
     assert list(scores) == list(want)

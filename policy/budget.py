@@ -136,12 +136,12 @@ class BudgetConfig:
 class Ask:
     """A request to take a node out of service.
 
-    ``worth``: priority, highest first, then by name; requests granted before without effect come last.
+    ``priority``: highest first, then by name; requests granted before without effect come last.
     ``episode``: start of the node's episode, which distinguishes new requests from repeated ones.
     """
 
     node: str
-    worth: float
+    priority: float
     episode: datetime
 
 
@@ -264,7 +264,7 @@ def grant(
         return None
 
     def order(ask: Ask) -> tuple[bool, float, str]:
-        return (ask.node, ask.episode) in own_starts and any(counts(ask)), -ask.worth, ask.node
+        return (ask.node, ask.episode) in own_starts and any(counts(ask)), -ask.priority, ask.node
 
     for ask in sorted(asks, key=order):
         node_scopes, counted = scopes[ask.node], counts(ask)

@@ -55,7 +55,7 @@ class PolicyConfig:
         """Return the thresholds of one node.
 
         With ``costs``, ``high`` is the break-even risk of draining this node with its current jobs
-        (``Worth.break_even``), at least the thresholds of lower tiers. Without a break-even, ``thresholds`` apply
+        (``CostBenefit.break_even``), at least the thresholds of lower tiers. Without a break-even, ``thresholds`` apply
         as set.
         """
         if self.thresholds_from != "costs":

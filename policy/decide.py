@@ -15,7 +15,7 @@ from policy.fleet import Fact, Level, NodeView, Signals, notices_of
 from policy.ladder.cost_benefit import hours_of
 from policy.ladder.requests import after_probes, candidates_of, mean_risk, requests_of
 from policy.ladder.rungs import Rung, pooled_break_even
-from policy.limits import Case, add_worth, cap, limit, limit_by_worth
+from policy.limits import Case, add_cost_benefit, cap, limit, limit_by_cost_benefit
 from policy.maintenance import maintained, observed
 from policy.node_tier.hard_rules import hits_of
 from policy.node_tier.hysteresis import Thresholds, changed, read_node
@@ -93,7 +93,7 @@ def decide(
     for case in cases:
         if case.wanted or case.level:  # otherwise there is nothing to limit
             limit(case, stages, breaker, signals, config, now, removals.get(case.node.name, ""))
-            add_worth(case, config, now)
+            add_cost_benefit(case, config, now)
     granted = grant(
         [*nodes, *(other.node for other in others)],
         [Ask(case.node.name, case.precedence, case.assessment.state.episode or now) for case in cases if case.asks],
@@ -107,7 +107,7 @@ def decide(
             case.lower(Level.AVOID, f"over budget, soft taint only: {granted.refused[case.node.name]}")
         if case.target:
             cap(case, config)  # breaker and budget fall back to a soft taint, which the rungs may not allow
-            limit_by_worth(case)
+            limit_by_cost_benefit(case)
     actions = [(case, action) for case in cases if case.target or case.level for action in _actions(case, config, now)]
     actions.sort(key=lambda planned: (VERBS.index(planned[1].verb), -planned[0].urgency, planned[1].node))
     candidates = candidates_of(cases, stages, breaker, signals, state, config, now)
@@ -323,6 +323,6 @@ def _decision(case: Case, request: RungRequest | None) -> NodeDecision:
     return NodeDecision(
         node=case.node.name, group=case.node.group_key, tier=assessment.tier, risk=assessment.risk,
         rules=tuple(hit.reason for hit in assessment.rules), wanted=case.wanted, target=case.target,
-        reasons=case.ordered_reasons, worth=case.worth, held_out=case.held_out, expires_at=assessment.expires_at,
+        reasons=case.ordered_reasons, worth=case.cost_benefit, held_out=case.held_out, expires_at=assessment.expires_at,
         remedy=assessment.remedy, request=request,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from datetime import datetime
 from policy.breaker import BreakerState
 from policy.config import PolicyConfig
 from policy.fleet import Level, NodeView, Signals
-from policy.ladder.cost_benefit import Worth, evaluate_drain
+from policy.ladder.cost_benefit import CostBenefit, evaluate_drain
 from policy.node_tier.node_assessment import Assessment
 from policy.stages import ALLOWED_LEVELS, StageState, held_out
 
@@ -32,7 +32,7 @@ class Case:
     mute: bool = False
     asks: bool = False
     held_out: bool = False
-    worth: Worth | None = None
+    cost_benefit: CostBenefit | None = None
 
     @property
     def level(self) -> Level:
@@ -74,9 +74,9 @@ class Case:
     @property
     def precedence(self) -> float:
         """Priority in the budgets, highest first: expected net GPU-hours of a drain; faults precede all."""
-        if self.assessment.ruled or self.worth is None:
+        if self.assessment.ruled or self.cost_benefit is None:
             return math.inf
-        return self.worth.saved - self.worth.lost
+        return self.cost_benefit.saved - self.cost_benefit.lost
 
 
 def limit(
@@ -158,21 +158,23 @@ def is_blind(signals: Signals, config: PolicyConfig, now: datetime) -> bool:
     return signals.read_at is None or now - signals.read_at > config.breaker.max_read_age
 
 
-def add_worth(case: Case, config: PolicyConfig, now: datetime) -> None:
+def add_cost_benefit(case: Case, config: PolicyConfig, now: datetime) -> None:
     """Evaluate the cost-benefit of draining a node at risk."""
     if case.assessment.tier in ("elevated", "high"):
         node, ruled = case.node, case.assessment.ruled
         risk, share = (1.0, 1.0) if ruled else (case.assessment.risk or 0.0, config.probes.mean_found)
-        case.worth = evaluate_drain(len(node.units), node.jobs, risk, config.horizon, config.cost_benefit, now, share)
+        case.cost_benefit = evaluate_drain(
+            len(node.units), node.jobs, risk, config.horizon, config.cost_benefit, now, share
+        )
 
 
-def limit_by_worth(case: Case) -> None:
+def limit_by_cost_benefit(case: Case) -> None:
     """Lower a node's target if a drain does not pay now."""
-    if case.worth is None or case.target is not Level.DRAIN or case.node.marks.drained:
+    if case.cost_benefit is None or case.target is not Level.DRAIN or case.node.marks.drained:
         return
-    if case.worth.choice == "wait":
-        case.lower(Level.SWAP, f"drain postponed: {case.worth.message}")
-    elif case.worth.choice == "leave":
-        case.lower(Level.SWAP, f"swap instead of drain: {case.worth.message}")
+    if case.cost_benefit.choice == "wait":
+        case.lower(Level.SWAP, f"drain postponed: {case.cost_benefit.message}")
+    elif case.cost_benefit.choice == "leave":
+        case.lower(Level.SWAP, f"swap instead of drain: {case.cost_benefit.message}")
     else:
-        case.reasons.append(case.worth.message)
+        case.reasons.append(case.cost_benefit.message)

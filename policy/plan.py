@@ -9,7 +9,7 @@ from policy.breaker import BreakerCause, BreakerState
 from policy.budget import Start, Use
 from policy.episodes import Alert
 from policy.fleet import Level, Marks, Published
-from policy.ladder.cost_benefit import Worth
+from policy.ladder.cost_benefit import CostBenefit
 from policy.ladder.remedies import Remedy
 from policy.maintenance import Period
 from policy.node_tier.hysteresis import TierState
@@ -168,6 +168,7 @@ class NodeDecision:
     ``wanted``: level that corresponds to its tier.
     ``reasons``: reasons of the tier, and of each limit that lowered the target.
     ``expires_at``: expiry of the tier.
+    ``worth``: cost-benefit of a drain; the ledger stores it under this name.
     ``request``: probe or checkpoint requested for it in this decision.
     """
 
@@ -179,7 +180,7 @@ class NodeDecision:
     wanted: Level
     target: Level
     reasons: tuple[str, ...]
-    worth: Worth | None
+    worth: CostBenefit | None
     held_out: bool
     expires_at: datetime | None
     remedy: Remedy | None = None

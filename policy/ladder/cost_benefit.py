@@ -61,7 +61,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class CostBenefit:
     """Expected saving and loss of a drain now.
 
     ``saved``, ``lost``: expected GPU-hours: the risk times the saving of a needed drain, and its complement times the
@@ -90,7 +90,7 @@ def evaluate_drain(
     config: CostBenefitConfig,
     now: datetime,
     sensitivity: float = 1.0,
-) -> Worth:
+) -> CostBenefit:
     """Evaluate a drain now.
 
     ``risk``: calibrated probability that the node fails within ``horizon`` from now.
@@ -124,7 +124,7 @@ def evaluate_drain(
     if wait is not None and wait_until is not None:
         side = "better" if wait > 0 else "worse"
         summary += f"; waiting for {turn} at {wait_until:%Y-%m-%d %H:%M} UTC is {abs(wait):.1f} {side}"
-    return Worth(risk, saved, lost, break_even, wait, wait_until, choice, summary)
+    return CostBenefit(risk, saved, lost, break_even, wait, wait_until, choice, summary)
 
 
 def drain_price(

@@ -137,7 +137,7 @@ def test_what_is_granted_is_what_a_plain_search_grants(nodes, wishes, most, shar
     ]
     out = {node.name for node in listed if node.why_out_of_service}
     expected = set()
-    for ask in sorted(wanted, key=lambda ask: (-ask.worth, ask.node)):
+    for ask in sorted(wanted, key=lambda ask: (-ask.priority, ask.node)):
         mine = next(node for node in listed if node.name == ask.node)
         fits = True
         for floor in config.disruption_budgets:

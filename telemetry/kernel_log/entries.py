@@ -7,6 +7,7 @@ fluentd, Loki, Elastic, cloud loggers, ``dmesg --json``. Pretty-printed JSON and
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from telemetry.kernel_log.stamps import RelativeStamps, Stamp, parse_header, parse_time
@@ -212,8 +213,11 @@ def plain_entry(number: int, line: str) -> Entry:
     return Entry(number, _plain(line), line=line)
 
 
-def json_entries(text: str, number: int) -> list[Entry]:
-    """Return the messages of JSON documents in sequence; empty if they are not a log, or other text follows."""
+def json_entries(text: str, number: int, limit: int | None = None) -> list[Entry]:
+    """Return the messages of JSON documents in sequence; empty if they are not a log, or other text follows.
+
+    ``limit``: maximum number of records to read.
+    """
     documents, place = list[Any](), 0
     try:
         while place < len(text):
@@ -223,13 +227,15 @@ def json_entries(text: str, number: int) -> list[Entry]:
     except (ValueError, RecursionError):
         return []
     records = (record for document in documents for record in _records(document))
-    entries = [entry for record in records if (entry := _entry(record, number)) is not None]
+    entries = [entry for record in islice(records, limit) if (entry := _entry(record, number)) is not None]
     return [part for entry in entries for part in _parts(entry)]
 
 
 def _parts(entry: Entry) -> Sequence[Entry]:
     """Return the entry, or its messages if its text is several lines or contains a JSON record."""
     text = entry.text
+    if text[-1:] != "}" and "\n" not in text and ">1 " not in text:
+        return (entry,)
     if text.endswith("}") and '{"' in text:
         start = text.index('{"')
         header = parse_header(text[:start])

@@ -48,7 +48,7 @@ def is_log_document(path: Path) -> bool:
         if isinstance(value, dict) and _is_of_tickets(list(value)):
             return False
         text = json.dumps(value) if isinstance(value, dict | list) else ""
-        stored = [entry.text for entry in json_entries(text, 0) if entry.stored is not None]
+        stored = [entry.text for entry in json_entries(text, 0, _DECISIVE_RECORDS) if entry.stored is not None]
         if stored and _LOG_FIELD.search(text):
             return True
         messages += stored

@@ -23,7 +23,7 @@ SUBCODE_XIDS = frozenset(range(144, 151))
 CONDITIONAL_XIDS = SUBCODE_XIDS | {74, 157}
 """Interconnect errors that most GPUs survive; without confirmation they are no incident."""
 
-CONFIRMED_AT_ONCE = timedelta(hours=1)
+IMMEDIATE_CONFIRMATION = timedelta(hours=1)
 """A conditional error counts if a repair, reset, drain, failure, failed diagnostic or removal follows within this span,
 or if an event of :meth:`features.labels.facts.EventArrays.confirms_late` follows within ``labels.confirm_within``. A
 repair that names only the node counts for the GPUs it can be attributed to, see :func:`unattributed_repairs`."""
@@ -101,7 +101,7 @@ def find_evidence(
             evidence.signs.append(sign(i, int(facts.known[i])))
 
     # Predrain's drains follow its own alerts: accepting them as proof would let the model confirm itself.
-    confirms_now = is_failure | (facts.drains() & ~facts.own()) | facts.diagnostics(passed=False)
+    confirms_now = is_failure | (facts.drains() & ~facts.is_by_predrain()) | facts.diagnostics(passed=False)
     confirms_late, is_drain = facts.confirms_late(), facts.type == "drain"
     confirmers, late, late_drains = (
         _times_by_unit(facts, installations, chosen, candidates, unattributed)
@@ -273,10 +273,10 @@ def established_at(
     ``certain``: the unit's certain signs. A late confirmer answers the newest incident before it that is known with it:
     no candidate before a certain sign, or more than ``labels.merge_window`` before another candidate.
     Returns: for each candidate the earliest time (ms) at which the known facts hold a confirmer within
-    :data:`CONFIRMED_AT_ONCE` after it, a late one within ``labels.confirm_within``, or :data:`REPEATS` candidates,
+    :data:`IMMEDIATE_CONFIRMATION` after it, a late one within ``labels.confirm_within``, or :data:`REPEATS` candidates,
     including itself, within :data:`REPEATED_WITHIN`; :data:`foundation.times.NEVER` if they never do.
     """
-    immediate_ms = duration_ms(min(CONFIRMED_AT_ONCE, labels.confirm_within))
+    immediate_ms = duration_ms(min(IMMEDIATE_CONFIRMATION, labels.confirm_within))
     late_ms, repeated_ms = duration_ms(labels.confirm_within), duration_ms(REPEATED_WITHIN)
     apart_ms = duration_ms(labels.merge_window) + 1
     confirmers, late, certain, ordered = (sorted(moments) for moments in (confirmers, late, certain, candidates))

@@ -112,7 +112,7 @@ class EventArrays:
             count=count[order],
         )
 
-    def own(self) -> BoolArray:
+    def is_by_predrain(self) -> BoolArray:
         """Return which events predrain's controller caused."""
         return _test(self.source, lambda value: value.casefold().startswith(OWN_SOURCE))
 
@@ -145,7 +145,7 @@ class EventArrays:
         """
         mended = self.ends() & (self.type != "other") & ~_test(self.code, lambda code: normalized(code) in RESET_CODES)
         planned = _test(self.code, _is_planned) | _test(self.detail, _is_planned)
-        return (mended | (self.drains() & ~self.own()) | self.diagnostics(passed=False)) & ~planned
+        return (mended | (self.drains() & ~self.is_by_predrain()) | self.diagnostics(passed=False)) & ~planned
 
     def at_units(self, chosen: BoolArray, installations: Installations) -> tuple[Int64Array, Int64Array]:
         """Return (fact position, unit code) pairs; a fact about a node of GPUs has one for each GPU then on it."""

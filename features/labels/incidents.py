@@ -226,7 +226,7 @@ def out_of_use(record: IncidentEvidence) -> pd.DataFrame:
     disjoint. Whether a time lies in an interval depends only on facts known at that time.
     """
     installations, facts = record.installations, record.facts
-    drain_rows, drain_unit = facts.at_units(facts.drains() & ~facts.own(), installations)
+    drain_rows, drain_unit = facts.at_units(facts.drains() & ~facts.is_by_predrain(), installations)
     ended, ended_unit = facts.at_units(facts.releases() | facts.ends() | facts.diagnostics(passed=True), installations)
     drained = _intervals(
         np.stack([drain_unit, facts.known[drain_rows], facts.time[drain_rows]]),

@@ -137,7 +137,7 @@ def _drained_by_predrain(
     horizon_end: Int64Array,
 ) -> BoolArray:
     """Return the rows whose outcome is hidden by a drain of predrain."""
-    position, drained = facts.at_units(facts.drains() & facts.own(), installations)
+    position, drained = facts.at_units(facts.drains() & facts.is_by_predrain(), installations)
     is_hidden = np.zeros(len(unit), dtype=bool)
     if not len(position):
         return is_hidden

@@ -254,9 +254,9 @@ class Controlled:
     def _empty(self, place: int, remedy: Remedy | None) -> None:
         at = self._due.pop(place)
         costs, self._open[place][3] = self.policy.cost_benefit, at
-        gone, moved = evicted(self.fleet, self.jobs, place, at, self._left, costs.checkpoint)
-        self._left[moved] = gone
-        self._test(place, int(gone.max(initial=at)), remedy)
+        departed_at, moved_jobs = evicted(self.fleet, self.jobs, place, at, self._left, costs.checkpoint)
+        self._left[moved_jobs] = departed_at
+        self._test(place, int(departed_at.max(initial=at)), remedy)
 
     def _test(self, place: int, begins: int, remedy: Remedy | None) -> None:
         takes = procedure(remedy, self.diagnostic, self.policy.cost_benefit)
@@ -267,16 +267,16 @@ class Controlled:
     def _tested(self, place: int) -> None:
         fleet, (ends, remedy), row = self.fleet, self._tests.pop(place), self._open[place]
         units = [unit for unit, since, until in fleet.installations[place] if since <= ends < until]
-        ahead = (fleet.failed == place) & (fleet.at <= ends + duration_ms(self.reach)) & (ends < fleet.until)
+        is_ahead = (fleet.failed == place) & (fleet.at <= ends + duration_ms(self.reach)) & (ends < fleet.until)
         if self.diagnostic == "stated" and remedy is None and self.findable is not None:
-            ahead &= self.findable
-        if not (finds(remedy, self.diagnostic) and ahead.any()):
+            is_ahead &= self.findable
+        if not (finds(remedy, self.diagnostic) and is_ahead.any()):
             self._passed[place] = ends
             self._void |= dict.fromkeys(units, from_ms(ends))
             return
-        if (fleet.at[ahead] > row[1]).any():
+        if (fleet.at[is_ahead] > row[1]).any():
             row[4] = min(row[4], row[3] if remedy == "replace" else ends)
-        named = {fleet.unit[failure] for failure in np.flatnonzero(ahead)}
+        named = {fleet.unit[failure] for failure in np.flatnonzero(is_ahead)}
         self._sick |= dict.fromkeys(units if "" in named else named, Fact("diagnostic_failed", from_ms(ends)))
         self._test(place, ends + _RETRY_MS, "diagnose")
 

@@ -84,16 +84,16 @@ def count_outcome(
     """
     reach_ms, ready = duration_ms(reach), duration_ms(costs.checkpoint + LEAVE)
     same = fleet.failed == marks.node[:, None]
-    began = marks.at[:, None]
-    was_up = ~(same & (fleet.at <= began) & (fleet.until > began)).any(axis=1)
-    right = was_up & (same & (fleet.at > began) & (fleet.at <= began + reach_ms)).any(axis=1)
-    early = marks.at + np.where(marks.drained < NEVER, np.minimum(marks.drained, marks.until) - marks.at + ready, 0)
-    caught = (same & (fleet.at >= early[:, None]) & (fleet.at < marks.until[:, None])).any(axis=0)
+    started = marks.at[:, None]
+    was_up = ~(same & (fleet.at <= started) & (fleet.until > started)).any(axis=1)
+    is_hit = was_up & (same & (fleet.at > started) & (fleet.at <= started + reach_ms)).any(axis=1)
+    empty_at = marks.at + np.where(marks.drained < NEVER, np.minimum(marks.drained, marks.until) - marks.at + ready, 0)
+    is_caught = (same & (fleet.at >= empty_at[:, None]) & (fleet.at < marks.until[:, None])).any(axis=0)
     cheap = [Extras()] * len(loads) if extras is None else extras
     counted = [_counted(fleet, jobs, marks, costs, extra, soft=soft) for jobs, extra in zip(loads, cheap, strict=True)]
-    known = right | (was_up & (marks.at + reach_ms <= fleet.end))
+    known = is_hit | (was_up & (marks.at + reach_ms <= fleet.end))
     hits, moved, hit, spent, idle, repaired = (np.stack(values) for values in zip(*counted, strict=True))
-    actions, actions_right, actions_known = len(marks.at), int(right.sum()), int(known.sum())
+    actions, actions_right, actions_known = len(marks.at), int(is_hit.sum()), int(known.sum())
     probes = [extra.probes for extra in cheap]
     if extras is not None and not actions:
         finished = [len(probe.node) - int(probe.preempted.sum()) for probe in probes]
@@ -101,9 +101,9 @@ def count_outcome(
         requested_counts = [len(extra.checkpoints.job) for extra in cheap]
         actions = round(float(np.mean([len(probe.node) for probe in probes]) + np.mean(requested_counts)))
         actions_right, actions_known = round(float(np.mean(found_counts))), round(float(np.mean(finished)))
-    spared = [int((caught | np.isin(np.arange(len(caught)), probe.failure)).sum()) for probe in probes]
+    spared = [int((is_caught | np.isin(np.arange(len(is_caught)), probe.failure)).sum()) for probe in probes]
     nodes, alerts = np.unique(marks.node[known], return_counts=True)
-    hit_by = np.array([int(right[known & (marks.node == node)].sum()) for node in nodes], dtype=np.int64)
+    hit_by = np.array([int(is_hit[known & (marks.node == node)].sum()) for node in nodes], dtype=np.int64)
     low = bound_of_sizes(alerts, hit_by, _CONFIDENCE).lower if len(nodes) else 0.0
     return ReplayOutcome(
         actions, actions_known, actions_right, round(float(np.mean(spared))), low, float(hits.mean()),
@@ -124,7 +124,7 @@ def _counted(
     for job, cost in zip(extras.checkpoints.job, extras.checkpoints.hours, strict=True):
         first_node = jobs.node[int(np.argmax(jobs.job == job))]  # the first node of a gang
         spent[first_node] += cost
-    left: list[Ints] = []  # per mark: when the jobs of its node left it
+    departures: list[Ints] = []  # per mark: when the jobs of its node left it
     left_at = np.full(len(size), NEVER)
     free = _free(fleet, jobs, marks) if soft else None
     ends_at = np.minimum(marks.until, marks.found)  # a found fault is repaired immediately
@@ -141,14 +141,14 @@ def _counted(
             started = started[avoid & (jobs.gpus[started] <= free(times))]
         left_at[started] = jobs.start[started]  # it runs elsewhere
         if drained < until:
-            gone, left_by = evicted(fleet, jobs, int(node), int(drained), left_at, costs.checkpoint)
-            written = gone - duration_ms(LEAVE) - drained
+            departed_at, left_by = evicted(fleet, jobs, int(node), int(drained), left_at, costs.checkpoint)
+            written = departed_at - duration_ms(LEAVE) - drained
             rework = np.where(jobs.writes(left_by), written, jobs.unsaved(left_by, int(drained)))
-            left_at[left_by], moved = gone, moved + len(left_by)
+            left_at[left_by], moved = departed_at, moved + len(left_by)
             spent[node] += float((size[left_by] * (restart_times[left_by] + rework)).sum()) / HOUR_MS
-        left.append(left_at[entries].copy())
+        departures.append(left_at[entries].copy())
         left_at[entries] = NEVER
-        occupied_until = np.minimum(jobs.end[entries], left[mark])
+        occupied_until = np.minimum(jobs.end[entries], departures[mark])
         for since, ends in [] if soft else _up_intervals(fleet, int(node), int(at), int(ends_at[mark])):
             busy = np.clip(occupied_until, since, ends) - np.clip(jobs.start[entries], since, ends)
             idle[node] += max(float(fleet.gpus[node] * (ends - since)) - float(jobs.gpus[entries] @ busy), 0) / HOUR_MS
@@ -161,7 +161,7 @@ def _counted(
         standing = np.flatnonzero((marks.node == node) & (marks.at <= at) & (at < marks.until))
         entry = np.arange(bounds[node], bounds[node + 1])
         runs = (jobs.start[entry] <= at) & (jobs.end[entry] >= at)
-        hit_entries = entry[runs & (left[int(standing[0])] > at) if len(standing) else runs]
+        hit_entries = entry[runs & (departures[int(standing[0])] > at) if len(standing) else runs]
         share = jobs.gpus[hit_entries] / fleet.gpus[node] if unit else np.ones(len(hit_entries))
         hits += float(share.sum())
         unsaved = jobs.unsaved(hit_entries, at)
@@ -181,9 +181,9 @@ def _free(fleet: ReplayedFleet, jobs: Placements, marks: ReplayMarks) -> Callabl
     steps = [(gpus, instants, sign) for gpus, begin, end in occupied for instants, sign in ((begin, 1), (end, -1))]
     instants = np.concatenate([times for _, times, _ in steps])
     order = np.argsort(instants, kind="stable")
-    taken = np.concatenate([[0], np.cumsum(np.concatenate([sign * gpus for gpus, _, sign in steps])[order])])
+    in_use = np.concatenate([[0], np.cumsum(np.concatenate([sign * gpus for gpus, _, sign in steps])[order])])
     instants, total = instants[order], int(fleet.gpus.sum())
-    return lambda times: total - taken[np.searchsorted(instants, times)]
+    return lambda times: total - in_use[np.searchsorted(instants, times)]
 
 
 def _up_intervals(fleet: ReplayedFleet, node: int, begin: int, end: int) -> list[tuple[int, int]]:
@@ -229,5 +229,5 @@ def _mean_load(fleet: ReplayedFleet, jobs: Placements, costs: CostBenefitConfig)
     restart_hours = jobs.restart_times(costs) / HOUR_MS
     ask, unsaved = costs.checkpoint / timedelta(hours=1), jobs.every / 2 / HOUR_MS
     hit = busy * (unsaved + restart_hours) * jobs.gpus / fleet.gpus[jobs.node]
-    able = busy * jobs.writes(np.arange(len(busy)))
-    return np.array([(busy * (ask + restart_hours)).sum(), hit.sum(), (able * ask).sum(), (able * unsaved).sum()])
+    writing = busy * jobs.writes(np.arange(len(busy)))
+    return np.array([(busy * (ask + restart_hours)).sum(), hit.sum(), (writing * ask).sum(), (writing * unsaved).sum()])

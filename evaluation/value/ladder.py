@@ -62,7 +62,7 @@ FOLDS: Final = 5
 FAMILIES: Final[tuple[Ladder, ...]] = (RUNGS[:3], RUNGS[:4], RUNGS)
 """Families of rungs in test order: no effect on running jobs; checkpoint requests as well; evictions as well."""
 
-_NEVER: Final = timedelta(days=36_500)
+_NO_PROBE: Final = timedelta(days=36_500)
 
 AVOID_LIFT: Final = 3.0
 """Multiple of the mean node risk from which new jobs avoid a node, unless a drain pays at a lower risk."""
@@ -160,9 +160,9 @@ class LadderReplay:
             budget=self.assumed.budget, probes=self.probes,
         )  # fmt: skip
         policy = self.fleet.stage(settings, "soft" if rung == "avoid" else "hard")
-        least = Level.AVOID if rung == "avoid" else Level.SWAP
+        min_level = Level.AVOID if rung == "avoid" else Level.SWAP
         return Controlled(
-            self.fleet, self.scores, self.events, self.loads[0], policy, self.reach, "stated", least, self.findable,
+            self.fleet, self.scores, self.events, self.loads[0], policy, self.reach, "stated", min_level, self.findable,
             probing, self.reports,
         ).marks()  # fmt: skip
 
@@ -267,7 +267,7 @@ class LadderReplay:
         shares = self.probes.found if share is None else dict.fromkeys(self.probes.found, share)
         config = replace(self.probes, found=shares)
         if lift is not None:
-            config = replace(config, min_lift=lift, base_every=_NEVER)
+            config = replace(config, min_lift=lift, base_every=_NO_PROBE)
         found = self.findable if share is None else findable(self.fleet, config.found, self.seed)
         extras = [
             Extras(replay_probes(self.probe_replay(jobs, config, found, guided=guided), NO_ACTION), config=config)

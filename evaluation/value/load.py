@@ -25,7 +25,7 @@ _LATE_MS: Final = HOUR_MS
 UTILIZATION: Final = 0.9
 """Share of the fleet's GPU-hours that a generated load requests; assumption."""
 
-_AT: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
+_QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 _SHAPE: Final = (
     (1, 0.9317, (0.00028, 0.017, 0.034, 0.31, 0.75, 2.4, 5.3, 38.0, 240.0)),
     (2, 0.0221, (0.00056, 0.0031, 0.0044, 0.0058, 0.021, 20.0, 55.0, 150.0, 410.0)),
@@ -35,7 +35,7 @@ _SHAPE: Final = (
     (32, 0.0009, (0.00028, 0.092, 0.24, 1.0, 14.0, 17.0, 21.0, 40.0, 57.0)),
     (128, 0.00011, (0.00028, 0.092, 0.24, 1.0, 14.0, 17.0, 21.0, 40.0, 57.0)),
 )
-"""GPUs of a gang, share of all jobs, and hours at the quantiles :data:`_AT`. Rounded from the 82,247 jobs of the trace
+"""GPUs of a gang, share of all jobs, and hours at :data:`_QUANTILES`. Rounded from the 82,247 jobs of the trace
 of Microsoft's Philly cluster, September to December 2017 (Jeon et al., USENIX ATC 2019; msr-fiddle/philly-traces,
 CC-BY-4.0): sizes rounded up to powers of two, from 33 GPUs to 128; hours pooled for sizes from 17 GPUs."""
 
@@ -123,8 +123,8 @@ def jobs_of_table(jobs: pd.DataFrame, nodes: pd.Index, gpus: Ints, end: int, che
     place = nodes.get_indexer(jobs["node"].astype("str"))
     jobs, place = jobs[place >= 0], place[place >= 0].astype(np.int64)
     on_node = jobs["gpus"].to_numpy(dtype=np.float64, na_value=np.nan)
-    whole = np.where(jobs["gpu"].notna().to_numpy(), 1.0, gpus[place].astype(np.float64))
-    gpus_on_node = np.where(np.isnan(on_node), whole, on_node).astype(np.int64)
+    gpus_of_job = np.where(jobs["gpu"].notna().to_numpy(), 1.0, gpus[place].astype(np.float64))
+    gpus_on_node = np.where(np.isnan(on_node), gpus_of_job, on_node).astype(np.int64)
     hit = jobs["outcome"].astype("str").str.lower().eq("node_fail").to_numpy()
     every = np.full(len(jobs), checkpoint_every.total_seconds())
     if "checkpoint_every_s" in jobs:
@@ -166,8 +166,8 @@ def generated_load(
     total, span = int(gpus.sum()), end - begin
     hours = np.array([_hours_of(row[2], (np.arange(1000) + 0.5) / 1000).mean() for row in _SHAPE])
     capped = np.minimum(sizes, total)
-    wanted = UTILIZATION * total * span / HOUR_MS
-    count = max(1, round(wanted / float((shares * capped * hours).sum() / shares.sum())))
+    target_hours = UTILIZATION * total * span / HOUR_MS
+    count = max(1, round(target_hours / float((shares * capped * hours).sum() / shares.sum())))
     kind = rng.choice(len(sizes), count, p=shares / shares.sum())
     durations = np.empty(count)
     for number, row in enumerate(_SHAPE):
@@ -180,7 +180,7 @@ def generated_load(
 
 def _hours_of(quantiles: tuple[float, ...], at: Floats) -> Floats:
     """Interpolate quantiles of hours, linearly in the logarithm."""
-    return np.asarray(np.exp(np.interp(at * _AT[-1], _AT, np.log(np.maximum(quantiles, 1 / 60)))))
+    return np.asarray(np.exp(np.interp(at * _QUANTILES[-1], _QUANTILES, np.log(np.maximum(quantiles, 1 / 60)))))
 
 
 def first_fit(gpus: Ints, size: Ints, arrival: Ints, duration: Ints, end: int, every: int) -> Placements:
@@ -191,14 +191,14 @@ def first_fit(gpus: Ints, size: Ints, arrival: Ints, duration: Ints, end: int, e
     Returns: the jobs that start before ``end``; a gang starts on all its nodes together.
     """
     free, now = gpus.copy(), 0
-    began: list[int] = []
-    taken: list[tuple[Ints, Ints]] = []
+    starts: list[int] = []
+    allocations: list[tuple[Ints, Ints]] = []
     running: list[tuple[int, int]] = []
     for job, (wanted, arrived, long) in enumerate(zip(size.tolist(), arrival.tolist(), duration.tolist(), strict=True)):
         now = max(now, arrived)
         while True:
             while running and running[0][0] <= now:
-                nodes, gpus_by_node = taken[heapq.heappop(running)[1]]
+                nodes, gpus_by_node = allocations[heapq.heappop(running)[1]]
                 free[nodes] += gpus_by_node
             nodes, gpus_by_node = _room(free, gpus, wanted)
             if len(nodes):
@@ -207,12 +207,14 @@ def first_fit(gpus: Ints, size: Ints, arrival: Ints, duration: Ints, end: int, e
         if now >= end:
             break
         free[nodes] -= gpus_by_node
-        began.append(now)
-        taken.append((nodes, gpus_by_node))
+        starts.append(now)
+        allocations.append((nodes, gpus_by_node))
         heapq.heappush(running, (now + long, job))
-    node, on_node = (np.concatenate([ints[:0], *(part[k] for part in taken)]) for k, ints in enumerate((size, gpus)))
-    number = np.repeat(np.arange(len(began)), [len(nodes) for nodes, _ in taken])
-    start = np.array(began, dtype=np.int64)[number]
+    node, on_node = (
+        np.concatenate([ints[:0], *(part[k] for part in allocations)]) for k, ints in enumerate((size, gpus))
+    )
+    number = np.repeat(np.arange(len(starts)), [len(nodes) for nodes, _ in allocations])
+    start = np.array(starts, dtype=np.int64)[number]
     return Placements.ordered(number, node, on_node, start, start + duration[number], every)
 
 
@@ -221,10 +223,10 @@ def _room(free: Ints, gpus: Ints, wanted: int) -> tuple[Ints, Ints]:
     first = int((free >= wanted).argmax())
     if free[first] >= wanted:
         return np.array([first]), np.array([wanted])
-    whole = np.flatnonzero(free == gpus) if wanted > gpus.max() else np.empty(0, dtype=np.int64)
-    needed = int(np.searchsorted(np.cumsum(gpus[whole]), wanted)) + 1
-    whole = whole[:needed] if needed <= len(whole) else whole[:0]
-    return whole, gpus[whole]
+    empty_nodes = np.flatnonzero(free == gpus) if wanted > gpus.max() else np.empty(0, dtype=np.int64)
+    needed = int(np.searchsorted(np.cumsum(gpus[empty_nodes]), wanted)) + 1
+    empty_nodes = empty_nodes[:needed] if needed <= len(empty_nodes) else empty_nodes[:0]
+    return empty_nodes, gpus[empty_nodes]
 
 
 LEAVE: Final = timedelta(minutes=1)

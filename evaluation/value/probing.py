@@ -57,9 +57,9 @@ class Probes:
     def repairs(self, fleet: ReplayedFleet) -> list[list[int]]:
         """Return rows of :class:`ReplayMarks`: a node with a found fault is out of service until its repair ends."""
         hit = self.failure >= 0
-        over = fleet.until[self.failure[hit]]
+        repaired_at = fleet.until[self.failure[hit]]
         ends = self.end[hit]
-        return np.column_stack([self.node[hit], ends, over, ends, ends]).tolist()
+        return np.column_stack([self.node[hit], ends, repaired_at, ends, ends]).tolist()
 
     def spent(self, fleet: ReplayedFleet, jobs: Placements, config: ProbeConfig) -> Floats:
         """Return the cost of each probe in GPU-hours: energy and wear, and delayed jobs."""
@@ -233,19 +233,24 @@ class ProbeReplay:
 
     def _candidate(self, place: int, risk: float, decided_at: datetime) -> Candidate:
         """Return the candidate of a node, cached while unchanged."""
-        probed, shown = self._probed.get(place), self._shown.get(place)
-        if shown is None or shown.decided_at != decided_at or shown.risk != risk or shown.probed is not probed:
+        probed, candidate = self._probed.get(place), self._shown.get(place)
+        if (
+            candidate is None
+            or candidate.decided_at != decided_at
+            or candidate.risk != risk
+            or candidate.probed is not probed
+        ):
             ends = decided_at + self._policy.horizon
-            shown = self._shown[place] = Candidate(self._views[place], risk, decided_at, ends, _FREE, True, probed)
-        return shown
+            candidate = self._shown[place] = Candidate(self._views[place], risk, decided_at, ends, _FREE, True, probed)
+        return candidate
 
     def _begin(self, place: int, now: int) -> int:
         fleet, takes = self._fleet, duration_ms(self._policy.probes.duration)
         ends = min(now + takes, self._idle[place])
         preempted, failure = ends < now + takes, -1
         if not preempted:
-            ahead = (fleet.failed == place) & (fleet.at > ends) & (fleet.at <= ends + self._reach) & self._found
-            failure = int(ahead.argmax()) if ahead.any() else -1
+            is_ahead = (fleet.failed == place) & (fleet.at > ends) & (fleet.at <= ends + self._reach) & self._found
+            failure = int(is_ahead.argmax()) if is_ahead.any() else -1
         self._running[place] = [place, now, ends, preempted, failure]
         self._rows.append(self._running[place])
         heapq.heappush(self._rounds, _next_round(ends))
@@ -266,8 +271,8 @@ def replay_probes(replay: ProbeReplay, closed: ReplayMarks) -> Probes:
 def after_passes(at: list[int], risks: Floats, passed: Floats, probes: Probes, config: ProbeConfig) -> Floats:
     """Return the risks at each decision, lowered for nodes that recently passed a probe."""
     lowered, times = risks.copy(), np.array(at)
-    good = (probes.failure < 0) & ~probes.preempted
-    for node, end in zip(probes.node[good], probes.end[good], strict=True):
+    is_pass = (probes.failure < 0) & ~probes.preempted
+    for node, end in zip(probes.node[is_pass], probes.end[is_pass], strict=True):
         rows = (times >= end) & (times < end + duration_ms(config.lowers_for))
         lowered[rows, node] = passed[rows, node]
     return lowered
@@ -290,13 +295,13 @@ class Checkpoints:
         """Build from rows of job and time."""
         job, at = np.array(list(rows), dtype=np.int64).reshape(-1, 2).T
         sizes = dict(zip(jobs.job.tolist(), jobs.size.tolist(), strict=True))
-        hours = [sizes[one] * (costs.checkpoint / timedelta(hours=1)) for one in job.tolist()]
+        hours = [sizes[job_number] * (costs.checkpoint / timedelta(hours=1)) for job_number in job.tolist()]
         return cls(job, at, np.array(hours, dtype=np.float64))
 
     def unsaved(self, job: int, at: int) -> int:
         """Return the time since a job's last requested checkpoint, in milliseconds; ``NEVER`` if there is none."""
-        asked = self.at[(self.job == job) & (self.at <= at)]
-        return at - int(asked[-1]) if len(asked) else NEVER
+        requests = self.at[(self.job == job) & (self.at <= at)]
+        return at - int(requests[-1]) if len(requests) else NEVER
 
 
 NO_CHECKPOINTS: Final = Checkpoints(_NONE, _NONE, _NONE.astype(np.float64))
@@ -315,8 +320,8 @@ def replay_checkpoints(
     for number, now in enumerate(at):
         runs = np.flatnonzero((jobs.start <= now) & (jobs.end > now) & ~np.isnan(risks[number, jobs.node]))
         # prefilter by upper bounds: the interval bounds the unsaved work, the sum of node risks bounds the job's risk
-        most = np.bincount(jobs.job[runs], risks[number, jobs.node[runs]], jobs_of)
-        runs = runs[jobs.every[runs] * most[jobs.job[runs]] > cost]
+        highest_risk = np.bincount(jobs.job[runs], risks[number, jobs.node[runs]], jobs_of)
+        runs = runs[jobs.every[runs] * highest_risk[jobs.job[runs]] > cost]
         views: dict[int, JobView] = {}
         on_node: defaultdict[int, list[JobView]] = defaultdict(list)
         names: dict[str, int] = {}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evaluation.value.gpu_hours import _free, count_outcome, mean_prices, net_interval, net_of
 from evaluation.value.load import (
-    _AT,
+    _QUANTILES,
     _SHAPE,
     HOUR_MS,
     Placements,
@@ -98,7 +98,7 @@ def test_the_shape_of_generated_jobs_is_that_of_the_trace():
     for gpus, share, quantiles in _SHAPE:
         hours = trace["duration"][(power == gpus) | ((power >= 32) & (gpus >= 32))] / 3600
         assert share == pytest.approx((power == gpus).mean(), rel=0.02)
-        assert quantiles == pytest.approx(tuple(hours.quantile(_AT)), rel=0.06, abs=1e-4)
+        assert quantiles == pytest.approx(tuple(hours.quantile(_QUANTILES)), rel=0.06, abs=1e-4)
     gang = trace["num_gpus"] >= 8
     assert trace["gpu_time"][gang].sum() / trace["gpu_time"].sum() == pytest.approx(0.62, abs=0.005)
 

@@ -149,15 +149,14 @@ class KubernetesClient:
         pool.pool_classes_by_scheme = {"http": _Http, "https": _Https}
         self._pool = pool
 
-    def _has_renewed(self, rejected: urllib3.PoolManager) -> bool:
-        """Whether there are other credentials than the rejected ones, after loading them at most every 10 s."""
+    def _replace(self, rejected: urllib3.PoolManager) -> None:
+        """Load other credentials than the rejected ones, at most every 10 s."""
         with self._renewing:
             is_due = time.monotonic() - self._renewed_s >= _RENEW_S
             if self._renew is not None and self._pool is rejected and is_due:
                 self._renewed_s = time.monotonic()
                 with suppress(Exception):  # a file that is being replaced, or a plug-in, may fail in any way
                     self._use(self._renew())
-            return self._pool is not rejected
 
     def request(
         self,
@@ -205,7 +204,7 @@ class KubernetesClient:
                     self._rate.wait()
                     pool = self._pool
                     response = self._send(method, _url(path, params), data, headers, end)
-                    if response.status == _UNAUTHORIZED and self._has_renewed(pool):
+                    if response.status == _UNAUTHORIZED and self._pool is not pool:
                         response = self._send(method, _url(path, params), data, headers, end)
                     if response.status in _TRANSIENT and response.status not in final:
                         raise Unreachable(response.problem, retry_after_s=response.retry_after_s)
@@ -340,6 +339,8 @@ class KubernetesClient:
             ) as response:  # fmt: skip
                 if response.headers.get("Content-Encoding", "identity").lower() != "identity":
                     raise Unreachable(f"{problem}: it is compressed, which was not requested")
+                if response.status == _UNAUTHORIZED:
+                    self._replace(pool)
                 with cast("_Bounded", response.connection).cut_after(longest_s):
                     yield response
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
@@ -347,7 +348,7 @@ class KubernetesClient:
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             causes = [cause for cause in error.args if isinstance(cause, ssl.SSLError)]
             if causes:
-                self._has_renewed(pool)
+                self._replace(pool)
                 if isinstance(causes[0], ssl.SSLCertVerificationError):
                     raise Unreachable(f"the certificate of {self.name} is rejected: {error}", sent=False) from error
                 problem = f"{self.name} ended the TLS connection, possibly because it rejects the client certificate"
@@ -387,7 +388,10 @@ def connect(
     configuration = _configuration(kubeconfig, context)
 
     def renew() -> Credentials:
-        return _credentials(_configuration(kubeconfig, context))
+        renewed = _configuration(kubeconfig, context)
+        if renewed.host != configuration.host:  # the current context of a kubeconfig may have changed
+            raise ConfigException("the configuration names another server")
+        return _credentials(renewed)
 
     pool, headers = _credentials(configuration)
     return KubernetesClient(pool, configuration.host, headers, limits=limits, agent=agent, renew=renew)

@@ -273,6 +273,44 @@ def test_rotated_credentials_are_loaded_once_the_server_rejects_the_old_ones(
         assert cluster.get("/x")
 
 
+def test_a_watch_that_is_rejected_is_begun_again_with_rotated_credentials(server: Server) -> None:
+    server.answers = [answer(401, {"message": "Unauthorized"}), stream(b'{"type": "ADDED"}\n')]
+    with urllib3.PoolManager() as old, urllib3.PoolManager() as new:
+        cluster = KubernetesClient(
+            old, server.url, lambda: {"Authorization": "old"}, renew=lambda: (new, lambda: {"Authorization": "new"})
+        )
+        with pytest.raises(ApiRefused, match="401"):
+            watched(cluster)
+        assert watched(cluster) == ["ADDED"]
+    assert server.tokens == ["old", "new"]
+
+
+def test_another_clusters_credentials_are_not_sent_once_the_current_context_is_another(tmp_path: Path) -> None:
+    tokens: list[str | None] = []
+
+    class Refusing(Authenticating):
+        def do_GET(self) -> None:
+            tokens.append(self.headers.get("Authorization"))
+            super().do_GET()
+
+    with serving(Refusing) as url:
+        content = {
+            "clusters": [{"name": "c", "cluster": {"server": url}}, {"name": "d", "cluster": {"server": f"{url}/d"}}],
+            "users": [{"name": name, "user": {"token": name}} for name in ("old", "new")],
+            "contexts": [
+                {"name": "x", "context": {"cluster": "c", "user": "old"}},
+                {"name": "y", "context": {"cluster": "d", "user": "new"}},
+            ],
+            "current-context": "x",
+        }
+        (tmp_path / "config").write_text(yaml.safe_dump(content))
+        cluster = connect(tmp_path / "config")
+        (tmp_path / "config").write_text(yaml.safe_dump({**content, "current-context": "y"}))
+        with pytest.raises(ApiRefused, match="401"):
+            cluster.get("/x")
+    assert set(tokens) == {"Bearer old"}
+
+
 @pytest.mark.parametrize("content", [None, "", "a: [", "clusters: 5", "[]"])
 def test_a_kubeconfig_that_cannot_be_used(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "config"

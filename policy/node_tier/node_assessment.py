@@ -146,7 +146,10 @@ def _remember(
         state = replace(state, episode=now)
     level = node.marks.level
     lowered = previous.seen >= Level.AVOID and level < previous.seen and previous.target >= previous.seen
-    if (node.readable and lowered) or (node.marker_removed and state.marker_removed_at is None):
+    # A marker that has expired since the last decision, and left no record, was released without the lease.
+    end = previous.tier.expires_at
+    expired = level is Level.NONE and end is not None and end <= now and all(hit.seen_at >= end for hit in hits)
+    if (node.readable and lowered and not expired) or (node.marker_removed and state.marker_removed_at is None):
         state = replace(state, marker_removed_at=now)
     since = state.marker_removed_at
     if since is None:

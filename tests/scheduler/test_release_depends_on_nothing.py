@@ -27,7 +27,7 @@ from scheduler.ports.report import RoundReport
 from scheduler.ports.workloads import CheckpointOffer, HookReply
 from tests import waiting
 from tests.policy.decide_world import STEP, T0, config
-from tests.scheduler.cluster import Cluster, at_risk, marked
+from tests.scheduler.cluster import Cluster, at_risk, marked, without_our_taints
 from tests.scheduler.evacuation.emptying_cluster import FAST, Recording, workload
 from tests.scheduler.faults import MemoryVerification, MemoryWorkloads
 
@@ -454,3 +454,23 @@ def test_an_overdue_mark_is_released_without_the_lease_and_a_current_one_stays()
     cluster.scored(n1=0.9, n2=0.9)
     cluster.round()
     assert set(cluster.levels()) == {"n1", "n2"}, "nobody took the marks off by hand"
+
+
+@pytest.mark.parametrize(("risk", "by_hand"), [(0.4, False), (0.9, False), (0.9, True)])
+def test_a_mark_that_was_released_without_the_lease_is_set_again_and_one_that_a_person_removed_is_not(
+    risk: float, by_hand: bool
+) -> None:
+    cluster = marked(4, n1=risk)
+    before, hold_lease = cluster.levels(), cluster.scheduler.hold_lease
+    cluster.scheduler.hold_lease = Mock(side_effect=SchedulerError("the folder hangs"))
+    cluster.clock.move(2 * STEP + timedelta(minutes=10))
+    if by_hand:
+        cluster.write("n1", lambda node: without_our_taints(node, cluster))
+    else:
+        cluster.round()
+        assert cluster.levels() == {}
+    cluster.scheduler.hold_lease = hold_lease
+    cluster.restart()
+    cluster.scored(n1=risk)
+    cluster.round()
+    assert cluster.levels() == ({"n1": Level.PUBLISH} if by_hand else before)

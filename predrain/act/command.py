@@ -379,14 +379,14 @@ def _lines(report: "RoundReport") -> list[str]:
     content: dict[str, Any] = report.to_json()
     inactive = "not active" if report.errors else "standby: another replica holds the lease"
     lines = [f"{report.at:%Y-%m-%d %H:%M:%S} UTC" + ("" if report.active else f": {inactive}")]
-    nodes_of: dict[str, tuple[str, ...]] = {}
+    reasons_of: dict[str, tuple[str, ...]] = {}
     for step in report.steps:
         action = step.action
         message = f": {step.message}" if step.message else ""
         lines.append(f"{step.outcome:<8} {action.verb} {action.node} ({action.tier}){message}")
-        if nodes_of.get(action.node) != action.reasons:  # the same for each step on a node
+        if reasons_of.get(action.node) != action.reasons:  # the same for each step on a node
             lines += [f"         why: {reason}" for reason in action.reasons]
-        nodes_of[action.node] = action.reasons
+        reasons_of[action.node] = action.reasons
         lines += [f"         {write.message}" for write in step.writes]
     lines += [step.line for step in report.work]
     lines += [f"         {write.message}" for step in report.work for write in step.writes]

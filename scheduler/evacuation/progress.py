@@ -53,8 +53,8 @@ class Evacuating:
     """Progress of one node: its evacuation, or a cheaper rung of the ladder.
 
     ``began_at``: when its drain marker was first seen; part of all keys, so that each drain has its own.
-    ``phase``: ``evacuating``; ``suggestion``: jobs are asked for a checkpoint and stay; ``verifying``: the node is
-    empty, and the diagnostic is due or running; then its result, or ``done`` without a diagnostic.
+    ``phase``: ``evacuating``; ``asking``: jobs are asked for a checkpoint and stay; ``verifying``: the node is empty,
+    and the diagnostic is due or running; then its result, or ``done`` without a diagnostic.
     ``request``: the cheaper rung; None: a drain.
     ``mark_since``: start that the drain marker states; another value means another drain. It may come from another
     machine's clock, and is only compared for equality.

@@ -122,13 +122,13 @@ def unpack(prefix: str, kind: type[T], text: str, label: str) -> T:
 
     Raises ``ValueError``, which names ``label``, if the text is corrupt, or has another prefix or format.
     """
-    start, _, digest_end = text.rpartition(" ")
+    start, _, payload = text.rpartition(" ")
     name, _, digest = start.rpartition(" ")
     if name != prefix:
         raise ValueError(f"{label} begins with {text[:24]!r}, expected {prefix!r}")
     try:
         unpacker = zlib.decompressobj()
-        plain = unpacker.decompress(base64.b64decode(digest_end, validate=True), _MAX_BYTES)
+        plain = unpacker.decompress(base64.b64decode(payload, validate=True), _MAX_BYTES)
     except (binascii.Error, zlib.error) as error:
         raise ValueError(f"{label} is damaged: {error}") from None
     if unpacker.unconsumed_tail or not unpacker.eof or hashlib.sha256(plain).hexdigest() != digest:

@@ -54,17 +54,17 @@ EVERYTHING: Final = TokenGrant("", frozenset({"admin"}))
 
 def scoped_token(line: str, number: int, location: str) -> tuple[bytes, TokenGrant]:
     """Parse a line: scopes, ``sha256:`` with the hexadecimal SHA-256 of the token, and a name for the log."""
-    written, *scope_names = line.split()
+    written, *words = line.split()
     scopes = frozenset(written.split(","))
     if not scopes <= set(SCOPES):
         # The word may be a token written without a scope, so the error must not contain it.
         raise InputError(
             "a line does not begin with scopes", location, f"Choose from {', '.join(SCOPES)}. {HOW_TO_WRITE}"
         )
-    match = _DIGEST.fullmatch(scope_names[0]) if scope_names else None
+    match = _DIGEST.fullmatch(words[0]) if words else None
     if match is None:
         raise InputError("a line has no SHA-256 of a token", location, HOW_TO_WRITE)
-    return bytes.fromhex(match[1]), TokenGrant(" ".join(scope_names[1:]) or f"line {number}", scopes)
+    return bytes.fromhex(match[1]), TokenGrant(" ".join(words[1:]) or f"line {number}", scopes)
 
 
 class ScopedTokens:

@@ -59,24 +59,24 @@ def _courses(scores: Path, dataset: Dataset) -> dict[str, dict[str, list[float |
     """Read the telemetry behind the reasons of the riskiest units: hourly means, or hourly increases of counters."""
     _, newest = decision_folders(scores)[-1]
     records = pq.read_table(newest / PARQUET, columns=["unit", "node", "risk", "reasons"]).to_pylist()
-    units_of: dict[str, list[str]] = {}
+    channels_of: dict[str, list[str]] = {}
     of_bucket: defaultdict[int, list[str]] = defaultdict(list)
     for record in sorted(records, key=lambda record: -(record["risk"] or 0.0)):
         named = dict.fromkeys(reason.get("channel") for reason in record["reasons"])
         channels = [name for name in named if name in dataset.schema.names]
-        if channels and len(units_of) < _MAX_COURSES:
-            units_of[record["unit"]] = channels
+        if channels and len(channels_of) < _MAX_COURSES:
+            channels_of[record["unit"]] = channels
             of_bucket[dataset.bucket_of(record["node"])].append(record["unit"])
     key, end, catalogue = dataset.meta.unit, dataset.meta.span[1], resolve_channels({})
     courses: dict[str, dict[str, list[float | None]]] = {}
     for bucket, units in of_bucket.items():
-        names = sorted({name for unit in units for name in units_of[unit]})
+        names = sorted({name for unit in units for name in channels_of[unit]})
         samples = dataset.read_bucket(bucket, [key, "timestamp", *names], since=end - COURSE, until=end).to_pandas()
         hour = (samples["timestamp"] - pd.Timestamp(end - COURSE)) // pd.Timedelta(hours=1)
         for unit in units:
             rows = samples[key] == unit
             course: dict[str, list[float | None]] = {}
-            for name in units_of[unit]:
+            for name in channels_of[unit]:
                 values = samples.loc[rows, name].astype("float64")
                 rises = name in catalogue and catalogue[name].kind == "counter"
                 by_hour = (values.diff().clip(lower=0) if rises else values).groupby(hour[rows])

@@ -112,8 +112,9 @@ def _combined_columns(names: list[str]) -> dict[str, dict[str, int]]:
     The bit mask of nvidia-smi's clock event reasons, and the totals of NVLink links, unless the table has them.
     """
     combined: dict[str, dict[str, int]] = {}
+    lowered = {name.lower() for name in names}
     for name in names:
-        if (link := _LINK.fullmatch(name)) is not None and f"{link[1]}_TOTAL" not in names:
+        if (link := _LINK.fullmatch(name)) is not None and f"{link[1]}_TOTAL".lower() not in lowered:
             combined.setdefault(f"{link[1]}_TOTAL", {})[name] = 0
     has_mask = any(re.fullmatch(r"clocks_(?:event|throttle)_reasons(?:[._]active)?", name) for name in names)
     reasons = {name: bit for name in names if _CLOCK_REASON.fullmatch(name) and (bit := clock_reason(name))}

@@ -127,7 +127,9 @@ def as_yaml(content: Mapping[str, Any]) -> list[str]:
 
 
 def _quoted(name: Any) -> str:
-    return yaml.safe_dump(name, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+    style = '"' if "\n" in str(name) else None  # on one line
+    text = yaml.safe_dump(name, default_style=style, default_flow_style=True, width=10_000)
+    return text.removesuffix("...\n").strip()
 
 
 Tables = Mapping[str, Sequence[Path]]

@@ -129,6 +129,7 @@ SQUEUE = """\
 JOBID|USER|ST|START_TIME|END_TIME|NODELIST(REASON)|TRES_ALLOC
 7|ann|R|2026-03-01T00:00:00|2026-03-02T00:00:00|node-[0-1]|cpu=1,gres/gpu:a100_3g.20gb=2,gres/gpu=2
 8|ann|CG|2026-03-01T00:10:00|2026-03-01T00:20:00|node-1|cpu=1,gres/gpu=1
+11|ann|CF|2026-03-01T00:15:00|2026-03-02T00:00:00|node-1|cpu=1,gres/gpu=1
 9|ann|PD|2026-03-05T00:00:00|N/A||cpu=1,gres/gpu=1
 10|ann|PENDING|N/A|N/A|(Priority)|cpu=1,gres/gpu=1
 """
@@ -137,6 +138,7 @@ JOBID|USER|ST|START_TIME|END_TIME|NODELIST(REASON)|TRES_ALLOC
 def test_squeue_in_columns_of_its_own_names(tmp_path: Path) -> None:
     jobs, result = imported(tmp_path, "squeue.csv", SQUEUE)
     assert jobs == [
+        ("11", "node-1", "00:15", None, 1, None),
         ("7", "node-0", "00:00", None, 1, None),
         ("7", "node-1", "00:00", None, 1, None),
         ("8", "node-1", "00:10", None, 1, None),
@@ -202,13 +204,15 @@ def test_hosts_of_pbs_and_lsf(tmp_path: Path) -> None:
     ]
     text = "JOBID;STAT;EXEC_HOST;START_TIME;FINISH_TIME;GPU_NUM\n" + "".join(rows)
     text += "8;RUN;node-1;Sun Mar  1 00:30:00 2026;Sun Mar  1 02:00:00 2026;1\n9;PEND;-;-;-;-\n"
+    text += "7;SSUSP;node-1;Sun Mar  1 00:40:00 2026;-;1\n"
     jobs, result = imported(tmp_path, "bjobs.csv", text, UTC, max_loss=1.0)
     expected = [
         (str(job), f"node-{number}", "00:00", "01:00", 4 // len(nodes), "done")
         for job, (_, nodes) in enumerate(HOSTS, 10)
         for number in nodes
     ]
-    assert jobs == [*expected, ("8", "node-1", "00:30", None, 1, None)]
+    running = [("7", "node-1", "00:40", None, 1, None), ("8", "node-1", "00:30", None, 1, None)]
+    assert jobs == [*expected, *running]
     assert dict(result.accounting.tables["jobs"].left_out)["has not started"] == 1
 
 

@@ -64,6 +64,10 @@ CSV = {
     "1;01/03/2026 00:10;01/03/2026 02:00;node-0;1;GPU averiada\n2;13/03/2026 02:00;;node-9;1;GPU averiada\n",
     "Japanese": "番号,作成日時,解決日時,ホスト名,スロット,件名\n"
     "1,2026/03/01 00:10,2026/03/01 02:00,node-0,1,GPU 故障\n",
+    "a line end in the header": '"Date\nopened",Resolved,Host,Slot,Summary\n'
+    "2026-03-01 00:10,2026-03-01 02:00,node-0,1,GPU lost\n",
+    "Chinese, address and name of the host": "创建时间,解决时间,主机,主机名,槽位,标题\n"
+    "2026-03-01 00:10,2026-03-01 02:00,10.0.0.1,node-0,1,GPU 掉卡\n",
     "Chinese": "工单号,创建时间,解决时间,主机名,槽位,标题\n1,2026-03-01 00:10,2026-03-01 02:00,node-0,1,GPU 掉卡\n",
     "empty notes": "Task ID,Opened,Date fixed,Issue,Notes,Devices,Slot\n"
     "1,2026-03-01 00:10,2026-03-01 02:00,GPU dead,,node-0,1\n",

@@ -80,6 +80,9 @@ EXPORTS = {
         '{{"ts": "{time}", "hostname": "node-0", '
         '"devices": [{{"uuid": "{gpu}", "temperature": {temp}, "power_mw": 300000}}]}}',
     ),
+    "limits.csv": lines(  # the most that the device can do, before what it does
+        "time,host,uuid,max_power_w,max_temperature_c,temperature_c,power_w", "{time},node-0,{gpu},700,90,{temp},300"
+    ),
     "influx.csv": lines(
         "time,host,uuid,mean_temperature_gpu,last_power_draw", "{time},node-0,{gpu},{temp},300"
     ),

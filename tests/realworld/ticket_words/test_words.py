@@ -83,7 +83,7 @@ WORDS = {
             "failed login", "user failed to authenticate", "job failed with OOM", "BMC battery dead", "lost and found",
             "GPU retired from service", "password reset", "storage failed over", "fixed by reboot",
             "lunch", "GPU fell off the bus: false alarm", "NFF", "No replacement needed", "fault_end", "Node rebooted",
-            "GPU quota not visible", "GPU fault not found",
+            "GPU quota not visible", "GPU fault not found", "GPU 3 无故障", "GPU 故障解除", "GPU 故障なし",
             "broken pipe in training", "dead letter queue", "Slurm down", "network is down", "conda env broken",
             "lost password", "error in the docs", "4 of 8 GPUs requested", "replaced toner", "Replaced network card",
             "Replaced SFP in leaf switch", "replaced CX7",

@@ -1,5 +1,6 @@
 """Counters that rise faster than any device counts, and samples that say that a GPU is lost."""
 
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -59,16 +60,20 @@ def test_a_lasting_counter_that_returns_from_zero_has_not_risen(tmp_path: Path, 
     assert result.accounting.tables["sample values"].left_out[DEAD_CHANNEL] == 6
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_links_of_a_gpu_are_summed_unless_the_table_has_their_total(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "spelled"), [("csv", str.upper), ("parquet", str.upper), ("csv", str.lower)])
+def test_links_of_a_gpu_are_summed_unless_the_table_has_their_total(
+    tmp_path: Path, kind: str, spelled: Callable[[str], str]
+) -> None:
     frame = samples_frame(gpus=1, times=4)
     names = "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT", "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT"
     for name, (link, last) in product(names, ((0, 9), (1, None), (17, 7))):
         frame[f"{name}_L{link}"] = [0, 1, 2, last]
-    frame[f"{names[1]}_TOTAL"] = 4
+    total = spelled(f"{names[1]}_TOTAL")
+    frame[total] = 4
     path = tmp_path / f"samples.{kind}"
     frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
-    rows = all_samples(run_import(tmp_path, samples=[path]))
+    mapping = f"samples: {{columns: {{{total}: nvlink_replay_total}}}}"
+    rows = all_samples(run_import(tmp_path, samples=[path], mapping=mapping))
     assert rows["nvlink_crc_flit_total"].tolist() == [0, 3, 6, 16]
     assert rows["nvlink_replay_total"].tolist() == [4] * 4
 

@@ -184,6 +184,8 @@ def _add_condition(
     key = f"condition {kind}"
     since_ms = transitions_ms[key] = timestamp_ms(condition.get("lastTransitionTime"))
     reason, message = str(condition.get("reason") or ""), str(condition.get("message") or "")
+    if rule is not None and rule.condition == "*" and "xid" in f"{kind} {reason} {message}".lower():
+        rule = rule.model_copy(update={"type": "xid"})  # without the word, a code is that of a program
     # The event's code names the condition, unless it is an XID or a rule's code.
     name = kind if rule is not None and (rule.code or rule.type == "xid") else ""
     detail = ": ".join(text for text in (name, status, reason, message) if text)[:DETAIL_LENGTH]

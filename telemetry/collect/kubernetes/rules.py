@@ -99,7 +99,7 @@ _GOOD_NAME: Final = re.compile(
     r"|^No(?=[A-Z])"
 )
 # For patterns without a status: of conditions with such a name, False is the faulty status, otherwise True.
-_OF_HARDWARE: Final = Rule(condition="*", type="xid")
+_OF_HARDWARE: Final = Rule(condition="*", type="other")
 _HARDWARE_EVENT: Final = Rule(reason=re.compile(".*"), type="other")
 
 

@@ -84,6 +84,7 @@ def collected(folder: Path, *looks: list[dict[str, str]]) -> tuple[list[dict[str
         ("acme.com/gpu.health", "False", "x", "", [("other", "acme.com/gpu.health", None)]),
         ("GPUUnhealthy", "True", "XID", "79", [("xid", "79", None)]),
         ("GPUUnhealthy", "True", "Lost", "3", [("other", "GPUUnhealthy", None)]),
+        ("GPUUnhealthy", "True", "Diag", "dcgmi exited with code 3", [("other", "GPUUnhealthy", None)]),
         ("HasNvidiaErrors", "True", "Xid: 119, GSP", f"timeout of {GPU}", [("xid", "119", GPU)]),
         ("SBEThreshold", "True", "x", "", [("other", "SBEThreshold", None)]),
         ("PCIeDegraded", "True", "x", "", [("other", "PCIeDegraded", None)]),

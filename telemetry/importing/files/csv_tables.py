@@ -185,7 +185,8 @@ def _is_comment(lines: list[str]) -> bool:
     """Whether the first of some lines precedes the table: blank, a title, a comment or an InfluxDB annotation."""
     if not lines[0].strip() or lines[0].strip('"').startswith("sep="):
         return True
-    if not any(character in lines[0] for character in f'{_SEPARATORS}"'):  # a quote may contain a line end
+    is_cut = lines[0].count('"') % 2 == 1  # by a line end inside quotes
+    if not is_cut and not any(separator in lines[0] for separator in _SEPARATORS):
         return any(line.count(separator) > 1 for line in lines[1:] for separator in _SEPARATORS)
     return lines[0].startswith("#datatype,") or lines[0].startswith(("#group,", "#default,")) or lines[0][:2] == "# "
 

@@ -58,7 +58,8 @@ CSV = {
     "1,a,GPU 1 lost,P1,2026-03-01T00:10:00Z,2026-03-02T02:00:00Z,node-0,2026-03-01T02:00:00Z\n",
     "a title above the header": "GPU tickets of March\n\nOpened;Resolved;Host;Slot;Summary\n"
     "2026-03-01 00:10;2026-03-01 02:00;node-0;1;GPU lost\n",
-    "two titles": "GPU tickets\nGenerated 2026-03-09\n\nOpened,Resolved,Host,Slot,Summary\n"
+    "two titles": '"GPU tickets"'
+    "\nGenerated 2026-03-09\n\nOpened,Resolved,Host,Slot,Summary\n"
     "2026-03-01 00:10,2026-03-01 02:00,node-0,1,GPU lost\n",
     "Spanish": "Número;Abierto;Resuelto;Servidor;Ranura;Descripción\n"
     "1;01/03/2026 00:10;01/03/2026 02:00;node-0;1;GPU averiada\n2;13/03/2026 02:00;;node-9;1;GPU averiada\n",

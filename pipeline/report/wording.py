@@ -84,7 +84,7 @@ def signed(value: float, digits: int = 3) -> str:
 def interval_text(low: str, high: str) -> str:
     """Format an interval; empty if it has no bounds.
 
-    >>> between("1.0 %", "2.0 %"), between("–", "–")
+    >>> interval_text("1.0 %", "2.0 %"), interval_text("–", "–")
     ('[1.0, 2.0 %]', '')
     """
     return "" if NONE in (low, high) else f"[{low.removesuffix(' %')}, {high}]"

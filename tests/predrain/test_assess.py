@@ -361,7 +361,7 @@ def test_what_matches_of_a_prometheus_is_fetched_into_the_folder_and_judged(flee
     assert "4 GPUs, at most " in done.stderr, "before anything is fetched"
     assert all(asked.headers["Authorization"] == "Bearer s3cret" for asked in server.asked)
     assert server.queries()[0].endswith("[300001ms]"), "five minutes may tell how much there is"
-    assert "4 GPUs on 1 nodes" in printed
+    assert "4 GPUs on 1 node" in printed
     assert "node failures: 1 (1 other)" in printed
     assert "TOO FEW FAILURES" in printed
 

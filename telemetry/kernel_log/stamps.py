@@ -61,8 +61,14 @@ _FORMS: Final = tuple(
         rf"(?<!\w)[IWEF](?P<month>\d{{2}})(?P<day>\d{{2}})\s{_CLOCK}",
     )
 )
+_NO_HOST = (
+    r"(?!(?:stdout|stderr|kernel|emerg|alert|crit|err|error|warn|warning|notice|info|debug|trace|fatal|critical|severe|panic|emergency|(?-i:[A-Z]))(?![\w.-]))"
+    r"(?!(?:kern|user|daemon|syslog|auth|authpriv|local\d)\.\w+\s)"
+)
 _RSYSLOG = re.compile(
-    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) ([A-Za-z][\w-]{3,60}) kernel: "
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) "
+    rf"{_NO_HOST}([A-Z][\w-]{{3,60}}) kernel: ",
+    re.IGNORECASE,
 )
 _UNIX = re.compile(r"(?<![\w.,:;/=-])(?P<whole>\d{19}|\d{16}|\d{13}|\d{10})(?:\.(?P<fraction>\d{1,9}))?(?![\w:/-])")
 _SINCE_BOOT = re.compile(
@@ -75,14 +81,11 @@ _RELATIVE = re.compile(
     r"(?P<hour>\d\d):(?P<minute>\d\d))\]"
 )
 
-_NO_HOST = (
-    r"(?!(?:stdout|stderr|kernel|emerg|alert|crit|err|error|warn|warning|notice|info|debug|trace|fatal|critical|severe|panic|emergency|(?-i:[A-Z]))(?![\w.-]))"
-    r"(?!(?:kern|user|daemon|syslog|auth|authpriv|local\d)\.\w+\s)"
-)
 _HOST = re.compile(
-    rf"[\]>)\s\",;]*(?:<\w+\.\w+>\s*)?{_NO_HOST}"
+    rf"[\]>)\s\",;]*(?:<\w+\.\w+>\s*)?{_NO_HOST}(?:[\w.-]+@)?"
     r"(?P<host>(?=[\w.-]*[A-Za-z]|\d+\.\d+\.\d+\.\d+)[A-Za-z0-9][\w.-]*|(?=[\da-f]*:[\da-f:]*:)[\da-f:]+:[\da-f]+(?=\s+kernel))"
-    r"(?:\s+(?:kern|user|daemon|syslog|local\d)\.\w+)?"
+    # Relays of syslog-ng with `chain-hostnames` write "source@node/relay".
+    r"(?:/[\w.@-]+)*(?:\s+(?:kern|user|daemon|syslog|local\d)\.\w+)?"
     r"(?:\s+[^\s:\[{]+(?:\[[^\]]*\])?(?::|(?:\s[\w-]+){2}(?:\s|\Z)|\s*\Z)|\"?[,;].*\Z|\s*\Z)",
     re.IGNORECASE,
 )

@@ -222,7 +222,7 @@ def _switch(
 ) -> dict[str, Any]:
     """Set the switches, report them, and return them for the JSON output.
 
-    Without them (empty) release-all goes on, because this process can release all markers nevertheless.
+    Returns: empty if they cannot be stored; release-all continues then, since this process can release all markers.
     """
     from dataclasses import replace
 

@@ -45,7 +45,7 @@ class RestartCheck:
             if group == "kubeflow.org" and not mpi and str(kind).endswith("Job"):
                 resource = f"{str(kind).lower()}s"
                 job = self._reads.object(_path(pod, "kubeflow.org/v1", resource, name), f"{resource}.kubeflow.org")
-                # the operator counts further retries in memory, and a restart of it starts anew
+                # Only 0 is certain: the operator counts retries in memory, where they cannot be read.
                 fails = (job["spec"].get("runPolicy") or {}).get("backoffLimit") == 0
                 return f"{kind} {name} has a backoffLimit of 0, and an eviction counts as a failure" if fails else None
             if mpi:  # mpirun in the launcher fails with any of its workers

@@ -205,7 +205,7 @@ class StagingFolder:
                     path.unlink()
 
     def put_aside(self, path: Path, folder: str) -> Path:
-        """Move a staged file to the folder ``folder``."""
+        """Move a staged file to a folder under the root, keeping its kind and name; return its new path."""
         target = self.root / folder / path.parent.name / path.name
         with disk_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)

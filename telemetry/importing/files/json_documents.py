@@ -34,7 +34,7 @@ _FACT_NAMES: Final = frozenset(
 
 
 class Malformed(Exception):
-    """Text that is not JSON, and why."""
+    """Raised for text that is not JSON."""
 
     def __init__(self, text: str, problem: str) -> None:
         super().__init__(problem)

@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from foundation.kubernetes.client import connect
+from foundation.kubernetes.credentials import connect
 from policy.breaker import BreakerConfig, CommonCauseConfig
 from policy.budget import BudgetConfig
 from policy.config import PolicyConfig

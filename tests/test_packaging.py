@@ -106,9 +106,16 @@ def test_a_role_runs_without_the_packages_of_the_others(extras: tuple[str, ...],
     assert done.returncode == 0, done.stderr
 
 
-def test_a_missing_package_is_named_with_the_extra_that_brings_it(tmp_path: Path) -> None:
-    done = with_only((), "run('train', '--matrix', 'matrix', '--out', 'bundle')", tmp_path)
-    assert "is not installed. Run: pip install 'predrain[learners]'." in done.stderr, done.stderr
+@pytest.mark.parametrize(
+    ("extra", "code"),
+    [
+        ("learners", "run('train', '--matrix', 'matrix', '--out', 'bundle')"),
+        ("kubernetes", "run('collect', 'kubernetes', '--dataset', 'fleet', '--cluster', 'east')"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(extra: str, code: str, tmp_path: Path) -> None:
+    done = with_only((), code, tmp_path)
+    assert f"is not installed. Run: pip install 'predrain[{extra}]'." in done.stderr, done.stderr
 
 
 def test_no_image_carries_what_only_training_needs() -> None:

@@ -1,11 +1,9 @@
-"""The Kubernetes client: the only module that imports the ``kubernetes`` package.
+"""The Kubernetes client: requests, lists and watches with timeouts, retries and a rate limit.
 
-The package loads the credentials (kubeconfig, service account with token rotation, plug-ins) and creates the connection
-pool. Objects are plain JSON: the package's models reject objects from API servers of other versions, and drop unknown
-fields when an object is written back.
+Objects are plain JSON: the models of the ``kubernetes`` package reject objects from API servers of other versions, and
+drop unknown fields when an object is written back.
 """
 
-import os
 import random
 import socket
 import ssl
@@ -14,12 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, cast
 from urllib.parse import urlencode
 
 import orjson
-import yaml
+import urllib3
+import urllib3.connection
 
 from foundation.errors import InputError
 from foundation.http import retry_after_s, retry_policy
@@ -35,19 +33,6 @@ from foundation.kubernetes.api import (
     is_named,
 )
 from foundation.running import backoff_s
-
-try:
-    import urllib3
-    import urllib3.connection
-    from kubernetes import config
-    from kubernetes.client import ApiClient, Configuration
-    from kubernetes.config.config_exception import ConfigException
-except ImportError:
-    raise InputError(
-        "the Kubernetes client is not installed",
-        "package kubernetes",
-        "Install it with: pip install 'predrain[kubernetes]'",
-    ) from None
 
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
@@ -73,7 +58,6 @@ _MAX_RETRY_AFTER_S: Final = 86_400.0
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
 _UNAUTHORIZED: Final = 401
 _RENEW_S: Final = 10.0
-_IN_CLUSTER_TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 T = TypeVar("T")
@@ -372,65 +356,6 @@ class RequestRate:
             pause_s = self._due_s - now_s
         if pause_s > 0:
             time.sleep(pause_s)  # its slot is reserved already: threads wait one after another
-
-
-def connect(
-    kubeconfig: Path | None = None,
-    context: str | None = None,
-    *,
-    limits: ClientLimits = DEFAULT_LIMITS,
-    agent: str = "predrain",
-) -> KubernetesClient:
-    """Connect with ``kubeconfig`` if given, else with the pod's service account, else like ``kubectl``.
-
-    Raises ``InputError`` if there is no valid configuration.
-    """
-    configuration = _configuration(kubeconfig, context)
-
-    def renew() -> Credentials:
-        renewed = _configuration(kubeconfig, context)
-        if renewed.host != configuration.host:  # the current context of a kubeconfig may have changed
-            raise ConfigException("the configuration names another server")
-        return _credentials(renewed)
-
-    pool, headers = _credentials(configuration)
-    return KubernetesClient(pool, configuration.host, headers, limits=limits, agent=agent, renew=renew)
-
-
-def _configuration(kubeconfig: Path | None, context: str | None) -> Configuration:
-    configuration = Configuration()
-    in_cluster = kubeconfig is None and context is None and _IN_CLUSTER_TOKEN.exists()
-    in_cluster = in_cluster and "KUBERNETES_SERVICE_HOST" in os.environ
-    location = str(kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config")
-    try:
-        if in_cluster:
-            location = "the pod's service account"
-            config.load_incluster_config(client_configuration=configuration)
-        else:
-            config.load_kube_config(
-                config_file=None if kubeconfig is None else str(kubeconfig),
-                context=context,
-                client_configuration=configuration,
-                persist_config=False,
-            )
-    except (ConfigException, yaml.YAMLError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = str(error).strip().splitlines()
-        raise InputError(
-            f"no connection to the Kubernetes API server: {reason[0] if reason else type(error).__name__}",
-            location,
-            "Give --kubeconfig and --context (predrain act: kubernetes.kubeconfig and kubernetes.context in its "
-            "settings), or run in a pod with a service account.",
-        ) from error
-    configuration.connection_pool_maxsize = 8
-    return configuration
-
-
-def _credentials(configuration: Configuration) -> Credentials:
-    def headers() -> dict[str, str]:
-        token = configuration.auth_settings().get("BearerToken")
-        return {"Authorization": token["value"].strip()} if token and token["value"] else {}
-
-    return ApiClient(configuration).rest_client.pool_manager, headers
 
 
 def input_error(error: ApiRefused | Unreachable, api: KubernetesClient, path: str) -> InputError:

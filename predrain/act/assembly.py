@@ -77,7 +77,7 @@ def choose_scheduler(
     if kind is SchedulerKind.SLURM:
         return _slurm(settings)
     if kind is SchedulerKind.KUBERNETES:
-        from foundation.kubernetes.client import connect
+        from foundation.kubernetes.credentials import connect
         from scheduler.kubernetes.diagnostic_job import KubernetesVerification, read_manifest
         from scheduler.kubernetes.scheduler import KubernetesScheduler
         from scheduler.kubernetes.workloads import KubernetesWorkloads

@@ -95,7 +95,7 @@ def collect_kubernetes(
 
     Example: predrain collect kubernetes --dataset fleet --cluster east
     """
-    from foundation.kubernetes.client import connect
+    from foundation.kubernetes.credentials import connect
     from telemetry.collect.kubernetes.collector import WRITER, KubernetesCollector
     from telemetry.collect.kubernetes.rules import load_rules
     from telemetry.staging.folder import StagingFolder, staging_of

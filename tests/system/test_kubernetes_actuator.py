@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from foundation.kubernetes.client import connect
+from foundation.kubernetes.credentials import connect
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
 from policy.config import PolicyConfig

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foundation.errors import InputError
-from foundation.kubernetes.client import connect
+from foundation.kubernetes.credentials import connect
 from telemetry.collect.kubernetes.collector import KubernetesCollector
 from telemetry.collect.kubernetes.rules import load_rules
 from telemetry.staging.folder import StagingFolder

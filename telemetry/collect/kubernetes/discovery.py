@@ -7,7 +7,8 @@ from typing import Any, Final, NamedTuple
 
 from foundation.errors import InputError
 from foundation.kubernetes.api import ApiRefused, Object, Unreachable
-from foundation.kubernetes.client import KubernetesClient, connect, input_error
+from foundation.kubernetes.client import KubernetesClient, input_error
+from foundation.kubernetes.credentials import connect
 
 _METRICS_PORTS: Final = ("metrics", "http-metrics", "https-metrics")
 
@@ -30,7 +31,7 @@ def service_exporters(
     """Return the current exporters behind a service.
 
     ``port``: number or name of the endpoint port; default: one named ``metrics`` or similar, else the only one.
-    ``api``: default: a cached :func:`foundation.kubernetes.client.connect`.
+    ``api``: default: a cached :func:`foundation.kubernetes.credentials.connect`.
     Returns: one exporter per pod, sorted by URL. Endpoints that are not ready are included, so that failing exporters
     are noticed; terminating ones are not.
     Raises ``InputError`` if there is no such service or port, or the server rejects the request or does not respond.

@@ -16,11 +16,11 @@ import yaml
 
 from foundation.errors import InputError
 from foundation.kubernetes.api import ApiRefused, ClientLimits, Object, Unreachable
-from foundation.kubernetes.client import KubernetesClient, RequestRate, connect
+from foundation.kubernetes.client import KubernetesClient, RequestRate
+from foundation.kubernetes.credentials import connect
 from foundation.kubernetes.watching import ChangeKind, Resource, Tracker, follow
 from telemetry.dataset.event import Event
 from tests.http_server import Handler, certify, serving
-from tests.processes import printed_by
 from tests.telemetry.collect.kubernetes.memory_api import NODES, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import NOW
 
@@ -318,17 +318,6 @@ def test_a_kubeconfig_that_cannot_be_used(tmp_path: Path, content: str | None) -
         file.write_text(content)
     with pytest.raises(InputError, match=r"no connection to the Kubernetes API server.*config\)"):
         connect(file)
-
-
-def test_without_the_package_it_says_how_to_get_it() -> None:
-    code = (
-        "import sys\nsys.modules['kubernetes'] = None\nfrom foundation.errors import InputError\n"
-        "try:\n    from foundation.kubernetes.client import connect\n    connect()\n"
-        "except InputError as error:\n    print(error)"
-    )
-    printed = printed_by(code)
-    assert "not installed" in printed
-    assert "pip install 'predrain[kubernetes]'" in printed
 
 
 def test_requests_are_held_to_their_rate_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:

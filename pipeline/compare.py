@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from evaluation.metrics.aggregation import split_predictions
 from evaluation.metrics.comparison import PAIRED, SLIDING, pair
 from evaluation.metrics.estimates import estimate_model
 from evaluation.metrics.metrics import resample
-from evaluation.metrics.scored import split_predictions
 from foundation.errors import InputError
 from foundation.times import milliseconds
 from models.rows.ranking import top_nodes

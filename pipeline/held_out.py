@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evaluation.metrics.scored import Scored, split_predictions
+from evaluation.metrics.aggregation import split_predictions
+from evaluation.metrics.scored import Scored
 from features.matrix.matrix import FeatureMatrix
 from features.matrix.meta import ACTED_ON
 from features.vocabulary import FeatureColumn

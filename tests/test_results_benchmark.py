@@ -12,9 +12,9 @@ from benchmarks.scoreboard import fleets
 from benchmarks.scoreboard.fleets import FACTS, Fleet, plan, run_fleet
 from benchmarks.scoreboard.measure import added, counts, measure, share
 from benchmarks.scoreboard.page import Claim, make_page
+from evaluation.metrics.aggregation import split_predictions
 from evaluation.metrics.evaluation import evaluate
 from evaluation.metrics.metrics import Interval, interval, resample
-from evaluation.metrics.scored import split_predictions
 from tests.models.fleet_predictions import MODELS, fleet, truth_of
 
 REACH = timedelta(hours=73)

@@ -27,9 +27,9 @@ from typing import Any
 from evaluation.backtest.frames import BacktestResult
 from evaluation.backtest.promises import walk_promises
 from evaluation.backtest.run import ROOMS, run_backtest
+from evaluation.metrics.aggregation import COLUMNS
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.oracle import read_truth
-from evaluation.metrics.scored import COLUMNS
 from features.engine import source_digest
 from features.matrix.matrix import FeatureMatrix
 from models.config import CASCADE

@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.scoreboard.fleets import ALONE, FACTS, ONCE, PAPER, PROFILE, YOUNG, YOUNG_ALONE, Fleet
+from evaluation.metrics.aggregation import split_predictions
 from evaluation.metrics.lead_time import incident_table
 from evaluation.metrics.metrics import Floats, Ints, Ranking, ratio, resample
 from evaluation.metrics.oracle import ORACLE, oracle_predictions
-from evaluation.metrics.scored import Scored, split_predictions
+from evaluation.metrics.scored import Scored
 
 Sums = Mapping[str, Floats]
 """Counts by name: first on the original fleet, then on each resample; shape (1 + replicates,).

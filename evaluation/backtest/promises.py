@@ -21,7 +21,7 @@ from evaluation.backtest.threshold_choice import (
     for_precisions,
     no_promise,
 )
-from evaluation.metrics.scored import Grouping
+from evaluation.metrics.aggregation import Grouping
 from foundation.times import milliseconds
 from models.config import PrecisionTargetsSection
 from models.rows.ranking import Bools, Floats, Ints

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 from pydantic_core import from_json, to_json
 
+from evaluation.metrics.aggregation import split_predictions
 from evaluation.metrics.comparison import equal_alerts, oracle_shares, paired_differences
 from evaluation.metrics.estimates import Estimate, estimate_model, group_table, summarise
 from evaluation.metrics.lead_time import recall_by_class
 from evaluation.metrics.metrics import rank_curve, resample
 from evaluation.metrics.oracle import ORACLE
-from evaluation.metrics.scored import split_predictions
 from foundation.instants import from_ms
 
 _BY_UNIT = "unit_"

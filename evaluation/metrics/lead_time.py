@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pandas as pd
 
+from evaluation.metrics.aggregation import split_predictions
 from evaluation.metrics.metrics import ratio
-from evaluation.metrics.scored import Scored, split_predictions
+from evaluation.metrics.scored import Scored
 from models.rows.ranking import group_starts
 
 TOP_SHARE = 0.05

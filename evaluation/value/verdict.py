@@ -6,11 +6,11 @@ from typing import Final, Literal
 
 import pandas as pd
 
+from evaluation.metrics.aggregation import split_predictions
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.estimates import estimate_model
 from evaluation.metrics.evaluation import Evaluation
 from evaluation.metrics.metrics import interval, resample
-from evaluation.metrics.scored import split_predictions
 
 Answer = Literal["yes", "weakly", "no", "too few failures", "no failures", "cannot tell"]
 

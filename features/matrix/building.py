@@ -56,7 +56,7 @@ class BuiltFrom:
     ``part_length``: time span of a part, milliseconds.
     ``layout``: how the dataset's samples are divided among files.
     ``files``: SHA-256 of each sample file, by its path in the dataset.
-    ``days``: for files of the newest runs, the digest of each day, see :func:`telemetry.dataset.layout.day_digests`.
+    ``days``: for files of the newest runs, the digest of each day, see :func:`telemetry.dataset.parquet.day_digests`.
     """
 
     settings: str

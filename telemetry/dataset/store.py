@@ -15,17 +15,9 @@ from foundation.errors import InputError
 from foundation.files import ReadLease, recover_folder
 from foundation.place import Place, S3Place, refuse_storage
 from telemetry.dataset.files import FolderFiles, StoredFiles
-from telemetry.dataset.layout import (
-    bucket_name,
-    merge_runs,
-    node_hash,
-    part_rows,
-    read_day_digests,
-    read_part,
-    since_in_ms,
-    sort_columns,
-)
+from telemetry.dataset.layout import bucket_name, merge_runs, node_hash, since_in_ms, sort_columns
 from telemetry.dataset.meta import DatasetMeta, read_meta
+from telemetry.dataset.parquet import part_rows, read_day_digests, read_part
 from telemetry.dataset.schema import samples_schema
 
 # Threads read and free buckets concurrently: releasing pages costs Arrow's default allocators a sixth of a build's
@@ -141,7 +133,7 @@ class Dataset:
         ]
 
     def day_digests(self, file: SampleFile) -> dict[int, str] | None:
-        """Return the day digests of a file; see :func:`telemetry.dataset.layout.read_day_digests`."""
+        """Return the day digests of a file; see :func:`telemetry.dataset.parquet.read_day_digests`."""
         with self._files.opened(file.path) as stream:
             return read_day_digests(stream)
 

@@ -22,18 +22,15 @@ from telemetry.dataset.layout import (
     DEFAULT_BUCKETS,
     Runs,
     bucket_name,
-    footer,
     instants_ms,
     node_hash,
     normal_form,
-    part_rows,
     sort_columns,
     sort_samples,
     split_by,
-    write_part,
-    write_small,
 )
 from telemetry.dataset.meta import META_NAME, DatasetMeta, encode_meta, instant_text
+from telemetry.dataset.parquet import footer, part_rows, write_part, write_small
 from telemetry.dataset.schema import (
     EVENTS,
     INVENTORY,

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from evaluation.metrics.aggregation import split_predictions
 from evaluation.metrics.estimates import STATISTICS, estimate_model
 from evaluation.metrics.evaluation import evaluate
 from evaluation.metrics.metrics import resample
 from evaluation.metrics.oracle import oracle_predictions, read_truth
-from evaluation.metrics.scored import split_predictions
 from foundation.errors import InputError
 from tests.models.fleet_predictions import T0, fleet, truth_of
 

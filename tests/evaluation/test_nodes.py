@@ -9,9 +9,9 @@ import pytest
 
 from evaluation.backtest.promises import decisions_frame, walk_promises
 from evaluation.backtest.promotion_gate import evaluate_gate
+from evaluation.metrics.aggregation import split_predictions
 from evaluation.metrics.evaluation import evaluate
 from evaluation.metrics.lead_time import unforeseen_incidents
-from evaluation.metrics.scored import split_predictions
 from evaluation.value.verdict import predictability
 from foundation.times import milliseconds
 from models.config import PromotionSection

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from evaluation.backtest.promotion_gate import evaluate_gate
-from evaluation.metrics.scored import split_predictions
+from evaluation.metrics.aggregation import split_predictions
 from models.config import PromotionSection
 
 SECTION = PromotionSection(bootstrap=200, precision_margin=0.2)

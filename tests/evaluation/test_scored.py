@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluation.backtest.frames import VARIANTS, Fold, cooled_down, predictions_of
+from evaluation.metrics.aggregation import split_predictions
 from evaluation.metrics.estimates import estimate_model, group_table
-from evaluation.metrics.scored import split_predictions
 from models.training.schedule import Schedule
 from tests.models.fake_matrix import FakeMatrix
 from tests.models.fleet_predictions import fleet

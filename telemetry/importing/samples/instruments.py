@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from foundation.files import disk_errors
-from telemetry.dataset.layout import write_small
+from telemetry.dataset.parquet import write_small
 from telemetry.importing.samples.block import Block, ChannelValues
 from telemetry.importing.samples.instrument_rules import RULES, MinRepetition
 from telemetry.importing.samples.pages import Pages

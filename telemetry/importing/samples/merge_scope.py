@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 from foundation.errors import InputError
 from foundation.files import disk_errors
 from telemetry.dataset.channels import Channel, with_rollups
-from telemetry.dataset.layout import Runs, choose_runs, part_rows, write_small
+from telemetry.dataset.layout import Runs, choose_runs
+from telemetry.dataset.parquet import part_rows, write_small
 from telemetry.dataset.store import Dataset
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.samples.block import Block, Spill, read_block

@@ -14,19 +14,8 @@ from hypothesis import strategies as st
 from foundation.errors import InputError
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.dataset.files import FolderFiles, sha256_of
-from telemetry.dataset.layout import (
-    DAY_MS,
-    MAX_RUN_DAYS,
-    RUN_ROWS,
-    Runs,
-    choose_runs,
-    day_digests,
-    footer,
-    read_day_digests,
-    read_part,
-    sort_samples,
-    write_part,
-)
+from telemetry.dataset.layout import DAY_MS, MAX_RUN_DAYS, RUN_ROWS, Runs, choose_runs, sort_samples
+from telemetry.dataset.parquet import day_digests, footer, read_day_digests, read_part, write_part
 from telemetry.dataset.schema import RUNS_SCHEMA_VERSION, SCHEMA_VERSION, samples_schema
 from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter

@@ -194,7 +194,8 @@ def known_starts(nodes: Iterable[NodeView], starts: Sequence[Start], now: dateti
     """
     known = {start.node for start in starts}
     tainted = [(node, min(node.marks.hard_since, now)) for node in nodes if node.marks.hard_since is not None]
-    return [*starts, *(Start(node.name, at, at, node.scopes) for node, at in tainted if node.name not in known)]
+    lost = [Start(node.name, since, since, node.scopes) for node, since in tainted if node.name not in known]
+    return [*starts, *lost]
 
 
 def grant(

@@ -64,7 +64,7 @@ def why(
     if work:
         _write("work on it:")
     for entry in work:
-        of = f" {entry['workload']}" if entry.get("workload") else ""
+        of_workload = f" {entry['workload']}" if entry.get("workload") else ""
         answer = f" through {entry['means']}: {entry['answer']}" if entry["answer"] is not None else ""
         cost_text = ""
         if "idle_gpu_hours" in entry:
@@ -72,7 +72,7 @@ def why(
                 f" ({entry['idle_gpu_hours']:.2f} idle GPU-hours, expected to save {entry['expected']['saves']:.2f})"
             )
         message = f": {entry['message']}" if entry["message"] else ""
-        _write(f"  {entry['at']} {entry['kind']}{of}{answer}{message}{cost_text}")
+        _write(f"  {entry['at']} {entry['kind']}{of_workload}{answer}{message}{cost_text}")
 
 
 @ledger_app.command("list")

@@ -95,6 +95,7 @@ class _Replayed:
 
     def followed(self, nodes: Grouping, rows: Ints, labels: Labels, groups: IncidentGroups) -> tuple[Ints, Ints]:
         """Return the first node incident after each decision, and its common cause; -1: none."""
+        # Incidents are numbered by start: the highest negated number is the first incident.
         first = nodes.highest(np.where(labels.label[rows] == 1, -1 - labels.incident[rows], _NONE))
         incident = np.where(first > _NONE, -1 - first, -1)
         return groups.node_incident[incident], groups.common_cause[incident]

@@ -98,6 +98,7 @@ def evaluate_gate(
         if challenger.rows is not other.rows:
             raise ValueError(f"{challenger.model} and {other.model} were not scored on the same rows")
     clusters = challenger.shared.n_clusters
+    # The first row of weights gives the point estimate, the others the resamples.
     weights = np.concatenate([np.ones((1, clusters)), resample(clusters, section.bootstrap, seed)])
     incidents = incident_table(challenger)
     criteria = [_precision(challenger, other, section, weights, len(incidents)) for other in others]
@@ -126,6 +127,7 @@ def _precision(
     precision, other_precision = (precision_of(side, side.alert, weights) for side in (challenger, other))
     difference = precision - other_precision
     bounds = interval(difference[1:])
+    # Where failures are rare, a fixed margin alone could exceed the whole precision.
     margin = min(section.precision_margin, section.margin_share * float(np.nan_to_num(other_precision[0])))
     limit = f"lower bound of the difference at least {_points(-margin)}, upper bound at least 0"
     hits = int((challenger.alert & challenger.positive).sum())

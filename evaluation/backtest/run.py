@@ -204,6 +204,8 @@ def run_here(backtest: Backtest, done: Mapping[int, Fold], take: Callable[[Refit
         try:
             for refit in backtest.plan(done):
                 running.append((refit, pool.submit(backtest.refit, refit)))
+                # One more than can run, to keep the threads busy while the oldest is taken; more would only hold folds
+                # in memory.
                 if len(running) > MAX_CONCURRENT_FITS:
                     take_first()
             while running:

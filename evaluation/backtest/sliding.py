@@ -230,7 +230,7 @@ class Backtest:
         labels = self._trainer.labels_at(refit_ms)
         if refit.source is None:
             return self._trainer.stand_in(refit_ms, labels, refit.span)
-        cached = self._fitted
+        cached = self._fitted  # read once: other threads replace it
         if cached is None or cached[0] != refit.source:
             cached = self._fitted = refit.source, self._trainer.fit(refit_ms, labels, refit.span)
         return cached[1]

@@ -209,6 +209,7 @@ def _first_tested(target: float, confidence: float) -> int:
 
 def clusters_needed(target: float, confidence: float) -> int:
     """Return how many independent alerts, all correct, a promise needs: (1 - confidence) ** (1 / n) >= target."""
+    # Minus 1e-9: a rounding error of the logarithms must not add an alert.
     return max(1, math.ceil(math.log(1 - confidence) / math.log(target) - 1e-9))
 
 

@@ -32,12 +32,12 @@ class Grouping:
     """Grouping of rows of units into rows of nodes.
 
     ``order``: rows of units sorted by group; ``starts``: start of each group in ``order``; shape (groups,).
-    ``speaks``: whether a unit counts for its node: its label is known, or no label of the node is; shape (rows,).
+    ``is_counted``: whether a unit counts for its node: its label is known, or no label of the node is; shape (rows,).
     """
 
     order: Ints
     starts: Ints
-    speaks: Bools
+    is_counted: Bools
 
     @classmethod
     def of(cls, time: Ints, node: Ints, label: np.ndarray) -> Self:
@@ -45,10 +45,10 @@ class Grouping:
         order = np.lexsort((node, time))
         starts = np.flatnonzero(group_starts(time[order], node[order]))
         grouping = cls(order, starts, label >= 0)
-        none = ~grouping.any(grouping.speaks)
-        speaks = label >= 0
-        speaks[order] |= np.repeat(none, np.diff(np.append(starts, len(order))))
-        return cls(order, starts, speaks)
+        none = ~grouping.any(grouping.is_counted)
+        is_counted = label >= 0
+        is_counted[order] |= np.repeat(none, np.diff(np.append(starts, len(order))))
+        return cls(order, starts, is_counted)
 
     @property
     def first(self) -> Ints:
@@ -60,11 +60,11 @@ class Grouping:
         return np.logical_or.reduceat(values[self.order], self.starts) if len(self.starts) else values[:0]
 
     def highest(self, values: np.ndarray) -> np.ndarray:
-        """Return the maximum of each group over the units that ``speaks`` selects; NaN if all are NaN."""
+        """Return the maximum of each group over the units that ``is_counted`` selects; NaN if all are NaN."""
         if not len(self.starts):
             return values[:0]
         lowest = np.nan if values.dtype.kind == "f" else np.iinfo(values.dtype).min
-        return np.fmax.reduceat(np.where(self.speaks, values, lowest)[self.order], self.starts)
+        return np.fmax.reduceat(np.where(self.is_counted, values, lowest)[self.order], self.starts)
 
     def group_of(self, rows: Ints) -> Ints:
         """Return the group of each of these rows."""
@@ -214,7 +214,7 @@ def _scored(
         rows=rows,
         rank=node_rank,
         risk=grouping.highest(risk),
-        alert=grouping.any(alert & grouping.speaks),
+        alert=grouping.any(alert & grouping.is_counted),
         units=UnitFigures.of(labels["label"], risk, alert, incident, cluster, shared.n_clusters),
     )
 

@@ -73,7 +73,7 @@ class Controlled:
     """Replay of a fleet under the controller.
 
     ``events``: from :func:`rule_events`; ``jobs``: running jobs, for the cost-benefit of drains.
-    ``merge_scope``: how far ahead a perfect diagnostic detects a failure.
+    ``reach``: how far ahead a perfect diagnostic detects a failure.
     ``least``: minimum level that counts as keeping a node from new jobs.
     ``findable``: failures that a ``stated`` diagnostic finds; shape (failures,).
     ``probing``: replay of probes on idle nodes; a passed probe lowers the risk.
@@ -149,9 +149,9 @@ class Controlled:
                 # a passed probe changes no tier before the next decision, and other probes may start until then
                 for _, ends in self.probing.go_round():
                     heapq.heappush(self._todo, ends)
-            at = heapq.heappop(self._todo)
-            if self._now < at < self.fleet.end and (at in self._certain or self._awaited(at)):
-                self._round(at)
+            due_ms = heapq.heappop(self._todo)
+            if self._now < due_ms < self.fleet.end and (due_ms in self._certain or self._awaited(due_ms)):
+                self._round(due_ms)
         for row in (*self._rows, *self._high):
             row[2] = min(row[2], self.fleet.end)
         return ReplayMarks.of(self._rows, len(self._refused), self._high)
@@ -161,32 +161,32 @@ class Controlled:
         mask[list(places)] = True
         return mask
 
-    def _awaited(self, at: int) -> bool:
+    def _awaited(self, time_ms: int) -> bool:
         """Return whether an improvement of nodes at this time may change the plan."""
         plan = self._plan
         if plan is None or plan.over_budget or plan.open_causes:
             return True
-        names = [name for name in self._better[at] if name in plan.nodes]
+        names = [name for name in self._better[time_ms] if name in plan.nodes]
         if self.least.hard:
             return bool(names)
         # no round follows a release, so the plan still lists the released node
         return any(plan.nodes[name].tier != "clear" or self._node_marks[self._place[name]].level for name in names)
 
-    def _wake(self, at: int) -> None:
-        self._certain.add(at)
-        heapq.heappush(self._todo, at)
+    def _wake(self, time_ms: int) -> None:
+        self._certain.add(time_ms)
+        heapq.heappush(self._todo, time_ms)
 
-    def _round(self, at: int) -> None:
-        started = self._started(at)
+    def _round(self, now_ms: int) -> None:
+        started = self._started(now_ms)
         is_open = self._mask_of(self._open)
         started = started[(self.jobs.start[started] > self._now) & is_open[self.jobs.node[started]]]
         self._left[started] = self.jobs.start[started]  # it runs elsewhere
-        self._now, now = at, from_ms(at)
-        for node in [node for node, (ends, _) in self._tests.items() if ends < at]:
+        self._now, now = now_ms, from_ms(now_ms)
+        for node in [node for node, (ends, _) in self._tests.items() if ends < now_ms]:
             self._tested(node)
-        newest = self.scores.newest(at)
+        newest = self.scores.newest(now_ms)
         signals = Signals(read_at=now, model_fitted_at=newest.fitted_at)
-        fleet, others = self._fleet_at(at, now, newest)
+        fleet, others = self._fleet_at(now, newest)
         plan = self._plan = decide(fleet, self._state, signals, self.policy, now, others)
         self._refused |= {(name, plan.state.nodes[name].episode) for name in plan.over_budget}
         self._state = carried_out(plan.state, plan.actions)
@@ -196,13 +196,13 @@ class Controlled:
         for place in sorted({self._place[action.node] for action in plan.actions} | self._open.keys()):
             self._follow(place, plan)
         if self.probing is not None:
-            self.probing.set_closed([place for place, marks in enumerate(self._node_marks) if marks.level.hard], at)
+            self.probing.set_closed([place for place, marks in enumerate(self._node_marks) if marks.level.hard], now_ms)
 
-    def _started(self, at: int) -> Ints:
+    def _started(self, now_ms: int) -> Ints:
         """Return the entries that started since the last round, and update the active ones."""
-        started = self._by_start[self._count : (count := int(np.searchsorted(self._starts, at, side="right")))]
+        started = self._by_start[self._count : (count := int(np.searchsorted(self._starts, now_ms, side="right")))]
         self._count, active = count, np.concatenate([self._active, started])
-        self._active = active[self.jobs.end[active] >= at]
+        self._active = active[self.jobs.end[active] >= now_ms]
         return started
 
     def _running(self) -> Ints:
@@ -252,11 +252,11 @@ class Controlled:
             self._high.append(self._is_high[place])
 
     def _empty(self, place: int, remedy: Remedy | None) -> None:
-        at = self._due.pop(place)
-        costs, self._open[place][3] = self.policy.cost_benefit, at
-        departed_at, moved_jobs = evicted(self.fleet, self.jobs, place, at, self._left, costs.checkpoint)
+        evicted_at = self._due.pop(place)
+        costs, self._open[place][3] = self.policy.cost_benefit, evicted_at
+        departed_at, moved_jobs = evicted(self.fleet, self.jobs, place, evicted_at, self._left, costs.checkpoint)
         self._left[moved_jobs] = departed_at
-        self._test(place, int(departed_at.max(initial=at)), remedy)
+        self._test(place, int(departed_at.max(initial=evicted_at)), remedy)
 
     def _test(self, place: int, begins: int, remedy: Remedy | None) -> None:
         takes = procedure(remedy, self.diagnostic, self.policy.cost_benefit)
@@ -280,13 +280,13 @@ class Controlled:
         self._sick |= dict.fromkeys(units if "" in named else named, Fact("diagnostic_failed", from_ms(ends)))
         self._test(place, ends + _RETRY_MS, "diagnose")
 
-    def _fleet_at(self, at: int, now: datetime, newest: ScoredDecision) -> tuple[list[NodeView], list[ObservedNode]]:
+    def _fleet_at(self, now: datetime, newest: ScoredDecision) -> tuple[list[NodeView], list[ObservedNode]]:
         """Return the nodes to decide about, and those at rest, which are only counted."""
         oldest = min(now - MAX_HOLD, newest.decided_at)  # older reports are neither valid nor void anything
-        reports, down = self._reports(oldest, at, now), self.fleet.down(at)
+        reports, down = self._reports(oldest, now), self.fleet.down(self._now)
         reported_units = {unit for unit, time in self._void.items() if time > oldest}
         reported_units |= {unit for unit, fact in self._sick.items() if fact.seen_at > oldest}
-        known, unknown, low_risk = self._low_risk_nodes(at, newest, reports.keys() | reported_units)
+        known, unknown, low_risk = self._low_risk_nodes(newest, reports.keys() | reported_units)
         states = {name: state for name, state in self._state.nodes.items() if not low_risk[self._place[name]]}
         self._state = replace(self._state, nodes=states)  # those of the others are at rest
         running: defaultdict[int, list[JobView]] = defaultdict(list)
@@ -295,18 +295,18 @@ class Controlled:
         is_shown = np.zeros(self._job_count, dtype=np.bool_)
         is_shown[self.jobs.job[entries[~low_risk[self.jobs.node[entries]]]]] = True
         entries = entries[is_shown[self.jobs.job[entries]]]
-        shown_jobs = job_views(self.jobs, entries, at, self._jobs)
+        shown_jobs = job_views(self.jobs, entries, self._now, self._jobs)
         for place, job in zip(self.jobs.node[entries].tolist(), shown_jobs, strict=True):
             if place not in down:
                 running[place].append(job)
-        passed = {} if self.probing is None else self.probing.passes(at)
+        passed = {} if self.probing is None else self.probing.passes(self._now)
         planned_at, fleet = self._planned_at(now), list[NodeView]()
         stale = self._update_rest(np.column_stack([known, unknown, self._mask_of(down)]), low_risk, newest.at, running)
         for place in np.flatnonzero(~low_risk | stale).tolist():
             node, marks, is_low = self._views[place], self._node_marks[place], bool(low_risk[place])
             jobs_here, planned_here = tuple(running.get(place, ())), () if is_low else planned_at.get(node.name, ())
             units_here = int(known[place] + unknown[place])
-            units = _COUNTED * units_here if is_low else self._units(place, at, newest, reports, passed)
+            units = _COUNTED * units_here if is_low else self._units(place, newest, reports, passed)
             inputs = (units, jobs_here, marks, place in down, planned_here)
             if inputs != (node.units, node.jobs, node.marks, node.down, node.planned):
                 node = self._views[place] = NodeView(
@@ -321,12 +321,12 @@ class Controlled:
                 fleet.append(node)
         return fleet, [self._observed[place] for place in np.flatnonzero(low_risk).tolist()]
 
-    def _update_rest(self, inputs: Ints, low_risk: Bools, at: int, running: Mapping[int, object]) -> Bools:
+    def _update_rest(self, inputs: Ints, low_risk: Bools, scored_at: int, running: Mapping[int, object]) -> Bools:
         """Return the nodes whose observation at rest has changed since the last round.
 
-        ``inputs``: what the observation of a node without jobs depends on; ``at``: time of the scores.
+        ``inputs``: what the observation of a node without jobs depends on; ``scored_at``: time of the scores.
         """
-        inputs = np.column_stack([inputs, np.full(len(inputs), at)])
+        inputs = np.column_stack([inputs, np.full(len(inputs), scored_at)])
         stale = (inputs != self._rest_inputs).any(axis=1)
         stale[list(running)] = True
         inputs[~low_risk] = -1
@@ -334,10 +334,10 @@ class Controlled:
         self._rest_inputs = inputs
         return stale
 
-    def _reports(self, oldest: datetime, at: int, now: datetime) -> Mapping[str, Reported]:
-        key = instant_ms(oldest), at
+    def _reports(self, oldest: datetime, now: datetime) -> Mapping[str, Reported]:
+        key = instant_ms(oldest), self._now
         if key not in self.reports:
-            known = slice(bisect_right(self._known, key[0]), bisect_right(self._known, at))
+            known = slice(bisect_right(self._known, key[0]), bisect_right(self._known, self._now))
             self.reports[key] = reported(self.events[known], now)
         return self.reports[key]
 
@@ -347,33 +347,33 @@ class Controlled:
             self._planned = known, planned(self._maintenance[:known], now)
         return self._planned[1]
 
-    def _low_risk_nodes(self, at: int, newest: ScoredDecision, exempt: Iterable[str]) -> tuple[Ints, Ints, Bools]:
+    def _low_risk_nodes(self, newest: ScoredDecision, exempt: Iterable[str]) -> tuple[Ints, Ints, Bools]:
         """Return each node's number of units with and without a risk, and whether it only has low risks."""
         lowest = self.policy.thresholds.watch or 0.0
         place, code, since, until = self._member.T
-        installed = (since <= at) & (at < until)
+        installed = (since <= self._now) & (self._now < until)
         place, code = place[installed], code[installed]
         risk = np.where(code < 0, np.nan, newest.risk[code])
         valid = ~np.isnan(risk)
         nodes = len(self.fleet.nodes)
         known, total = np.bincount(place[valid], minlength=nodes), np.bincount(place, minlength=nodes)
         low_risk = (known > 0) & (np.bincount(place[valid], risk[valid], nodes) < lowest)
-        low_risk &= newest.decided_at <= from_ms(at) < newest.expires_at
+        low_risk &= newest.decided_at <= from_ms(self._now) < newest.expires_at
         low_risk[[self._place[name] for name, state in self._state.nodes.items() if not state.at_rest]] = False
         low_risk[[self._homes[name] for name in exempt if name in self._homes]] = False
         return known, total - known, low_risk
 
     def _units(
-        self, place: int, at: int, newest: ScoredDecision, reports: Mapping[str, Reported], passes: Mapping[int, int]
+        self, place: int, newest: ScoredDecision, reports: Mapping[str, Reported], passes: Mapping[int, int]
     ) -> tuple[UnitView, ...]:
         """Return the unit views of a node, cached while their inputs are unchanged."""
         node, passed = self.fleet.nodes[place].name, passes.get(place)
-        if passed is not None and at >= passed + duration_ms(self.policy.probes.lowers_for):
+        if passed is not None and self._now >= passed + duration_ms(self.policy.probes.lowers_for):
             passed = None
         rows = [
             (name, code, reports.get(name) or reports.get(node), self._void.get(name), self._sick.get(name))
             for (name, since, until), code in zip(self.fleet.installations[place], self._code[place], strict=True)
-            if since <= at < until
+            if since <= self._now < until
         ]
         known, units = self._shown.get(place, (None, ()))
         if known != (newest.at, passed, rows):

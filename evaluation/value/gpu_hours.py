@@ -77,7 +77,7 @@ def count_outcome(
     """Compute the outcome of marks, probes and checkpoints.
 
     ``loads``: the fleet's own jobs, or several generated loads to average over.
-    ``merge_scope``: a mark is right if its node fails within this time.
+    ``reach``: a mark is right if its node fails within this time.
     ``soft``: marks are soft taints: new jobs that may not use the node (:func:`policy.tiers.may_use_risk`) go to other
     nodes while GPUs are free, so no GPU is left idle.
     ``extras``: probes and checkpoints of each load; they count as actions if there are no marks.
@@ -128,13 +128,13 @@ def _counted(
     left_at = np.full(len(size), NEVER)
     free = _free(fleet, jobs, marks) if soft else None
     ends_at = np.minimum(marks.until, marks.found)  # a found fault is repaired immediately
-    for mark, (node, at, until, drained) in enumerate(
+    for mark, (node, marked_at, until, drained) in enumerate(
         zip(marks.node, marks.at, marks.until, marks.drained, strict=True)
     ):
         entries = np.arange(bounds[node], bounds[node + 1])
         out = marks.found[mark] < NEVER
         repaired[node] += fleet.gpus[node] * shorter * out
-        started = entries[(jobs.start[entries] > at) & (jobs.start[entries] <= until)]
+        started = entries[(jobs.start[entries] > marked_at) & (jobs.start[entries] <= until)]
         if free is not None and not out:
             times = jobs.start[started]
             avoid = np.logical_not(may_use_risk(size[started], high=marks.high_at(node, times)))
@@ -149,24 +149,24 @@ def _counted(
         departures.append(left_at[entries].copy())
         left_at[entries] = NEVER
         occupied_until = np.minimum(jobs.end[entries], departures[mark])
-        for since, ends in [] if soft else _up_intervals(fleet, int(node), int(at), int(ends_at[mark])):
+        for since, ends in [] if soft else _up_intervals(fleet, int(node), int(marked_at), int(ends_at[mark])):
             busy = np.clip(occupied_until, since, ends) - np.clip(jobs.start[entries], since, ends)
             idle[node] += max(float(fleet.gpus[node] * (ends - since)) - float(jobs.gpus[entries] @ busy), 0) / HOUR_MS
     up_again = np.full(len(fleet.nodes), fleet.begin)
-    for node, at, unit, until in zip(fleet.failed, fleet.at, fleet.unit, fleet.until, strict=True):
-        was_down = at < up_again[node]  # no job was running
+    for node, failed_at, unit, until in zip(fleet.failed, fleet.at, fleet.unit, fleet.until, strict=True):
+        was_down = failed_at < up_again[node]  # no job was running
         up_again[node] = max(up_again[node], until)
         if was_down:
             continue
-        standing = np.flatnonzero((marks.node == node) & (marks.at <= at) & (at < marks.until))
+        standing = np.flatnonzero((marks.node == node) & (marks.at <= failed_at) & (failed_at < marks.until))
         entry = np.arange(bounds[node], bounds[node + 1])
-        runs = (jobs.start[entry] <= at) & (jobs.end[entry] >= at)
-        hit_entries = entry[runs & (departures[int(standing[0])] > at) if len(standing) else runs]
+        runs = (jobs.start[entry] <= failed_at) & (jobs.end[entry] >= failed_at)
+        hit_entries = entry[runs & (departures[int(standing[0])] > failed_at) if len(standing) else runs]
         share = jobs.gpus[hit_entries] / fleet.gpus[node] if unit else np.ones(len(hit_entries))
         hits += float(share.sum())
-        unsaved = jobs.unsaved(hit_entries, at)
+        unsaved = jobs.unsaved(hit_entries, failed_at)
         if len(extras.checkpoints.job):
-            asked = [extras.checkpoints.unsaved(int(job), int(at)) for job in jobs.job[hit_entries]]
+            asked = [extras.checkpoints.unsaved(int(job), int(failed_at)) for job in jobs.job[hit_entries]]
             unsaved = np.minimum(unsaved, np.array(asked, dtype=np.int64))
         hit[node] += float((share * size[hit_entries] * (unsaved + restart_times[hit_entries])).sum()) / HOUR_MS
     return hits, moved, hit, spent, idle, repaired
@@ -189,9 +189,10 @@ def _free(fleet: ReplayedFleet, jobs: Placements, marks: ReplayMarks) -> Callabl
 def _up_intervals(fleet: ReplayedFleet, node: int, begin: int, end: int) -> list[tuple[int, int]]:
     """Return the parts of an interval in which a node is not down."""
     parts = []
-    for at, until in [*zip(fleet.at[fleet.failed == node], fleet.until[fleet.failed == node], strict=True), (end, end)]:
-        if begin < min(at, end):
-            parts.append((begin, min(int(at), end)))
+    is_here = fleet.failed == node
+    for failed_at, until in [*zip(fleet.at[is_here], fleet.until[is_here], strict=True), (end, end)]:
+        if begin < min(failed_at, end):
+            parts.append((begin, min(int(failed_at), end)))
         begin = max(begin, int(until))
     return parts
 

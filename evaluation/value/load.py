@@ -86,14 +86,14 @@ class Placements:
         shrinks = size - gpus[order] >= np.maximum(least, 1)
         return cls(job[order], node[order], gpus[order], start[order], end[order], often, saved_at, size, shrinks)
 
-    def unsaved(self, entry: Ints, at: Ints | int) -> Ints:
-        """Return the work that jobs lose if they stop at ``at``, in milliseconds.
+    def unsaved(self, entry: Ints, stop_ms: Ints | int) -> Ints:
+        """Return the work that jobs lose if they stop at ``stop_ms``, in milliseconds.
 
         Uses the last checkpoint if it is known and the job ended then, otherwise the checkpoint interval.
         """
         start, every, saved = self.start[entry], self.every[entry], self.saved[entry]
-        known = (saved >= start) & (saved <= at) & (self.end[entry] <= at + _LATE_MS)
-        return np.where(every > 0, np.where(known, at - saved, (at - start) % np.maximum(every, 1)), 0)
+        known = (saved >= start) & (saved <= stop_ms) & (self.end[entry] <= stop_ms + _LATE_MS)
+        return np.where(every > 0, np.where(known, stop_ms - saved, (stop_ms - start) % np.maximum(every, 1)), 0)
 
     def writes(self, entry: Ints) -> Bools:
         """Return whether jobs write a checkpoint on request."""
@@ -103,14 +103,14 @@ class Placements:
         """Return the time from a job's stop on a node until it computes again, in milliseconds; shape (n,)."""
         return np.where(self.shrinks, duration_ms(costs.resize), duration_ms(costs.restart))
 
-    def running(self, at: int, left: Ints) -> Ints:
+    def running(self, now_ms: int, left: Ints) -> Ints:
         """Return the entries that run at a time; ``left``: when each left its node; shape (n,)."""
-        return np.flatnonzero((self.start <= at) & (self.end >= at) & (left > at))
+        return np.flatnonzero((self.start <= now_ms) & (self.end >= now_ms) & (left > now_ms))
 
-    def turns(self, entry: Ints, at: int) -> Ints:
+    def turns(self, entry: Ints, now_ms: int) -> Ints:
         """Return when jobs write their next checkpoint, or end."""
         every = self.every[entry]
-        return np.minimum(np.where(every > 0, at - self.unsaved(entry, at) + every, NEVER), self.end[entry])
+        return np.minimum(np.where(every > 0, now_ms - self.unsaved(entry, now_ms) + every, NEVER), self.end[entry])
 
 
 def jobs_of_table(jobs: pd.DataFrame, nodes: pd.Index, gpus: Ints, end: int, checkpoint_every: timedelta) -> Placements:
@@ -178,9 +178,9 @@ def generated_load(
     return first_fit(gpus, capped[kind], arrival, long, end, duration_ms(checkpoint_every))
 
 
-def _hours_of(quantiles: tuple[float, ...], at: Floats) -> Floats:
+def _hours_of(quantiles: tuple[float, ...], shares: Floats) -> Floats:
     """Interpolate quantiles of hours, linearly in the logarithm."""
-    return np.asarray(np.exp(np.interp(at * _QUANTILES[-1], _QUANTILES, np.log(np.maximum(quantiles, 1 / 60)))))
+    return np.asarray(np.exp(np.interp(shares * _QUANTILES[-1], _QUANTILES, np.log(np.maximum(quantiles, 1 / 60)))))
 
 
 def first_fit(gpus: Ints, size: Ints, arrival: Ints, duration: Ints, end: int, every: int) -> Placements:
@@ -203,6 +203,7 @@ def first_fit(gpus: Ints, size: Ints, arrival: Ints, duration: Ints, end: int, e
             nodes, gpus_by_node = _room(free, gpus, wanted)
             if len(nodes):
                 break
+            # Terminates: a job is no larger than the fleet, so it fits once all others have ended.
             now = running[0][0]
         if now >= end:
             break
@@ -271,14 +272,14 @@ class ReplayedFleet:
                 units[node].append((gpu or node, int(first), int(last)))
         names = sorted(nodes)
         most = [max(sum(a <= since < b for _, a, b in units[name]) for _, since, _ in units[name]) for name in names]
-        place, at = pd.Index(names).get_indexer(failures["node"].astype("str")), milliseconds(failures["start"])
-        chosen = np.flatnonzero((place >= 0) & (at < end) & (milliseconds(failures["end"]) > begin))
-        chosen = chosen[np.argsort(at[chosen], kind="stable")]
+        place, failed_at = pd.Index(names).get_indexer(failures["node"].astype("str")), milliseconds(failures["start"])
+        chosen = np.flatnonzero((place >= 0) & (failed_at < end) & (milliseconds(failures["end"]) > begin))
+        chosen = chosen[np.argsort(failed_at[chosen], kind="stable")]
         return cls(
             tuple(nodes[name] for name in names), tuple(tuple(units[name]) for name in names),
             np.array(most, dtype=np.int64), place[chosen].astype(np.int64),
             tuple(failures["gpu"].astype(object).where(failures["gpu"].notna(), "").iloc[chosen]),
-            at[chosen], np.minimum(milliseconds(failures["end"]), end)[chosen], begin, end,
+            failed_at[chosen], np.minimum(milliseconds(failures["end"]), end)[chosen], begin, end,
             tuple(failures["failure_class"].iloc[chosen]) if "failure_class" in failures else ("other",) * len(chosen),
         )  # fmt: skip
 
@@ -296,9 +297,9 @@ class ReplayedFleet:
             for until, node in ends
         ]
 
-    def down(self, at: int) -> set[int]:
+    def down(self, now_ms: int) -> set[int]:
         """Return the nodes that are down at an instant; they run no jobs."""
-        return set(self.failed[(self.at <= at) & (at < self.until)].tolist())
+        return set(self.failed[(self.at <= now_ms) & (now_ms < self.until)].tolist())
 
     def stage(self, policy: PolicyConfig, stage: Stage) -> PolicyConfig:
         """Return the settings with every group pinned to a stage."""
@@ -309,14 +310,14 @@ _PLACE: Final = ("cluster", "group", "rack", "nvlink_domain")
 
 
 def job_views(
-    jobs: Placements, entries: Ints, at: int, known: dict[int, tuple[int, JobView]] | None = None
+    jobs: Placements, entries: Ints, now_ms: int, known: dict[int, tuple[int, JobView]] | None = None
 ) -> list[JobView]:
     """Return jobs as a scheduler sees them: with the time of their last checkpoint, without their end.
 
     ``known``: cached views by entry, each with its last checkpoint; updated in place.
     """
     known = {} if known is None else known
-    saved_at = np.where(jobs.every[entries] > 0, at - jobs.unsaved(entries, at), -1)
+    saved_at = np.where(jobs.every[entries] > 0, now_ms - jobs.unsaved(entries, now_ms), -1)
     rows = list(zip(entries.tolist(), saved_at.tolist(), jobs.writes(entries).tolist(), strict=True))
     for entry, saved, writes in rows:
         if entry not in known or known[entry][0] != saved:
@@ -328,16 +329,16 @@ def job_views(
 
 
 def evicted(
-    fleet: ReplayedFleet, jobs: Placements, node: int, at: int, left: Ints, checkpoint: timedelta
+    fleet: ReplayedFleet, jobs: Placements, node: int, evicted_at: int, left: Ints, checkpoint: timedelta
 ) -> tuple[Ints, Ints]:
-    """Return when the jobs of a node drained at ``at`` have left, and which entries these are.
+    """Return when the jobs of a node drained at ``evicted_at`` have left, and which entries these are.
 
     Jobs that end before their checkpoint is written are not included.
 
     ``left``: when jobs left their node; shape (entries,).
     """
     entry = np.arange(*np.searchsorted(jobs.node, (node, node + 1)))
-    entry = entry[(jobs.start[entry] <= at) & (left[entry] > at) & (node not in fleet.down(at))]
-    writes = at + np.where(jobs.writes(entry), duration_ms(checkpoint), 0)
+    entry = entry[(jobs.start[entry] <= evicted_at) & (left[entry] > evicted_at) & (node not in fleet.down(evicted_at))]
+    writes = evicted_at + np.where(jobs.writes(entry), duration_ms(checkpoint), 0)
     outlasts = jobs.end[entry] > writes
     return writes[outlasts] + duration_ms(LEAVE), entry[outlasts]

@@ -96,6 +96,7 @@ def node_risks(fleet: ReplayedFleet, scores: Readings, sensitivity: float = 0.0)
     risks = np.full((len(scores), len(fleet.nodes)), np.nan)
     for number, reading in enumerate(scores):
         installed = (since <= reading.at) & (reading.at < until) & (code >= 0)
+        # log1p(-1) would be infinite.
         risk = risk_after_pass(np.minimum(reading.risk[code[installed]], 1 - 1e-12), sensitivity)
         known, node = ~np.isnan(risk), place[installed]
         total = np.bincount(node[known], np.log1p(-risk[known]), len(fleet.nodes))
@@ -125,23 +126,23 @@ _FREE: Final[Mapping[str, str | None]] = {"probe": None, "checkpoint": None}
 class ProbeReplay:
     """Replay of probes, with a round at each decision, and at each minute in which a node becomes idle or a probe ends.
 
-    ``at``: when the scores of each decision are available, in milliseconds; ``risks``: from :func:`node_risks`;
+    ``available_ms``: when the scores of each decision are available; ``risks``: from :func:`node_risks`;
     ``passed``: the same after a passed diagnostic.
-    ``found``: failures that a diagnostic finds if they start within ``merge_scope`` of its end.
+    ``found``: failures that a diagnostic finds if they start within ``reach`` of its end.
     """
 
     def __init__(
         self,
         fleet: ReplayedFleet,
         jobs: Placements,
-        at: list[int],
+        available_ms: list[int],
         risks: Floats,
         passed: Floats,
         found: Bools,
         reach: timedelta,
         policy: PolicyConfig,
     ) -> None:
-        self._fleet, self._at, self._risks, self._passed, self._found = fleet, at, risks, passed, found
+        self._fleet, self._at, self._risks, self._passed, self._found = fleet, available_ms, risks, passed, found
         self._policy, self._reach = policy, duration_ms(reach)
         self._gaps = deque(idle_times(fleet, jobs))
         self._views = [
@@ -161,7 +162,7 @@ class ProbeReplay:
         self._mean = 0.0
         self._running: dict[int, list[int]] = {}
         self._rows: list[list[int]] = []
-        self._rounds = sorted({*at, *(_next_round(since) for since, *_ in self._gaps)})
+        self._rounds = sorted({*available_ms, *(_next_round(since) for since, *_ in self._gaps)})
 
     @property
     def next_round(self) -> int:
@@ -210,7 +211,7 @@ class ProbeReplay:
         if known < 0 or np.isnan(self._risks[known]).all():
             return []
         lowers = duration_ms(config.lowers_for)
-        lowered = tuple(place for place, at in self._passed_at.items() if now < at + lowers)
+        lowered = tuple(place for place, passed_at in self._passed_at.items() if now < passed_at + lowers)
         if self._now != (known, lowered):
             risk = self._risks[known].copy()
             risk[[*lowered]] = self._passed[known, [*lowered]]
@@ -268,9 +269,9 @@ def replay_probes(replay: ProbeReplay, closed: ReplayMarks) -> Probes:
     return replay.probes
 
 
-def after_passes(at: list[int], risks: Floats, passed: Floats, probes: Probes, config: ProbeConfig) -> Floats:
+def after_passes(available_ms: list[int], risks: Floats, passed: Floats, probes: Probes, config: ProbeConfig) -> Floats:
     """Return the risks at each decision, lowered for nodes that recently passed a probe."""
-    lowered, times = risks.copy(), np.array(at)
+    lowered, times = risks.copy(), np.array(available_ms)
     is_pass = (probes.failure < 0) & ~probes.preempted
     for node, end in zip(probes.node[is_pass], probes.end[is_pass], strict=True):
         rows = (times >= end) & (times < end + duration_ms(config.lowers_for))
@@ -278,8 +279,8 @@ def after_passes(at: list[int], risks: Floats, passed: Floats, probes: Probes, c
     return lowered
 
 
-def _next_round(at: int) -> int:
-    return -(-at // _MINUTE_MS) * _MINUTE_MS
+def _next_round(time_ms: int) -> int:
+    return -(-time_ms // _MINUTE_MS) * _MINUTE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,26 +299,26 @@ class Checkpoints:
         hours = [sizes[job_number] * (costs.checkpoint / timedelta(hours=1)) for job_number in job.tolist()]
         return cls(job, at, np.array(hours, dtype=np.float64))
 
-    def unsaved(self, job: int, at: int) -> int:
+    def unsaved(self, job: int, stop_ms: int) -> int:
         """Return the time since a job's last requested checkpoint, in milliseconds; ``NEVER`` if there is none."""
-        requests = self.at[(self.job == job) & (self.at <= at)]
-        return at - int(requests[-1]) if len(requests) else NEVER
+        requests = self.at[(self.job == job) & (self.at <= stop_ms)]
+        return stop_ms - int(requests[-1]) if len(requests) else NEVER
 
 
 NO_CHECKPOINTS: Final = Checkpoints(_NONE, _NONE, _NONE.astype(np.float64))
 
 
 def replay_checkpoints(
-    fleet: ReplayedFleet, jobs: Placements, at: list[int], risks: Floats, policy: PolicyConfig
+    fleet: ReplayedFleet, jobs: Placements, available_ms: list[int], risks: Floats, policy: PolicyConfig
 ) -> Checkpoints:
-    """Replay checkpoint requests at each decision; ``at``, ``risks``: as for :class:`ProbeReplay`."""
+    """Replay checkpoint requests at each decision; ``available_ms``, ``risks``: as for :class:`ProbeReplay`."""
     if not np.any(jobs.on_request) or not len(jobs.job):
         return NO_CHECKPOINTS
     cost, jobs_of = duration_ms(policy.cost_benefit.checkpoint), int(jobs.job.max()) + 1
     last_asked = np.full(jobs_of, -1)
     remembered: Mapping[str, LastRequest] = {}
     rows: list[tuple[int, int]] = []
-    for number, now in enumerate(at):
+    for number, now in enumerate(available_ms):
         runs = np.flatnonzero((jobs.start <= now) & (jobs.end > now) & ~np.isnan(risks[number, jobs.node]))
         # prefilter by upper bounds: the interval bounds the unsaved work, the sum of node risks bounds the job's risk
         highest_risk = np.bincount(jobs.job[runs], risks[number, jobs.node[runs]], jobs_of)

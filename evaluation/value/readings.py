@@ -85,7 +85,7 @@ class Readings(Sequence[ScoredDecision]):
             )
         return self._read[place]
 
-    def newest(self, at: int) -> ScoredDecision:
+    def newest(self, now_ms: int) -> ScoredDecision:
         """Return the latest reading available at a time, or the first if there is none yet."""
-        reading: ScoredDecision = self[max(bisect_right(self.at, at) - 1, 0)]
+        reading: ScoredDecision = self[max(bisect_right(self.at, now_ms) - 1, 0)]
         return reading

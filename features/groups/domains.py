@@ -123,6 +123,7 @@ class _Moments:
         dated = pd.Series(np.where(time > 0, time, NEVER)).groupby(entity).min()
         reference = dated.reindex(range(entities), fill_value=NEVER).to_numpy(np.int64)
         halves = (time - reference[entity]) / duration_ms(HALF_LIFE)
+        # exp2 overflows beyond 1,023.
         weight = pd.Series(np.where(time > 0, np.exp2(np.minimum(halves, 1000.0)), 0.0)).groupby(entity).cumsum()
         return cls(
             Timeline(entity, time, entities), first, np.r_[0, np.cumsum(time)], reference, weight.to_numpy(np.float64)
@@ -202,11 +203,13 @@ class Domain:
         """
         n = len(windows)
         history = np.empty((len(entity), len(bits) * n + 3), dtype=np.float32)
-        of = self.events.at(entity, time)
-        order = np.lexsort((time, of)).astype(np.int64)
+        version = self.events.at(entity, time)
+        order = np.lexsort((time, version)).astype(np.int64)
         distinct = np.append(windows, windows[-1])  # window of distinct XIDs, unused here
         half_life = float(duration_ms(HALF_LIFE))
-        sweep_history(order, of, time, self.events.events, distinct, bits, bits[:1], bits[:1], half_life, 0, history)
+        sweep_history(
+            order, version, time, self.events.events, distinct, bits, bits[:1], bits[:1], half_life, 0, history
+        )
         now = self.exposure.until(entity, time)
         exposure = np.stack([now - self.exposure.until(entity, time - window) for window in windows], axis=1)
         return Rates(
@@ -286,6 +289,7 @@ def _entities(scope: DomainScope, installations: Installations, inventory: pd.Da
     for column in scope if isinstance(scope, tuple) else (scope,):
         part = pd.factorize(_values(column, inventory)[installations.row], sort=True)[0]
         has_domain &= part >= 0
+        # Plus 2, because a null part is -1 and must not share a number with another pair.
         code = pd.factorize(code * (part.max(initial=0) + 2) + part, sort=True)[0].astype(np.int64)
     return np.where(has_domain, code, -1), int(code.max(initial=-1)) + 1
 

@@ -204,6 +204,7 @@ def _compare(series: FloatArray, is_repeat: BoolArray, changed: BoolArray) -> No
     for i in range(1, series.size):
         a = series[i]
         b = series[i - 1]
+        # At a unit's first sample, b belongs to another unit; `_gap_windows` leaves that comparison out.
         same = a == b
         is_repeat[i] |= same
         changed[i] |= not same and (not np.isnan(a) or not np.isnan(b))

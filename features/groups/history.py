@@ -163,7 +163,7 @@ class EventHistory:
         windows = np.asarray([duration_ms(w) for w in (*features.history_windows, DISTINCT_WINDOW)], dtype=np.int64)
 
         def domain(scope: DomainScope) -> Domain:
-            of = {
+            of_event = {
                 "installation": installation,
                 "time": time,
                 "known": known,
@@ -171,7 +171,7 @@ class EventHistory:
                 "kinds": kinds,
                 "count": count,
             }
-            return Domain.of(scope, installations, inventory, **of)
+            return Domain.of(scope, installations, inventory, **of_event)
 
         domains = [domain(scope) for scope in features.domains]
         fleet = domain("fleet") if domains else None

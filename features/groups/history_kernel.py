@@ -161,6 +161,8 @@ def _learn(
             latest[b] = max(latest[b], time)
     for b in range(len(weighed)):
         if _has(kinds, weighed[b]):
+            # Growing relative to the first event, so that one factor fades the whole sum at each row. It overflows
+            # after 1,024 half-lives, 19 years.
             weight[b] += events.size[event] * 2.0 ** ((time - events.time[first]) / half_life)
 
 
@@ -245,6 +247,7 @@ def sweep_history(
             while oldest[s] < end and events.time[events.by_time[oldest[s]]] <= t - windows[s]:
                 event = events.by_time[oldest[s]]
                 oldest[s] += 1
+                # An event that became known too late never entered the window.
                 if in_span[event, s]:
                     in_span[event, s] = False
                     _count(event, s, -events.size[event], events, counted, counts, per_code)

@@ -216,6 +216,7 @@ class OnsetPlan:
     def _expected(self, amounts: Float32Array, observed_hours: FloatArray) -> FloatArray:
         """Return the log of one plus the rise expected at the rate of the preceding past."""
         now = amounts[:, self.now].astype(np.float64) * self.steps_now
+        # Amounts are float32, so the difference may be slightly negative.
         earlier = np.maximum(amounts[:, self.past].astype(np.float64) * self.steps_past - now, 0.0)
         expected = np.log1p(earlier / (self.hours_past - self.hours_now) * self.hours_now)
         cut = np.flatnonzero(observed_hours < self.hours_past.max(initial=0.0))

@@ -115,7 +115,9 @@ def find_evidence(
         certain = [(sign.time, sign.established) for sign in evidence_of[unit].signs]
         established = established_at(conditionals, confirmers.get(unit, []), late.get(unit, []), certain, labels)
         evidence_of[unit].signs += [
-            sign(i, at) for i, at in zip(positions, established, strict=True) if at < NEVER and at <= as_of_ms
+            sign(i, known_from)
+            for i, known_from in zip(positions, established, strict=True)
+            if known_from < NEVER and known_from <= as_of_ms
         ]
     for evidence in evidence_of.values():
         evidence.own_ends.sort()

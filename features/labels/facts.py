@@ -160,6 +160,7 @@ def diagnostic_outcome(code: str, detail: str) -> bool | None:
     if normalized(code) == "inconclusive":  # whatever its detail says
         return None
     for value in (code, detail):
+        # First: a summary like "7 passed, 1 failed" is a failure.
         if _FAILED.search(value):
             return False
         if _PASSED.search(value):

@@ -155,6 +155,7 @@ def _end(
     position = bisect_left(evidence.ends, (latest, -NEVER))
     if position < len(evidence.ends) and evidence.ends[position][0] <= ends_at:
         return min(evidence.ends[position][0], following)
+    # Before the next event: a late repair at or after it answers that one.
     limit = min(latest + duration_ms(LATE_REPAIR), following - 1)
     position = bisect_left(evidence.own_ends, (latest, -NEVER))
     if position < len(evidence.own_ends) and evidence.own_ends[position][0] <= limit:
@@ -177,6 +178,7 @@ def _openings(evidence: UnitEvidence, labels: LabelSection) -> list[Sign]:
 
     moments = [(sign.established, True, sign) for sign in evidence.signs]
     moments += [(sign.until, False, sign) for sign in evidence.signs if sign.until < NEVER]
+    # False sorts first: signs that cease to count are removed before others of the same moment are compared with them.
     for moment, counts, sign in sorted(moments):
         if not counts:
             times.remove(sign.time)

@@ -77,6 +77,7 @@ def label_rows(
         unknown |= _drained_by_predrain(facts, installations, counted, unit, decided, horizon_end)
         is_down |= Maintenance.of(facts, installations).within(unit, decided)
 
+    # A failure that was observed counts, even if something hid the outcome without it.
     null = is_down | incomplete | (unknown & ~positive)
     incident = np.where(positive & ~null, next_incident, -1)
     classes = pd.array(counted.failure_class, dtype="str")

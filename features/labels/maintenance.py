@@ -33,7 +33,7 @@ class Maintenance:
     nodes.
     ``start``, ``end``: of the window; ``end`` is excluded.
     ``known``, ``until``: period in which the entry is valid knowledge.
-    ``merge_scope``: latest ``end`` of the entity's entries so far.
+    ``reach``: latest ``end`` of the entity's entries so far.
     """
 
     nodes: pd.Index

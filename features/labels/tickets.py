@@ -126,6 +126,7 @@ def _states(
         known_failures = [failure for failure in recent if failure.sign.established <= moment]
         open_failures = [failure for failure in known_failures if not was_repaired(failure, repaired_before)]
         failures = _node_incident(open_failures, int(facts.unit[ticket]), duration_ms(labels.node_window))
+        # Plus 1, because `until` is excluded: a repair at the ticket's own time ends the downtime.
         followed = tuple((f.unit, f.sign.class_index, not was_repaired(f, time + 1)) for f in failures)
         if followed != latest:
             yield moment, followed

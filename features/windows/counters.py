@@ -92,6 +92,7 @@ def _join_counters(newer: FloatArray, older: FloatArray, out: FloatArray) -> Non
     elif newer[_PENDING] == 0.0:
         out[_AMOUNT] += older[_HEAD] + older[_AMOUNT]
         out[_STEPS] += older[_HEAD_STEPS] + older[_STEPS]
+    # The pending step spans the older part's head, whose rises are therefore not added.
     elif has_older:
         out[_AMOUNT] += _rise(newer[_OLDEST], older[_NEWEST]) + older[_AMOUNT]
         out[_STEPS] += 1.0 + older[_STEPS]
@@ -194,6 +195,7 @@ def counter_windows(
 
 @njit(cache=True, nogil=True)
 def _within(bins: FloatArray, low: int, high: int) -> float:
+    # Not a difference of running sums: a small rise would vanish behind a large one.
     total = 0.0
     for e in range(low, high):
         total += bins[e]
@@ -398,6 +400,7 @@ def flag_windows(
     rows, edges = visits.stops.shape
     share = np.empty(edges)
     for p in range(bits_flag.size):
+        # numba needs the same type in both cases; without levels no node is read.
         tree = nodes[p] if nodes.shape[0] > 0 else nodes[:, :, 0]
         masks, reported, mask = flags[bits_flag[p]], known[bits_flag[p]], bits_mask[p]
         for row in range(rows):

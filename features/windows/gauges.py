@@ -69,6 +69,7 @@ def _add_samples(
             product += change * hours_back
             low = min(low, value)
             high = max(high, value)
+        # False for NaN. Roll-ups count even at samples without a value.
         if low_at >= 0 and values[low_at, i] < low:
             low = values[low_at, i]
         if high_at >= 0 and values[high_at, i] > high:
@@ -274,6 +275,7 @@ def _statistics(sums: FloatArray, out: FloatArray) -> None:
         mean = total / n if n > 0.0 else np.nan
         out[_LAST, c] = newest if n > 0.0 else np.nan
         out[_MEAN, c] = newest + mean
+        # Rounding can make it slightly negative.
         spread = max(sums[_SQUARE, c] - total * mean, 0.0)
         out[_STD, c] = np.sqrt(spread / (n - 1.0)) if n > 1.0 else np.nan
         low = sums[_LOW, c]  # roll-ups have it even if the value itself is missing

@@ -99,9 +99,11 @@ def index_panes(times: IntArray, begins: IntArray, ends: IntArray, spec: PaneSpe
     else:
         run_first = run_last = np.zeros(0, dtype=np.int64)
     alignment = 1 << (levels - 1)
+    # Minus 1, because a pane includes its end: a sample at a border belongs to the pane before it.
     first_pane = (times[run_first] - spec.phase - 1) // spec.length // alignment * alignment
     last_pane = -(-((times[run_last - 1] - spec.phase - 1) // spec.length + 1) // alignment) * alignment
     panes = last_pane - first_pane
+    # The panes of all levels, a geometric series. With one level they may be odd, which the shift would round.
     nodes = 2 * (panes - (panes >> levels)) if levels > 1 else panes
     run_node = np.concatenate(([0], np.cumsum(nodes)))
     run_start = np.concatenate(([0], np.cumsum(panes + 1)))

@@ -101,6 +101,7 @@ def _fallback(score: Floats, base_rate: float, log_odds: bool) -> Calibrator:
     def excess(intercept: float) -> float:
         return float(np.mean(expit(intercept + slope * reference))) - rate
 
+    # expit(±40) is 0 or 1 up to 1e-17, so a root lies between.
     bound = 40.0 + slope * float(np.abs(reference).max())
     return Calibrator("prior", slope, float(brentq(excess, -bound, bound, xtol=1e-9)))
 
@@ -124,6 +125,7 @@ def _sigmoid(score: Floats, y: Floats, start: Calibrator, slope_deviation: float
         )
         return value, gradient
 
+    # Far beyond what the priors suggest: the bounds only keep exp() finite during the line search.
     optimum = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(-6, 6), (-20, 20)])
     slope = float(start.slope * np.exp(optimum.x[0]))
     return Calibrator("sigmoid", slope, float(origin + optimum.x[1] - slope * middle))

@@ -169,4 +169,4 @@ def seen_columns(columns: Sequence[FeatureColumn], groups: Sequence[Group] | Non
     """
     window = window_of(columns)
     tabular = tuple(range(len(columns) if window is None else window.tabular))
-    return tuple(at for at in tabular if groups is None or columns[at].group in groups) or tabular
+    return tuple(position for position in tabular if groups is None or columns[position].group in groups) or tabular

@@ -60,6 +60,7 @@ def expected_rate(incidents: Floats, rows: Floats, ahead: int = 1) -> float:
     ``ahead``: forecast horizon in weeks.
     """
     log_likelihood = np.zeros((len(_BELIEFS), len(_SIZES)))
+    # In steps of `ahead`, so that no week counts as evidence twice.
     for week in range(_RECENT + _BEFORE, len(rows) - ahead + 1, ahead):
         forecast = np.maximum(forecasts(incidents[:week], rows[:week]), _MIN_IMPLIED / rows[:week].sum())
         mean = (forecast * rows[week : week + ahead].sum())[:, None]
@@ -94,5 +95,5 @@ def recent_rate(recent: tuple[float, float], baseline: tuple[float, float]) -> f
     if recent[0] + baseline[0] == 0:
         return 0.0
     rate = (recent[0] + baseline[0]) / (recent[1] + baseline[1])
-    now, usual = ((hits + RATE_WEIGHT) / (rate * of + RATE_WEIGHT) for hits, of in (recent, baseline))
+    now, usual = ((hits + RATE_WEIGHT) / (rate * rows + RATE_WEIGHT) for hits, rows in (recent, baseline))
     return float(rate * now * min(max(now / usual, 0.5), 2.0) ** 0.5)

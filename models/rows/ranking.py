@@ -91,6 +91,7 @@ def top_nodes(times: Ints, rank: Ints, node: Ints | Hashes, k: int) -> Bools:
         starts = np.arange(len(rows)) - position_in_group(times[rows])
         nodes -= nodes[starts] - first[starts]
         in_top = nodes <= k
+        # If the deepest row is alerted at any time, rows below it may be, too.
         if not (in_top & (rank[rows] == deepest)).any():
             alert[rows[in_top]] = True
             return alert

@@ -164,6 +164,7 @@ class Controller:
             if decision is not None:
                 self._record(decision, log)
                 self._lease.hold()
+                # A state that could not be read must not be overwritten: it counts the recent drains.
                 saved = self._store.known and self._keep(decision.plan.state, log)
                 log.forward = log.forward and saved
                 with log.boundary("the actions"):
@@ -171,6 +172,7 @@ class Controller:
             self._release_expired(due, executor, log)
         except LeaseLostError as error:
             lost = error
+        # An unstored plan allowed no new actions: its releases are added to the state that is stored.
         state = decision.plan.state if decision is not None and saved else self._store.value
         # Even without the lease: if another replica has replaced the state, its version differs and it is kept.
         if saved or (executor.done and self._store.known):
@@ -192,6 +194,7 @@ class Controller:
         fleet, expired_before = self._read_fleet(log), self.clock.now() - _OVERDUE
         due = _due(fleet, expired_before, log.report)
         if fleet.switches.release_all:
+            # The executor checks the expiry again; under release-all every marker is due.
             expired_before = datetime.max.replace(tzinfo=UTC)
         expected = expected_of(fleet, (reading.view for reading in fleet.nodes))
         executor = Executor(self.scheduler, log, self.settings, expected, self._newest, expired_before=expired_before)
@@ -224,6 +227,7 @@ class Controller:
 
     def _settle_open(self, report: RoundReport) -> None:
         for number, action in self.ledger.unsettled():
+            # Whether the call of a dead process arrived is only visible on the node.
             reading = self.scheduler.revalidate(action.node)
             settled = settled_by_reading(action, reading, self.clock.now(), "the call was interrupted")
             self.ledger.settle(number, settled)
@@ -249,6 +253,7 @@ class Controller:
     def _decide(self, fleet: FleetReading, log: RoundLog, *, ready: bool) -> _Decision | None:
         """Read the sources and decide; None if that failed, which is an error of the round."""
         decision, report = None, log.report
+        # The value of the last round may be outdated: another replica may have stored one since.
         self._store.known = False
         with log.boundary("the safety state"):
             load_error = self._store.load()
@@ -276,6 +281,7 @@ class Controller:
         views = tuple(self._evidence.placed(reading.view, state) for reading in fleet.nodes)
         risks = self._evidence.risks
         fitted_at = risks.model_fitted_at
+        # A negative age would pass for a fresh model; an unknown one opens the breaker.
         if fitted_at is not None and fitted_at > now + CLOCK_SKEW:
             report.notes.append(
                 f"the model was fitted in the future, at {fitted_at:%Y-%m-%d %H:%M} UTC: its age is unknown"
@@ -350,6 +356,7 @@ class Controller:
         """Release the nodes in ``due`` that the decision neither renewed nor released."""
         now = self.clock.now()
         renewed = {action.node for action in executor.done if action.expires_at is not None and action.expires_at > now}
+        # Skipped releases, e.g. those past max_round_duration, are tried again here; failed ones in the next round.
         attempted = {
             step.action.node for step in log.report.steps
             if step.action.verb == "release" and step.action.to is Level.NONE and step.outcome != "skipped"

@@ -77,6 +77,7 @@ class Evidence:
         name = self._spelled(view.name, self._scored)
         scored = tuple(self._with_evidence(unit, view.name) for unit in self.risks.nodes.get(name, ()))
         decided, since = self.risks.decided_at, view.since
+        # Decided after the node joined: these are the GPUs of the present machine.
         if since is None or (decided is not None and decided >= since):
             return scored
         return tuple(replace(unit, valid_from=max(unit.valid_from or since, since)) for unit in scored)

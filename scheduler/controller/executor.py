@@ -52,6 +52,7 @@ class Executor:
         """
         started = self.log.clock.now()
         for action in plan.actions:
+            # Releases are skipped too, but they come first in a plan, and those of expired markers get a second pass.
             if self.log.clock.now() - started > self.settings.max_round_duration:
                 reason: str | None = "controller.max_round_duration exceeded: postponed to the next round"
             else:
@@ -93,6 +94,7 @@ class Executor:
             if until is not None and self.log.clock.now() >= until:
                 raise LeaseLostError("the lease expired before the write")
             intent = self._intend(action, reading, writes)
+            # A release needs no record: a broken ledger must not keep healthy nodes out of service.
             if intent is None and action.verb != "release":
                 self._skip(action, "not executed: it cannot be recorded in the ledger")
                 return
@@ -154,6 +156,7 @@ class Executor:
 
     def _answered(self, action: Action, intent: int | None, answer: WriteResult) -> bool:
         """Record the result of a call; False to retry."""
+        # The call may have arrived: a repetition could undo what an operator did since, so the node is read instead.
         if answer.kind == "timeout":
             self._unanswered(action, intent, answer)
             return True
@@ -260,6 +263,7 @@ def _other_node(expected: Expected, reading: NodeReading) -> str | None:
     if reading.boot_id != expected.boot_id:
         return "it booted since the decision"
     now_in, then_in = ({unit.name for unit in view.units} for view in (reading.view, expected.view))
+    # Empty: this scheduler lists no GPUs, and those expected are from the scores.
     if now_in and now_in != then_in:
         return f"its GPUs changed since the decision: {', '.join(sorted(now_in ^ then_in))}"
     return None
@@ -271,6 +275,7 @@ def _other_marks(action: Action, expected: Expected, view: NodeView) -> str | No
             f"another client changed its markers: they are those of {view.marks.level.name.lower()}, expected "
             f"{expected.level.name.lower()}"
         )
+    # Without the taint, the scheduler would refill the node as fast as it is evacuated.
     if action.verb == "drain" and not view.marks.tainted:
         return "no marker keeps new work off the node"
     return None

@@ -96,6 +96,8 @@ class EventFacts:
             of_units = pc.field("type").isin(KINDS) & pc.field("gpu").is_valid() | pc.field("type").isin(REPAIRS)
             boots = (pc.field("type") == BOOT[0]) & (pc.field("code") == BOOT[1])
             xids = of_units & (pc.field("type") == "xid") & code.isin(sorted(XIDS))
+            # A failing GPU can log millions of equal XIDs. Rules count one a minute, so two rows a minute lose nothing.
+            # XID 154 differs: its detail names the recovery action.
             floods = table.filter(xids & (code != "154"))
             maintenance = pc.field("type") == "maintenance"
             recent = table.filter(
@@ -173,6 +175,7 @@ class VerifiedFacts:
         results = self._known()
         facts = dict(self.inner.read(now))
         for result in results:
+            # The clock was set back since: what lies ahead is not known yet.
             if result.at > now:
                 continue
             named = result.failed_units or result.units

@@ -81,6 +81,7 @@ class ScoresReader:
         except ValueError as error:
             raise SourceError(f"the scores in {folder} are damaged: {error}") from None
         units = summary.get("units")
+        # A file cut between two lines is well-formed.
         if isinstance(units, int) and decision.lines != units:
             raise SourceError(f"the scores in {folder} are incomplete: {decision.lines} of {units} units")
         if risks.refused and not decision.records:
@@ -155,6 +156,7 @@ class _Decision:
             else:
                 self._refuse(f"line {self.lines}", None, f"is damaged: {error}")
             return
+        # Which of two records is right is unknown, so neither counts.
         if record.unit in self.records or record.unit in self.units:
             self._refuse(record.unit, record.node, "has more than one record of its unit")
         elif (reason := self._not_believed(record)) is not None:

@@ -144,6 +144,7 @@ class Diagnostics:
             outcome = verification.result(case.node, key)
         except SchedulerError as error:
             log.error(str(error))
+            # An unreadable result is no verdict; the timeout still applies.
             outcome = DiagnosticResult("running")
         if outcome.kind == "missing":
             outcome = DiagnosticResult("inconclusive", "it was started, but no longer exists")
@@ -160,6 +161,7 @@ class Diagnostics:
         key = entry.verify_key(case.node)
         started_at = entry.started_at or entry.began_at
         now = log.clock.now()
+        # Another machine's clock: a time ahead would void evidence that is yet to come.
         ended_at = min(max(outcome.at or now, started_at), now)
         remedy, rung = entry.remedy, entry.rung
         result = Result(
@@ -236,9 +238,9 @@ class HookVerification:
             return DiagnosticResult("inconclusive", f"it reports neither passed nor failed ({reply.message})")
         if reply.kind == "failed" and state != "failed":
             return DiagnosticResult("inconclusive", f"it reports {state}, but ended with an error ({reply.message})")
-        of = content.get("node")
-        if state in ("passed", "failed") and (of, content.get("key")) != (node, key):
-            return DiagnosticResult("inconclusive", f"its result is for {of!r}, not for this node and run")
+        reported_node = content.get("node")
+        if state in ("passed", "failed") and (reported_node, content.get("key")) != (node, key):
+            return DiagnosticResult("inconclusive", f"its result is for {reported_node!r}, not for this node and run")
         units = content.get("failed_units")
         named = tuple(str(unit) for unit in units) if isinstance(units, list) else ()
         message = content.get("message")

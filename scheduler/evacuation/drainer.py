@@ -124,8 +124,11 @@ class Drainer:
             returned = case.entry.evicted.get(origin, 0)
             identity = self.recipient_of(workload)
             pending = requests.get(identity)
+            # A job on several nodes is asked once, with the deadline of its first node.
             if pending is not None and pending.uid == workload.uid:
                 leaving = replace(pending, returned=returned, again_at=None, tries=0, message="")
+            # Another part of a gang that a hook has been asked for: the same key, so that a repeated call changes
+            # nothing.
             elif pending is not None and pending.deadline is not None and now < pending.deadline:
                 leaving = LeavingWorkload(
                     workload.name, workload.uid, pending.key, pending.asked, pending.deadline, origin, returned
@@ -392,6 +395,8 @@ class Drainer:
     def _record_eviction(self, case: DrainCase, workload: Workload, answer: WriteResult, now: datetime) -> None:
         settings, leaving = self.settings, case.entry.leaving[workload.uid]
         if answer.kind in ("done", "already", "timeout"):
+            # Not an increment: pods of one origin that are evicted together count once. A timeout counts, because it
+            # may have arrived.
             count = max(case.entry.evicted.get(leaving.origin, 0), leaving.returned + 1)
             case.change(evicted={**case.entry.evicted, leaving.origin: count})
         if answer.kind in ("done", "already"):
@@ -403,6 +408,7 @@ class Drainer:
                 message=message,
             )  # fmt: skip
         elif answer.kind in ("blocked", "refused", "timeout"):
+            # Beyond 2**20 the limit applies anyway, and timedelta would overflow.
             pause = now + min(settings.retry_max_delay, settings.retry_initial_delay * 2 ** min(leaving.tries, 20))
             retry_at = max(pause, min(answer.again_at, now + settings.retry_max_delay) if answer.again_at else pause)
             message = f"{answer.kind}: {answer.message}; retried from {retry_at:%H:%M:%S} UTC"

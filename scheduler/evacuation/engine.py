@@ -177,7 +177,7 @@ class Evacuation:
     def _under_way(self, evacuating: Iterable[DrainCase]) -> set[str]:
         """Return the uids of terminating workloads, without those that are overdue."""
         now = self.clock.now()
-        flying = {
+        terminating = {
             leaving.uid
             for entry in self._evacuating()
             for leaving in entry.leaving.values()
@@ -186,10 +186,12 @@ class Evacuation:
         for case in evacuating:
             ending = {workload.uid for workload in case.departing or () if workload.ending}
             if case.reading.view.down:  # its kubelet cannot terminate pods that others deleted
-                flying -= {uid for uid in ending if uid in case.entry.leaving and not case.entry.leaving[uid].accepted}
+                terminating -= {
+                    uid for uid in ending if uid in case.entry.leaving and not case.entry.leaving[uid].accepted
+                }
             else:
-                flying |= ending - case.entry.leaving.keys()
-        return flying
+                terminating |= ending - case.entry.leaving.keys()
+        return terminating
 
     def _open(
         self, log: RoundLog, plan: Plan, views: Mapping[str, NodeView], drained: frozenset[str]
@@ -227,6 +229,7 @@ class Evacuation:
             else:
                 since = _mark_since(reading, started)
                 known = None if entry is None else entry.mark_since
+                # A start that cannot be read does not mean another drain.
                 if entry is None or name in drained or (since is not None and known is not None and since != known):
                     self._end(name, entry, "another drain started", log)
                     entry = Evacuating(self.clock.now())
@@ -300,6 +303,8 @@ class Evacuation:
     def _keep(self, cases: Iterable[DrainCase], results: Iterable[Result], log: RoundLog) -> bool:
         progress = self._progress
         nodes = {**progress.nodes, **{case.node: case.entry for case in cases}}
+        # A drain is remembered as long as its marker. A finished probe or request is forgotten, or the node could never
+        # get another.
         nodes = {name: entry for name, entry in nodes.items() if entry.request is None or entry.phase not in SETTLED}
         oldest = self.clock.now() - self.settings.verification.retention
         updated = EvacuationProgress(dict(sorted(nodes.items())), progress.results).with_results(results, oldest)
@@ -410,4 +415,5 @@ def _urgency(plan: Plan, name: str) -> tuple[float, str]:
     decision = plan.nodes.get(name)
     if decision is None:
         return 0.0, name
+    # Below every negated risk: existing faults come first.
     return -2.0 if decision.rules else -(decision.risk or 0.0), name

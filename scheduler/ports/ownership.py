@@ -81,6 +81,8 @@ class OwnershipRecord:
 
 def digest_of(content: str) -> str:
     """Return the digest of a marker for the record."""
+    # 48 bits detect edits and copies and keep the record short, which Slurm stores in the node's `extra`. There is no
+    # secret: whoever can write the record can also drain the node.
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 

@@ -89,6 +89,7 @@ class StoredValue(Generic[T]):
             if result.kind == "conflict":
                 raise LeaseLostError(f"another process wrote {self._label}: {result.message}")
             stored = StoredState(text if result.confirmed else None, result.version or self._version)
+            # It may have been stored: only the stored text tells.
             if result.kind == "timeout":
                 stored = self._load()
         except (ValueError, SchedulerError) as error:

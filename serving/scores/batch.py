@@ -316,7 +316,7 @@ def top_reasons(
     fleet = values[sample] if sampled else values
     called = f"{noun} sampled" if sampled else noun
     plan = ReasonPlan.of(fitted.columns)
-    of = {column.name: column for column in fitted.columns}
+    by_name = {column.name: column for column in fitted.columns}
     reasons = []
     for number, row in enumerate(rows.tolist()):
         weightiest, increases = largest_reasons(
@@ -326,9 +326,9 @@ def top_reasons(
             tuple(
                 RiskReason(
                     reason.text,
-                    of[reason.column].group,
+                    by_name[reason.column].group,
                     round(reason.contribution / increases, 4),
-                    None if of[reason.column].group in ("history", "static") else of[reason.column].channel,
+                    None if by_name[reason.column].group in ("history", "static") else by_name[reason.column].channel,
                 )
                 for reason in weightiest
             )

@@ -109,6 +109,7 @@ class Spool:
             limit = self._limit_bytes
             _LOG.error("the spool %s exceeds %d bytes: dropping the oldest samples", self._staging.root, limit)
         self._is_over = over_bytes > 0
+        # A stable sort: within a kind, the oldest files come first.
         for path in sorted(sizes, key=lambda path: _DROP_ORDER.index(path.parent.name)):
             if over_bytes > 0:
                 path.unlink(missing_ok=True)
@@ -174,6 +175,7 @@ class HttpTarget:
         if status in (401, 403):
             reason += "; check the token in --bearer-token-file (no data is lost)"
         after_s = retry_after_s(answer.headers.get("retry-after"), longest_s=_MAX_RETRY_AFTER_S)
+        # A 503 is about the receiver's load, any other 5xx possibly about this file.
         raise Deferred(reason, after_s, server_error=status >= 500 and status != 503)
 
 

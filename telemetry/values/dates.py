@@ -165,6 +165,7 @@ def _order_of(matches: Sequence[dict[str, str] | None]) -> DateOrder | None:
     """Infer the order from numbers above 12; None if there are none, or they contradict each other."""
     orders: set[DateOrder] = set()
     for parts in matches:
+        # Dates with dots put the day first everywhere.
         if parts and parts.get("first") and parts["mark"] != ".":
             orders |= {"dmy"} if int(parts["first"]) > 12 else set()
             orders |= {"mdy"} if int(parts["other"]) > 12 else set()
@@ -173,6 +174,7 @@ def _order_of(matches: Sequence[dict[str, str] | None]) -> DateOrder | None:
 
 def _is_undecided(parts: dict[str, str]) -> bool:
     first, other = int(parts["first"]), int(parts["other"])
+    # 03/03 is the same in either order.
     return parts["mark"] != "." and first <= 12 and other <= 12 and first != other
 
 

@@ -253,6 +253,8 @@ class PrometheusClient:
             pause = retried(error)
             if isinstance(error, NoAnswerInTime) and not first:
                 slow += 1
+                # A second timeout means a query that is too heavy: it is split, instead of being retried until the
+                # deadline.
                 pause = slow < _SLOW_TRIES
             if pause is not False:
                 self.retries += 1

@@ -268,6 +268,7 @@ class ScrapeCollector(Generic[_Batch]):
     async def _follow(self, watch: Watch[_Batch]) -> None:
         """Scrape one target once an interval; intervals that pass during a slow scrape are skipped."""
         interval_s = self.settings.interval_s
+        # From the URL, so that a restart leaves a target's scrapes evenly spaced.
         phase_s = zlib.crc32(watch.target.url.encode()) / 2**32 * interval_s
         while True:
             now_s = asyncio.get_running_loop().time()

@@ -170,7 +170,7 @@ class SlurmCollector:
             try:
                 known = self._run(("sacctmgr", "--noheader", "--parsable2", "show", "tres", "format=type,name"))
             except CommandError:
-                return True
+                return True  # not cached: asked again in the next round
             self._gpus_accounted = not known.strip() or "gres|gpu" in known
         return self._gpus_accounted
 

@@ -39,8 +39,8 @@ _NEW_NODE = NodeState()
 _TICK = timedelta(milliseconds=1)
 # An instant equal to now was recorded by this very decision.
 
-_COMPARED_ELSEWHERE = frozenset({"tier", "shares", "released_at", "reset_at", "maintenance"})
-# Fields that are compared for equality, or dropped when they are in the future.
+_COMPARED_ELSEWHERE = frozenset({"tier", "shares", "released_at", "reset_at", "maintenance", "seen_until"})
+# Fields that are compared for equality, dropped when they are in the future, or lie ahead.
 _LEVEL_OF_TIER: Mapping[str, Level] = {
     "clear": Level.NONE, "watch": Level.PUBLISH, "elevated": Level.AVOID, "high": Level.DRAIN,
 }  # fmt: skip
@@ -78,7 +78,7 @@ def decide(
     if len({node.name for node in nodes}) != len(nodes):
         repeated = next(a.name for a, b in pairwise(nodes) if a.name == b.name)
         raise ValueError(f"node {repeated} was given twice: give each node once, under one name")
-    cases = [_open(node, state, config, now) for node in nodes]
+    cases = [_open(node, state, config, now, releases_all=signals.release_all) for node in nodes]
     # Release-all permits no new action and may be set while scores are missing. Evaluating the breaker then would open
     # it, and it would still be open when operation resumes. After a lost state, this is not yet the first decision:
     # otherwise the next one would process an old manual reset.
@@ -149,7 +149,7 @@ def carried_out(state: PolicyState, actions: Iterable[Action]) -> PolicyState:
     for action in actions:
         known = nodes.get(action.node, _NEW_NODE)
         highest = action.to if action.verb == "release" else max(known.seen, action.to)
-        nodes[action.node] = changed(known, seen=highest)
+        nodes[action.node] = changed(known, seen=highest, seen_until=action.expires_at or known.seen_until)
     return replace(state, nodes=nodes)
 
 
@@ -168,10 +168,12 @@ def _assessed(node: NodeView, state: PolicyState, config: PolicyConfig, now: dat
     return maintained(node, config.maintenance, None if known is None else known.maintenance, now)
 
 
-def _open(node: NodeView, state: PolicyState, config: PolicyConfig, now: datetime) -> Case:
+def _open(node: NodeView, state: PolicyState, config: PolicyConfig, now: datetime, *, releases_all: bool) -> Case:
     thresholds = Thresholds(config.thresholds_of(node, now), config.hysteresis)
     previous, reading = state.nodes.get(node.name), read_node(node, config.node_risk, now)
-    assessment = assess(node, reading, previous, thresholds, config.node_risk, config.rules, now)
+    assessment = assess(
+        node, reading, previous, thresholds, config.node_risk, config.rules, now, releases_all=releases_all
+    )
     level = _LEVEL_OF_TIER[assessment.tier]
     return Case(node, assessment, level, level, list(assessment.reasons))
 
@@ -292,9 +294,11 @@ def _remember(
             level = case.level
             given_back = level.hard and not case.target.hard
             instant = now if given_back or node_state.released_at == now else None
+            published = case.node.marks.published
             node_state = changed(
-                node_state, maintenance=maintenance, seen=level, target=case.target, released_at=instant
-            )
+                node_state, maintenance=maintenance, seen=level, target=case.target, released_at=instant,
+                seen_until=None if published is None else published.expires_at,
+            )  # fmt: skip
         else:  # its taints are unknown
             node_state = changed(node_state, maintenance=maintenance)
         request, decided_at = requested.get(case.node.name), assessment.reading.decided_at

@@ -58,7 +58,7 @@ class NodeState:
 
     ``episode``: when it last left ``clear``, by prediction or rule.
     ``alerted``: highest tier reported as an alert in this episode.
-    ``seen``: level of predrain's taints at the last decision.
+    ``seen``, ``seen_until``: level and expiry of predrain's taints at the last decision.
     ``marker_removed_at``: when another client's removal of a predrain taint was first noticed in this episode.
     ``software``: versions of driver and exporter.
     ``changed_at``: when ``software`` last changed.
@@ -80,6 +80,7 @@ class NodeState:
     maintenance: Period | None = None
     released_at: datetime | None = None
     probed: LastRequest | None = None
+    seen_until: datetime | None = None
 
     @property
     def at_rest(self) -> bool:

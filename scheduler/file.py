@@ -102,6 +102,10 @@ class MemoryScheduler(SchedulerExtras):
         self.nodes[action.node] = replace(node, object=written, version=node.version + 1)
         return WriteResult("done", "", writes, str(node.version + 1))
 
+    def server_time(self) -> datetime:
+        """Return the time."""
+        return self._clock.now()
+
     def load_state(self) -> StoredState:
         """Read the safety state."""
         return StoredState(self.state, str(self.state_version))
@@ -208,6 +212,10 @@ class FileScheduler(SchedulerExtras):
             self._load()
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"the cluster file is invalid: {error}", str(path), _SHAPE) from None
+
+    def server_time(self) -> datetime:
+        """Return the time of this machine, which is that of all controllers of the file."""
+        return self._clock.now()
 
     def hold_lease(self, holder: str, duration: timedelta) -> datetime | None:
         """Acquire or renew the lease."""

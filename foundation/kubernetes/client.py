@@ -108,7 +108,10 @@ class KubernetesClient:
 
     ``headers``: called for each attempt, as tokens are rotated.
     ``renew``: loads the credentials again after the server rejected them.
+    ``response_date``: header ``Date`` of the last response; None: none yet, or it has none.
     """
+
+    response_date: str | None = None
 
     def __init__(
         self,
@@ -296,6 +299,7 @@ class KubernetesClient:
                 if time.monotonic() >= end:
                     raise Unreachable("the response timed out")
             response.release_conn()
+            self.response_date = response.headers.get("Date")
             return _response(response.status, bytes(content), response.headers)
 
     @contextmanager

@@ -4,12 +4,15 @@ The package loads them (kubeconfig, service account with token rotation, plug-in
 """
 
 import os
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import yaml
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
+from kubernetes.config import exec_provider
 from kubernetes.config.config_exception import ConfigException
 
 from foundation.errors import InputError
@@ -17,6 +20,22 @@ from foundation.kubernetes.api import DEFAULT_LIMITS, ClientLimits
 from foundation.kubernetes.client import Credentials, KubernetesClient
 
 _IN_CLUSTER_TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+_PLUGIN_S: Final = 60.0
+
+
+class _Plugin(subprocess.Popen[str]):
+    """A credential plug-in of a kubeconfig with a timeout, which the package does not set."""
+
+    def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:
+        try:
+            return super().communicate(input, timeout or _PLUGIN_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            with self:  # closes its pipes
+                raise
+
+
+exec_provider.subprocess = SimpleNamespace(Popen=_Plugin, PIPE=subprocess.PIPE)
 
 
 def connect(

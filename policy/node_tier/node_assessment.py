@@ -90,6 +90,8 @@ def assess(
     risks: NodeRiskConfig,
     rules: HardRulesConfig,
     now: datetime,
+    *,
+    releases_all: bool,
 ) -> Assessment:
     """Assess one node; ``remembered`` is None for a new node or after the state was lost."""
     fresh = reading.risk
@@ -104,7 +106,7 @@ def assess(
     tier = max(tiered.tier, by_rule, key=TIERS.index)
     carried = [prediction for prediction in tiered.support if prediction.unit not in reading.known]
     risk = risks.combine([prediction.risk for prediction in (*reading.known.values(), *carried)]) if carried else fresh
-    state, marker_removed = _remember(node, previous, hits, tier, tiered, now)
+    state, marker_removed = _remember(node, previous, hits, tier, tiered, now, releases_all=releases_all)
     ends = [hit.expires_at for hit in hits if hit.rule.tier == tier]
     if tiered.tier == tier and (end := tiered.expires_at) is not None:
         ends.append(end)
@@ -131,8 +133,9 @@ def _is_repeated(node: NodeView, hits: tuple[RuleHit, ...], window: timedelta) -
 
 
 def _remember(
-    node: NodeView, previous: NodeState, hits: tuple[RuleHit, ...], tier: Tier, tiered: TierState, now: datetime
-) -> tuple[NodeState, bool]:
+    node: NodeView, previous: NodeState, hits: tuple[RuleHit, ...], tier: Tier, tiered: TierState, now: datetime,
+    *, releases_all: bool,
+) -> tuple[NodeState, bool]:  # fmt: skip
     if tier == "clear":
         state = changed(previous, tier=tiered, absent_since=None, episode=None, alerted="clear", marker_removed_at=None)
     else:
@@ -146,10 +149,10 @@ def _remember(
         state = replace(state, episode=now)
     level = node.marks.level
     lowered = previous.seen >= Level.AVOID and level < previous.seen and previous.target >= previous.seen
-    # A marker that has expired since the last decision, and left no record, was released without the lease.
-    end = previous.tier.expires_at
-    expired = level is Level.NONE and end is not None and end <= now and all(hit.seen_at >= end for hit in hits)
-    if (node.readable and lowered and not expired) or (node.marker_removed and state.marker_removed_at is None):
+    # A marker that is due for a release, and left no record, was released without the lease.
+    end = previous.seen_until
+    due = level is Level.NONE and (releases_all or (end is not None and end <= now))
+    if (node.readable and lowered and not due) or (node.marker_removed and state.marker_removed_at is None):
         state = replace(state, marker_removed_at=now)
     since = state.marker_removed_at
     if since is None:

@@ -189,13 +189,20 @@ class Controller:
         """Release markers without the lease, whose state is unknown, e.g. because Slurm's shared folder hangs.
 
         A release is idempotent and removes only markers that predrain owns. It could at most undo a renewal, so only
-        markers are released that no replica has renewed or released long after their expiry.
+        markers are released that no replica has renewed or released long after their expiry, by the clocks of this
+        machine and of the scheduler.
         """
-        fleet, expired_before = self._read_fleet(log), self.clock.now() - _OVERDUE
+        fleet, server_time = self._read_fleet(log), None
+        with log.boundary("the time of the scheduler", blocks=False):
+            server_time = self.scheduler.server_time()
+        # The executor checks the expiry again; under release-all every marker is due.
+        expired_before = datetime.max.replace(tzinfo=UTC)
+        if not fleet.switches.release_all:
+            if server_time is None:
+                log.report.notes.append("expired markers stay: neither the lease nor the scheduler's time is known")
+                return
+            expired_before = min(self.clock.now(), server_time) - _OVERDUE
         due = _due(fleet, expired_before, log.report)
-        if fleet.switches.release_all:
-            # The executor checks the expiry again; under release-all every marker is due.
-            expired_before = datetime.max.replace(tzinfo=UTC)
         expected = expected_of(fleet, (reading.view for reading in fleet.nodes))
         executor = Executor(self.scheduler, log, self.settings, expected, self._newest, expired_before=expired_before)
         self._release_expired(due, executor, log)
@@ -324,7 +331,7 @@ class Controller:
         results = () if self.evacuation is None else self.evacuation.results() or ()
         lasts = self.policy.probes.lowers_for
         return frozenset(
-            Alert(result.units[0] if result.units else result.node, "", "watch", result.at, lasts, result.node)
+            Alert(result.node, "", "watch", result.at, lasts, result.node)
             for result in results
             if (result.rung, result.kind) == ("probe", "passed")
         )

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
@@ -148,6 +149,11 @@ class KubernetesScheduler(SchedulerExtras):
         if snapshot is None or self.api.elapsed() - known_s > _KNOWN_FOR_S:
             return None
         return snapshot.with_jobs(self._jobs_on(node))
+
+    def server_time(self) -> datetime | None:
+        """Return the date of the API server's last response."""
+        date = self.api.client.response_date
+        return None if date is None else parsedate_to_datetime(date)
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
         """Return the writes of each action on the node as read, or re-read if that version is no longer cached."""

@@ -61,6 +61,10 @@ class SchedulerExtras(Protocol):
         """
         return None
 
+    def server_time(self) -> datetime | None:
+        """Return the time of the scheduler's own clock, at most seconds ago; None: unknown."""
+        return None
+
     def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
         """Restore current markers that the scheduler lost; never markers that an operator removed."""
         return ()

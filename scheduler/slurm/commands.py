@@ -4,11 +4,12 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from foundation.programs import CommandError, run_program
-from foundation.slurm import LOCAL, SlurmFormatError, expand_hostlist, number
+from foundation.slurm import LOCAL, SlurmFormatError, expand_hostlist, instant, number
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import WriteResult
 from scheduler.slurm.job import HELD_STATES, CheckpointSignal, SlurmJob
@@ -18,6 +19,7 @@ from scheduler.slurm.settings import SlurmSettings
 
 _RESERVED_NODES: Final = re.compile(r"(?:^|\s)Nodes=(\S+)")
 _PARTITION: Final = re.compile(r"^PartitionName=(\S+) .*\bState=(\S+)", re.MULTILINE)
+_TIME: Final = re.compile(rb"^sdiag output at .*\((\d+)\)", re.MULTILINE)
 _NO_SUCH_NODE: Final = ("not found", "invalid node name")
 _NO_JSON: Final = ("unrecognized option", "doesn't allow an argument")
 _FOREIGN_FILTERS: Final = (
@@ -119,6 +121,11 @@ class SlurmCommands(SlurmPort):
     def partitions(self) -> Mapping[str, str]:
         """Return the state of each partition from ``scontrol show partition``."""
         return dict(_PARTITION.findall(self._show("partition", "--all")))
+
+    def server_time(self) -> datetime | None:
+        """Return the time in the output of ``sdiag``, which has no JSON in 22.05."""
+        match = _TIME.search(self._run("sdiag")[2])
+        return None if match is None else instant(int(match[1]))
 
     def _show(self, *target: str) -> str:
         """Return the text output of ``scontrol show``: 22.05 has no JSON output for these."""

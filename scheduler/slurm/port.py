@@ -5,6 +5,7 @@ import pwd
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from foundation.slurm import SlurmFormatError
@@ -80,6 +81,10 @@ class SlurmPort(ABC):
             return tuple(dict.fromkeys(node_of(row, self._settings.gres) for row in self._node_rows(name)))
         except (ValueError, TypeError, OverflowError) as error:
             raise SchedulerError(f"a row of nodes cannot be read: {error}") from None
+
+    @abstractmethod
+    def server_time(self) -> datetime | None:
+        """Return slurmctld's time; None: unknown."""
 
     @abstractmethod
     def _node_rows(self, name: str | None) -> list[dict[str, Any]]:

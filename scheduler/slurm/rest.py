@@ -1,12 +1,13 @@
 """Slurm through slurmrestd, over TCP with a JWT or over a Unix socket."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from foundation.errors import InputError
 from foundation.http import BodyTooLarge, Connection, HttpError, NoAnswerInTime, ask
-from foundation.slurm import SlurmFormatError
+from foundation.slurm import SlurmFormatError, instant
 from scheduler.ports.codec import read_json
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import WriteResult
@@ -72,6 +73,14 @@ class SlurmRest(SlurmPort):
     def requeue(self, job: SlurmJob) -> WriteResult:
         """Refuse, because slurmrestd cannot requeue."""
         return WriteResult("refused", self.cannot_requeue)
+
+    def server_time(self) -> datetime | None:
+        """Return the time at which slurmctld answered a request for its statistics."""
+        try:
+            _, content = self._ask("GET", f"/slurm/v0.0.{self._version}/diag/", None)
+            return instant(read_json(content)["statistics"]["req_time"])
+        except (_NoAnswerError, ValueError, TypeError, KeyError) as error:
+            raise SchedulerError(f"the time of slurmctld cannot be read: {error!r}") from None
 
     def _node_rows(self, name: str | None) -> list[dict[str, Any]]:
         return self._rows("nodes", "nodes/" if name is None else f"node/{quote(name, safe='')}", one=name is not None)

@@ -51,6 +51,7 @@ class SlurmScheduler(SchedulerExtras):
         self.hold_lease, self.drop_lease = folder.hold_lease, folder.drop_lease
         self.load_state, self.save_state = partial(folder.load, STATE), partial(folder.save, STATE)
         self._booted: dict[str, datetime] = {}
+        self._joined: dict[str, datetime] = {}
         self._late_writes = LateWrites()
         self._read: dict[str, SlurmNode] = {}
 
@@ -64,9 +65,21 @@ class SlurmScheduler(SchedulerExtras):
             jobs = views_by_node(self.port.jobs())
         except Exception as error:  # releases do not need them
             read_error = described(error)
-        self._read = {node.name: node for node in nodes}
+        self._note_nodes(nodes, read_at)
         readings = tuple(self._reading(node, None if jobs is None else jobs.get(node.name, ())) for node in nodes)
         return FleetReading(readings, read_at, switches, read_error or self.port.read_only(), partial=jobs is None)
+
+    def server_time(self) -> datetime | None:
+        """Return slurmctld's time."""
+        return self.port.server_time()
+
+    def _note_nodes(self, nodes: Sequence[SlurmNode], now: datetime) -> None:
+        """Note nodes that were added since the last list; a removed node may come back as another machine."""
+        added = {node.name for node in nodes if self._read and node.name not in self._read}
+        current = {node.name: node for node in nodes}
+        self._joined = {name: self._joined.get(name, now) for name in current if name in added or name in self._joined}
+        self._booted = {name: booted for name, booted in self._booted.items() if name in current and name not in added}
+        self._read = current
 
     def revalidate(self, node: str) -> NodeReading | None:
         """Re-read one node, with its jobs."""
@@ -152,7 +165,9 @@ class SlurmScheduler(SchedulerExtras):
 
     def _as_read(self, node: SlurmNode, jobs: Sequence[JobView] | None) -> NodeReading:
         view = view_of(node, jobs or (), self._settings, self._clock.now())
-        return NodeReading(view, node.version, self._boot_id(node), jobs_known=jobs is not None)
+        # each start of a node in the cloud is another machine
+        since = node.booted_at if "CLOUD" in node.states else self._joined.get(node.name)
+        return NodeReading(replace(view, since=since), node.version, self._boot_id(node), jobs_known=jobs is not None)
 
     def _boot_id(self, node: SlurmNode) -> str | None:
         """Derive a boot id from the first boot time seen; other processes derive nearly the same ids.

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from policy.breaker import BreakerConfig, CommonCauseConfig
-from policy.fleet import JobView, Level, UnitView
+from policy.fleet import Fact, JobView, Level, UnitView
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS
 from policy.plan import Action
@@ -24,6 +24,7 @@ from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
 from scheduler.ports.readings import Precondition, Switches, WriteResult
 from scheduler.ports.report import RoundReport
+from scheduler.ports.risks import ReportedFacts
 from scheduler.ports.workloads import CheckpointOffer, HookReply
 from tests import waiting
 from tests.policy.decide_world import STEP, T0, config
@@ -456,15 +457,49 @@ def test_an_overdue_mark_is_released_without_the_lease_and_a_current_one_stays()
     assert set(cluster.levels()) == {"n1", "n2"}, "nobody took the marks off by hand"
 
 
-@pytest.mark.parametrize(("risk", "by_hand"), [(0.4, False), (0.9, False), (0.9, True)])
-def test_a_mark_that_was_released_without_the_lease_is_set_again_and_one_that_a_person_removed_is_not(
-    risk: float, by_hand: bool
+@pytest.mark.parametrize(("server_minutes", "left"), [(9, True), (10, False), (600, False), (None, True)])
+def test_a_replica_whose_clock_is_ahead_releases_no_valid_mark_without_the_lease(
+    server_minutes: int | None, left: bool
 ) -> None:
-    cluster = marked(4, n1=risk)
-    before, hold_lease = cluster.levels(), cluster.scheduler.hold_lease
+    cluster = marked(4, n1=0.9)
+    until = T0 + 2 * STEP
     cluster.scheduler.hold_lease = Mock(side_effect=SchedulerError("the folder hangs"))
-    cluster.clock.move(2 * STEP + timedelta(minutes=10))
-    if by_hand:
+    server_time = None if server_minutes is None else until + timedelta(minutes=server_minutes)
+    cluster.scheduler.server_time = lambda: server_time
+    cluster.clock.move(2 * STEP + timedelta(hours=1))
+    report = cluster.round()
+    assert set(cluster.levels()) == ({"n1"} if left else set())
+    assert any("expired markers stay" in note for note in report.notes) is (server_time is None)
+    cluster.scheduler.set_switches(Switches(release_all=True))
+    cluster.round()
+    assert cluster.levels() == {}
+
+
+@pytest.mark.parametrize(
+    ("risk", "why", "set_again"),
+    [(0.4, "expired", True), (0.9, "expired", True), (0.9, "renewed late", True), (0.01, "fault", True),
+     (0.9, "release all", True), (0.9, "by hand", False), (0.9, "by hand before the end", False)],
+)  # fmt: skip
+def test_a_mark_that_was_released_without_the_lease_is_set_again_and_one_that_a_person_removed_is_not(
+    risk: float, why: str, set_again: bool
+) -> None:
+    cluster = at_risk(4, n1=risk)
+    if why == "fault":
+        cluster.facts.facts = {"n1-0": ReportedFacts((Fact("xid 79", T0),))}
+    cluster.round()
+    before = cluster.levels()
+    view = cluster.scheduler.revalidate("n1").view
+    until = view.marks.published.expires_at
+    if why == "renewed late":  # evidence that lasts longer, but not by as much as policy.renew
+        cluster.clock.move(timedelta(minutes=30))
+        cluster.scored(n1=risk)
+        cluster.round()
+    hold_lease = cluster.scheduler.hold_lease
+    cluster.scheduler.hold_lease = Mock(side_effect=SchedulerError("the folder hangs"))
+    early = "before" in why or why == "release all"
+    cluster.clock.move(until + timedelta(minutes=-1 if early else 10) - cluster.clock.now())
+    cluster.scheduler.set_switches(Switches(release_all=why == "release all"))
+    if "by hand" in why:
         cluster.write("n1", lambda node: without_our_taints(node, cluster))
     else:
         cluster.round()
@@ -473,4 +508,8 @@ def test_a_mark_that_was_released_without_the_lease_is_set_again_and_one_that_a_
     cluster.restart()
     cluster.scored(n1=risk)
     cluster.round()
-    assert cluster.levels() == ({"n1": Level.PUBLISH} if by_hand else before)
+    cluster.scheduler.set_switches(Switches())
+    if why == "fault":
+        cluster.facts.facts = {"n1-0": ReportedFacts((Fact("xid 79", cluster.clock.now()),))}
+    cluster.round()
+    assert cluster.levels() == (before if set_again else {"n1": Level.PUBLISH})

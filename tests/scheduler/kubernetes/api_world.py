@@ -8,6 +8,8 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
+from email.utils import format_datetime
 from typing import Any
 
 import urllib3
@@ -57,6 +59,7 @@ class World:
         self.discovery: dict[str, Raw] = {}
         self.denied: set[tuple[str, str]] = set()
         self.kinds: tuple[str, ...] = ()
+        self.now: Callable[[], datetime] | None = None
         self.lock = threading.RLock()
 
     def put(self, path: str, content: Raw) -> Raw:
@@ -237,6 +240,9 @@ def served(world: World) -> Iterator[KubernetesClient]:
     """Serve a world; gives a connection to it."""
 
     class Answering(Handler):
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return "" if world.now is None else format_datetime(world.now(), usegmt=True)
+
         def handle_request(self) -> None:
             url = urllib.parse.urlsplit(self.path)
             params = dict(urllib.parse.parse_qsl(url.query))

@@ -47,6 +47,7 @@ class Fleet:
     def __init__(self, cluster: KubernetesClient, world: World, settings: KubernetesSettings = SETTINGS) -> None:
         self.cluster, self.world, self.settings = cluster, world, settings
         self.clock, self.elapsed = ManualClock(T0), Clock()
+        world.now = self.clock.now
         self.risks, self.values = MemoryRisks(), dict.fromkeys(NAMES, 0.01)
         self.restarts = 0
         self.evacuation = EvacuationSettings()

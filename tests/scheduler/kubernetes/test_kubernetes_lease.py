@@ -22,14 +22,12 @@ STATE = "/api/v1/namespaces/predrain/configmaps/predrain-state"
 class Replica:
     """A process with clocks of its own."""
 
-    def __init__(
-        self, cluster: KubernetesClient, name: str, *, skew: timedelta = timedelta(0), waits: bool = False
-    ) -> None:
+    def __init__(self, cluster: KubernetesClient, name: str, *, skew: timedelta = timedelta(0), **how: bool) -> None:
         self.name = name
         self.clock = ManualClock(T0 + skew)
         self.elapsed = Clock()
         self.scheduler = KubernetesScheduler(
-            cluster, self.clock, SETTINGS, waits=waits, elapsed=self.elapsed.monotonic, sleep=self.elapsed.sleep
+            cluster, self.clock, SETTINGS, **how, elapsed=self.elapsed.monotonic, sleep=self.elapsed.sleep
         )
 
     def take(self) -> bool:
@@ -91,6 +89,18 @@ def test_a_lease_that_is_given_back_is_free_at_once(cluster: KubernetesClient) -
     assert not two.take()
     one.scheduler.drop_lease("one")
     assert two.take()
+
+
+def test_a_standby_does_not_watch_pods(cluster: KubernetesClient) -> None:
+    one, two = Replica(cluster, "one", follows=True), Replica(cluster, "two")
+    assert one.take()
+    one.scheduler.read_fleet()
+    assert one.scheduler._pods.watched
+    one.scheduler.drop_lease("one")
+    assert two.take()
+    one.scheduler.read_fleet()
+    assert not one.take()
+    assert not one.scheduler._pods.watched
 
 
 def test_a_process_of_one_round_waits_until_it_knows(cluster: KubernetesClient) -> None:

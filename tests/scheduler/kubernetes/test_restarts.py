@@ -5,6 +5,7 @@ import pytest
 from foundation.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.api import ApiServer, CachedReads
 from scheduler.kubernetes.restarts import RestartCheck
+from tests.processes import ROOT
 from tests.scheduler.kubernetes.api_world import Raw
 
 
@@ -123,16 +124,19 @@ def test_a_volcano_job_that_ends_with_an_evicted_pod_keeps_it(restarts, world, s
     assert "not found" in restarts.permanent_failure(mine, {**owner, "name": "gone"})
 
 
+@pytest.mark.parametrize("kind", ["PyTorchJob", "MXJob"])
 @pytest.mark.parametrize(("policy", "lost"), [({"backoffLimit": 0}, True), ({"backoffLimit": 1}, False), (None, False)])
-def test_a_training_job_without_a_retry_keeps_its_pods(restarts, world, policy, lost):
-    path = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/train"
+def test_a_training_job_without_a_retry_keeps_its_pods(restarts, world, policy, lost, kind):
+    resource = f"{kind.lower()}s"
+    assert resource in (ROOT / "deploy/kubernetes/actuator-rbac.yaml").read_text()
+    path = f"/apis/kubeflow.org/v1/namespaces/team/{resource}/train"
     world.put(path, {"metadata": {"name": "train"}, "spec": {"runPolicy": policy}})
     mine = {"metadata": {"name": "a", "namespace": "team"}, "spec": {"restartPolicy": "OnFailure"}}
-    owner = {"kind": "PyTorchJob", "apiVersion": "kubeflow.org/v1", "name": "train"}
+    owner = {"kind": kind, "apiVersion": "kubeflow.org/v1", "name": "train"}
     assert (restarts.permanent_failure(mine, owner) is not None) is lost
-    world.fail("GET", "/pytorchjobs/other", 403, content={"message": "forbidden"})
+    world.fail("GET", f"/{resource}/other", 403, content={"message": "forbidden"})
     why = restarts.permanent_failure(mine, {**owner, "name": "other"})
-    assert "lacks the right to get pytorchjobs.kubeflow.org" in why
+    assert f"lacks the right to get {resource}.kubeflow.org" in why
 
 
 def test_a_job_that_cannot_be_read_keeps_its_pod_and_the_missing_right_is_named(restarts, world):

@@ -74,6 +74,9 @@ if name == "sinfo" or args[:2] == ["show", "node"]:
             sys.stderr.write("Node %s not found\\n" % args[2])
             sys.exit(1)
     report("nodes", rows)
+if name == "sdiag":
+    print("sdiag output at Mon Nov 30 14:01:32 2026 (%d)" % cluster.get("time", 0))
+    sys.exit(0)
 if name == "squeue":
     report("jobs", cluster["jobs"])
 if name == "scontrol" and args[0] == "update":
@@ -135,7 +138,7 @@ class FakeSlurm:
         program = folder / "scontrol"
         program.write_text(PROGRAM.format(python=sys.executable, folder=str(folder)))
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        for name in ("sinfo", "squeue", "scancel"):
+        for name in ("sinfo", "squeue", "scancel", "sdiag"):
             os.link(program, folder / name)
         self.tell(version=version, nodes=[node_row(i, 0, 1770000000) for i in range(nodes)], jobs=[])
 

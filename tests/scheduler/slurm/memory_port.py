@@ -61,6 +61,9 @@ class MemorySlurm:
 
     cannot_requeue: str | None = None
 
+    def server_time(self) -> datetime:
+        return self.clock.now()
+
     def read_only(self) -> str | None:
         return self.version_problem
 

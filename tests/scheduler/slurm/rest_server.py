@@ -37,6 +37,8 @@ class Rest:
             if name and name not in self.nodes:
                 return 500, {"nodes": [], "errors": [{"error": "Invalid node name specified", "error_number": 2007}]}
             return 200, self._report("nodes", [self.nodes[name]] if name else list(self.nodes.values()))
+        if method == "GET" and kind == "diag":
+            return 200, {"statistics": {"req_time": 1796047292 if int(version) < 40 else number_of(1796047292)}}
         if method == "GET" and kind == "jobs":
             return 200, self._report("jobs", self.jobs)
         if method == "POST" and kind == "node" and int(version) >= 39:

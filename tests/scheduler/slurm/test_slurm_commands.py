@@ -21,6 +21,13 @@ def opened(fake: FakeSlurm, **given: object) -> SlurmCommands:
     return SlurmCommands(SlurmSettings("/nowhere", bin_dir=str(fake.folder), **given))
 
 
+def test_the_time_of_slurmctld_is_read(tmp_path):
+    fake = FakeSlurm(tmp_path / "bin")
+    assert opened(fake).server_time() is None
+    fake.tell(time=1796047292)
+    assert opened(fake).server_time() == datetime(2026, 11, 30, 14, 1, 32, tzinfo=UTC)
+
+
 @pytest.mark.parametrize("version", [38, 40, 44])
 def test_every_version_is_read_and_written_alike(tmp_path, version):
     fake = FakeSlurm(tmp_path / "bin", version)

@@ -7,7 +7,7 @@ import ssl
 import tempfile
 import threading
 from dataclasses import MISSING, fields, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,7 @@ def test_nodes_are_read_and_written(token, version):
         assert port.update("n0", NodeChange("DRAIN", "r")).kind == "refused"  # not before it was read
         assert [item.name for item in port.nodes()] == ["n0", "n1"]
         assert port.read_only() is None
+        assert port.server_time() == datetime(2026, 11, 30, 14, 1, 32, tzinfo=UTC)
         assert port.update("n0", NodeChange("DRAIN", "r", '{"a": 1}', 9)).kind == "done"
         node = port.node("n0")
         assert (node.out, node.reason, node.extra, node.weight) == ({"DRAIN"}, "r", '{"a": 1}', 9)

@@ -272,6 +272,25 @@ def test_a_name_that_could_mean_many_nodes_is_refused(world):
         assert answer.kind == "refused"
 
 
+@pytest.mark.parametrize("cloud", [False, True])
+def test_scores_of_a_machine_before_do_not_drain_another_one_under_its_name(world, cloud):
+    world.scored(n0=0.9, n4=0.9)
+    others = world.slurm.all
+    old, states = others.pop("n0"), frozenset({"IDLE", "CLOUD"} if cloud else {"IDLE"})
+    world.round()
+    assert {name for name in others if world.level(name)} == {"n4"}
+    world.clock.move(timedelta(minutes=5))
+    others["n0"] = replace(old, states=states, booted_at=world.clock.now(), extra="")
+    if cloud:
+        world.restart()
+    world.round()
+    assert world.level("n0") is Level.NONE
+    world.clock.move(timedelta(minutes=5))
+    world.scored()
+    world.round()
+    assert world.level("n0") is Level.DRAIN, "its own scores count"
+
+
 def test_a_boot_time_that_wavers_is_one_boot(world):
     first = world.scheduler.revalidate("n0")
     world.slurm.all["n0"] = replace(world.slurm.all["n0"], booted_at=world.clock.now() + timedelta(seconds=2))

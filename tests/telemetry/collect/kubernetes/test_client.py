@@ -23,6 +23,7 @@ from telemetry.dataset.event import Event
 from tests.http_server import Handler, certify, serving
 from tests.telemetry.collect.kubernetes.memory_api import NODES, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import NOW
+from tests.waiting import wait
 
 
 def answer(status: int, content: Any, headers: str = "", *, cut: int = 0) -> list[bytes | float]:
@@ -214,6 +215,24 @@ def test_a_kubeconfig_gives_address_and_token(server: Server, tmp_path: Path) ->
     assert server.tokens == ["Bearer secret"]
     with pytest.raises(InputError, match=r"no connection to the Kubernetes API server.*--kubeconfig and --context"):
         connect(file, "nothing")
+
+
+def test_a_credential_plug_in_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foundation.kubernetes.credentials._PLUGIN_S", 2.0)
+    plugin, started = tmp_path / "plugin", tmp_path / "started"
+    plugin.write_text(f"#!/bin/sh\necho $$ > {started}\nexec sleep 600\n")
+    plugin.chmod(0o755)
+    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin), "interactiveMode": "Never"}
+    content = {
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+        "users": [{"name": "u", "user": {"exec": command}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(content))
+    connect(tmp_path / "config")
+    process = Path(f"/proc/{int(started.read_text())}/stat")
+    wait(lambda: not process.exists() or process.read_text().split()[2] == "Z")
 
 
 class Authenticating(Handler):

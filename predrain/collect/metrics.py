@@ -204,10 +204,15 @@ def receive(
 
 @grouped
 def collect_prometheus(
+    *,
     prometheus: Annotated[
         str,
-        typer.Option(envvar=PROMETHEUS, help="URL of the server (Prometheus, Thanos, VictoriaMetrics or Mimir)."),
-    ],
+        typer.Option(
+            envvar=PROMETHEUS,
+            show_default=False,
+            help="URL of Prometheus, Thanos, VictoriaMetrics or Mimir; required unless set in the environment.",
+        ),
+    ] = "",
     since: Annotated[str, typer.Option(help="Start time, such as 2026-01-01 or 90d (ago).")],
     until: Annotated[str, typer.Option(help="End time; at least two minutes ago.")],
     dataset: Annotated[Path, typer.Option(help="Dataset; rows are added to an existing dataset.")],
@@ -215,7 +220,6 @@ def collect_prometheus(
     match: Annotated[str | None, typer.Option(help="Series selector, such as '{job=\"dcgm-exporter\"}'.")] = None,
     chunk: Annotated[str, typer.Option(help="Time span of one request; halved if the server refuses.")] = "6h",
     concurrency: Annotated[int, typer.Option(help="Concurrent requests.", min=1, max=64)] = 4,
-    *,
     access: ConnectionOptions,
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Accept responses that the server marks as partial.")

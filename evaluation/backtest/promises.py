@@ -135,14 +135,14 @@ def walk_promises(
                 decided.setdefault((name, decision.asked), []).append(decision)
     numbers = [number for number, _ in tested]
     drains = _DrainOutcomes.of(models, final, IncidentGroups.of(matrix.incidents(None)), reach_ms)
-    became = {
+    outcomes = {
         (name, target): drains.outcomes(dict(zip(numbers, choices, strict=True)), models.risks[name])
         for (name, target), choices in decided.items()
     }
     records = [
         {"model": name, "target": target, "fold": number, "refit_at": refit_at}
         | _summary(decided[name, target][i])
-        | became[name, target][i]
+        | outcomes[name, target][i]
         for i, (number, refit_at) in enumerate(tested)
         for name, target in decided
     ]

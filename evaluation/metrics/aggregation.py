@@ -129,9 +129,9 @@ def _split(predictions: pd.DataFrame, shared: Shared) -> Iterator[Scored]:
     for number in np.flatnonzero(np.bincount(key)):
         name = str(models[number // len(variants)]), str(variants[number % len(variants)])
         part = _ordered(predictions.iloc[_as_slice(np.flatnonzero(key == number))], shared)
-        now = _labels_of(part, shared)
-        if grouping is None or rows is None or not all(np.array_equal(labels[key], now[key]) for key in now):
-            labels = now
+        latest = _labels_of(part, shared)
+        if grouping is None or rows is None or not all(np.array_equal(labels[key], latest[key]) for key in latest):
+            labels = latest
             grouping = Grouping.of(labels["time"], labels["node"], labels["label"])
             rows = _node_rows(part, labels, grouping, shared)
         yield _scored(part, name, labels, grouping, rows, shared)

@@ -99,45 +99,45 @@ class Controlled:
         self._rows: list[list[int]] = []
         self._open: dict[int, list[int]] = {}  # active rows of marks, by node
         self._high: list[list[int]] = []
-        self._is_high: dict[int, list[int]] = {}  # active rows of _high, by node
+        self._open_high: dict[int, list[int]] = {}  # active rows of _high, by node
         self._left = np.full(len(self.jobs.node), NEVER)  # when each job left its node
         self._by_start = np.argsort(self.jobs.start, kind="stable")
         self._job_count = int(self.jobs.job.max(initial=-1)) + 1
-        self._starts, self._count = self.jobs.start[self._by_start], 0  # number of started jobs
+        self._starts, self._n_started = self.jobs.start[self._by_start], 0  # number of started jobs
         self._active = self._by_start[:0]
-        self._due: dict[int, int] = {}  # when a drained node's jobs are evicted
+        self._evict_at: dict[int, int] = {}  # when a drained node's jobs are evicted
         self._tests: dict[int, tuple[int, Remedy | None]] = {}  # when remedy and diagnostic end
         self._passed: dict[int, int] = {}
         self._void: dict[str, datetime] = {}
-        self._sick: dict[str, Fact] = {}
+        self._failed: dict[str, Fact] = {}
         self._refused: set[tuple[str, datetime | None]] = set()
         self._known = [instant_ms(event["known_at"]) for event in self.events]
         self._maintenance = [event for event in self.events if event["type"] == "maintenance"]
         self._planned: tuple[int, dict[str, tuple[tuple[datetime, datetime], ...]]] = (0, {})  # number known, periods
         # times when a node improves; they need a round only if it has a decision, or if others wait for budget
-        self._better: dict[int, list[str]] = defaultdict(list)
+        self._improvements: dict[int, list[str]] = defaultdict(list)
         for node, until in zip(self.fleet.failed.tolist(), self.fleet.until.tolist(), strict=True):
-            self._better[until].append(self.fleet.nodes[node].name)
-        worse = set(self.scores.at)
+            self._improvements[until].append(self.fleet.nodes[node].name)
+        round_times = set(self.scores.at)
         for event, known in zip(self.events, self._known, strict=True):
             if _relieves(event):
-                self._better[known].append(event["node"])
+                self._improvements[known].append(event["node"])
             else:
-                worse.add(known)
+                round_times.add(known)
         rows = [(place, *unit) for place, units in enumerate(self.fleet.installations) for unit in units]
         code = self.scores.units.get_indexer([name for _, name, _, _ in rows])
         codes = iter(code.tolist())
-        self._code: list[list[int]] = [[next(codes) for _ in units] for units in self.fleet.installations]
+        self._codes: list[list[int]] = [[next(codes) for _ in units] for units in self.fleet.installations]
         self._member = np.column_stack([[place for place, *_ in rows], code, [row[2:] for row in rows]])
         self._homes = {name: place for place, units in enumerate(self.fleet.installations) for name, _, _ in units}
         # caches of the last round: node views, units (with the inputs they depend on) by node, and jobs by entry
         self._views = [*self.fleet.nodes]
         self._observed: dict[int, ObservedNode] = {}  # nodes at rest
         self._rest_inputs = np.full((len(self.fleet.nodes), 4), -1)
-        self._shown: dict[int, tuple[object, tuple[UnitView, ...]]] = {}
-        self._jobs: dict[int, tuple[int, JobView]] = {}
-        self._certain = worse
-        self._todo = sorted(worse | self._better.keys())
+        self._unit_views: dict[int, tuple[object, tuple[UnitView, ...]]] = {}
+        self._job_views: dict[int, tuple[int, JobView]] = {}
+        self._round_times = round_times
+        self._todo = sorted(round_times | self._improvements.keys())
         self._now = self.fleet.begin
         self._plan: Plan | None = None
 
@@ -150,7 +150,7 @@ class Controlled:
                 for _, ends in self.probing.go_round():
                     heapq.heappush(self._todo, ends)
             due_ms = heapq.heappop(self._todo)
-            if self._now < due_ms < self.fleet.end and (due_ms in self._certain or self._awaited(due_ms)):
+            if self._now < due_ms < self.fleet.end and (due_ms in self._round_times or self._awaited(due_ms)):
                 self._round(due_ms)
         for row in (*self._rows, *self._high):
             row[2] = min(row[2], self.fleet.end)
@@ -166,14 +166,14 @@ class Controlled:
         plan = self._plan
         if plan is None or plan.over_budget or plan.open_causes:
             return True
-        names = [name for name in self._better[time_ms] if name in plan.nodes]
+        names = [name for name in self._improvements[time_ms] if name in plan.nodes]
         if self.least.hard:
             return bool(names)
         # no round follows a release, so the plan still lists the released node
         return any(plan.nodes[name].tier != "clear" or self._node_marks[self._place[name]].level for name in names)
 
     def _wake(self, time_ms: int) -> None:
-        self._certain.add(time_ms)
+        self._round_times.add(time_ms)
         heapq.heappush(self._todo, time_ms)
 
     def _round(self, now_ms: int) -> None:
@@ -200,8 +200,8 @@ class Controlled:
 
     def _started(self, now_ms: int) -> Ints:
         """Return the entries that started since the last round, and update the active ones."""
-        started = self._by_start[self._count : (count := int(np.searchsorted(self._starts, now_ms, side="right")))]
-        self._count, active = count, np.concatenate([self._active, started])
+        started = self._by_start[self._n_started : (count := int(np.searchsorted(self._starts, now_ms, side="right")))]
+        self._n_started, active = count, np.concatenate([self._active, started])
         self._active = active[self.jobs.end[active] >= now_ms]
         return started
 
@@ -214,7 +214,7 @@ class Controlled:
         level, decision = self._node_marks[place].level, plan.nodes.get(self.fleet.nodes[place].name)
         self._note_high(place, high=level >= self.least and decision is not None and decision.tier == "high")
         if level is not Level.DRAIN:
-            self._due.pop(place, None)
+            self._evict_at.pop(place, None)
             self._tests.pop(place, None)
         if level < self.least:
             if place in self._open:
@@ -230,9 +230,9 @@ class Controlled:
             return
         if level is Level.DRAIN and self._open[place][3] == NEVER and decision.target is Level.DRAIN:
             waits = 0 if decision.rules else self._passed.get(place, -_AGAIN_MS) + _AGAIN_MS
-            self._due.setdefault(place, max(self._now, waits))
-            self._wake(self._due[place])
-        if self._due.get(place, NEVER) <= self._now:
+            self._evict_at.setdefault(place, max(self._now, waits))
+            self._wake(self._evict_at[place])
+        if self._evict_at.get(place, NEVER) <= self._now:
             self._empty(place, decision.remedy)
         elif self._open[place][3] < NEVER and decision.remedy is not None and place not in self._tests:
             self._test(place, self._now, decision.remedy)  # a fault reported on a node that was already drained
@@ -245,14 +245,14 @@ class Controlled:
                 self._wake(int(self.jobs.end[runs].max()) + _MINUTE_MS)
 
     def _note_high(self, place: int, *, high: bool) -> None:
-        if not high and place in self._is_high:
-            self._is_high.pop(place)[2] = self._now
-        elif high and place not in self._is_high:
-            self._is_high[place] = [place, self._now, NEVER]
-            self._high.append(self._is_high[place])
+        if not high and place in self._open_high:
+            self._open_high.pop(place)[2] = self._now
+        elif high and place not in self._open_high:
+            self._open_high[place] = [place, self._now, NEVER]
+            self._high.append(self._open_high[place])
 
     def _empty(self, place: int, remedy: Remedy | None) -> None:
-        evicted_at = self._due.pop(place)
+        evicted_at = self._evict_at.pop(place)
         costs, self._open[place][3] = self.policy.cost_benefit, evicted_at
         departed_at, moved_jobs = evicted(self.fleet, self.jobs, place, evicted_at, self._left, costs.checkpoint)
         self._left[moved_jobs] = departed_at
@@ -277,7 +277,7 @@ class Controlled:
         if (fleet.at[is_ahead] > row[1]).any():
             row[4] = min(row[4], row[3] if remedy == "replace" else ends)
         named = {fleet.unit[failure] for failure in np.flatnonzero(is_ahead)}
-        self._sick |= dict.fromkeys(units if "" in named else named, Fact("diagnostic_failed", from_ms(ends)))
+        self._failed |= dict.fromkeys(units if "" in named else named, Fact("diagnostic_failed", from_ms(ends)))
         self._test(place, ends + _RETRY_MS, "diagnose")
 
     def _fleet_at(self, now: datetime, newest: ScoredDecision) -> tuple[list[NodeView], list[ObservedNode]]:
@@ -285,7 +285,7 @@ class Controlled:
         oldest = min(now - MAX_HOLD, newest.decided_at)  # older reports are neither valid nor void anything
         reports, down = self._reports(oldest, now), self.fleet.down(self._now)
         reported_units = {unit for unit, time in self._void.items() if time > oldest}
-        reported_units |= {unit for unit, fact in self._sick.items() if fact.seen_at > oldest}
+        reported_units |= {unit for unit, fact in self._failed.items() if fact.seen_at > oldest}
         known, unknown, low_risk = self._low_risk_nodes(newest, reports.keys() | reported_units)
         states = {name: state for name, state in self._state.nodes.items() if not low_risk[self._place[name]]}
         self._state = replace(self._state, nodes=states)  # those of the others are at rest
@@ -295,7 +295,7 @@ class Controlled:
         is_shown = np.zeros(self._job_count, dtype=np.bool_)
         is_shown[self.jobs.job[entries[~low_risk[self.jobs.node[entries]]]]] = True
         entries = entries[is_shown[self.jobs.job[entries]]]
-        shown_jobs = job_views(self.jobs, entries, self._now, self._jobs)
+        shown_jobs = job_views(self.jobs, entries, self._now, self._job_views)
         for place, job in zip(self.jobs.node[entries].tolist(), shown_jobs, strict=True):
             if place not in down:
                 running[place].append(job)
@@ -371,17 +371,17 @@ class Controlled:
         if passed is not None and self._now >= passed + duration_ms(self.policy.probes.lowers_for):
             passed = None
         rows = [
-            (name, code, reports.get(name) or reports.get(node), self._void.get(name), self._sick.get(name))
-            for (name, since, until), code in zip(self.fleet.installations[place], self._code[place], strict=True)
+            (name, code, reports.get(name) or reports.get(node), self._void.get(name), self._failed.get(name))
+            for (name, since, until), code in zip(self.fleet.installations[place], self._codes[place], strict=True)
             if since <= self._now < until
         ]
-        known, units = self._shown.get(place, (None, ()))
+        known, units = self._unit_views.get(place, (None, ()))
         if known != (newest.at, passed, rows):
             probed_at = None if passed is None else from_ms(passed)
             units = tuple(
                 _unit(newest.view(name, code), probed_at, report, void, sick) for name, code, report, void, sick in rows
             )
-            self._shown[place] = (newest.at, passed, rows), units
+            self._unit_views[place] = (newest.at, passed, rows), units
         return units
 
 

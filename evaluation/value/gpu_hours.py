@@ -104,9 +104,9 @@ def count_outcome(
     spared = [int((is_caught | np.isin(np.arange(len(is_caught)), probe.failure)).sum()) for probe in probes]
     nodes, alerts = np.unique(marks.node[known], return_counts=True)
     hit_by = np.array([int(is_hit[known & (marks.node == node)].sum()) for node in nodes], dtype=np.int64)
-    low = bound_of_sizes(alerts, hit_by, _CONFIDENCE).lower if len(nodes) else 0.0
+    precision_low = bound_of_sizes(alerts, hit_by, _CONFIDENCE).lower if len(nodes) else 0.0
     return ReplayOutcome(
-        actions, actions_known, actions_right, round(float(np.mean(spared))), low, float(hits.mean()),
+        actions, actions_known, actions_right, round(float(np.mean(spared))), precision_low, float(hits.mean()),
         float(moved.mean()), hit, spent, idle, repaired,
     )  # fmt: skip
 
@@ -158,17 +158,17 @@ def _counted(
         up_again[node] = max(up_again[node], until)
         if was_down:
             continue
-        standing = np.flatnonzero((marks.node == node) & (marks.at <= failed_at) & (failed_at < marks.until))
+        marks_here = np.flatnonzero((marks.node == node) & (marks.at <= failed_at) & (failed_at < marks.until))
         entry = np.arange(bounds[node], bounds[node + 1])
         runs = (jobs.start[entry] <= failed_at) & (jobs.end[entry] >= failed_at)
-        hit_entries = entry[runs & (departures[int(standing[0])] > failed_at) if len(standing) else runs]
-        share = jobs.gpus[hit_entries] / fleet.gpus[node] if unit else np.ones(len(hit_entries))
-        hits += float(share.sum())
+        hit_entries = entry[runs & (departures[int(marks_here[0])] > failed_at) if len(marks_here) else runs]
+        hit_share = jobs.gpus[hit_entries] / fleet.gpus[node] if unit else np.ones(len(hit_entries))
+        hits += float(hit_share.sum())
         unsaved = jobs.unsaved(hit_entries, failed_at)
         if len(extras.checkpoints.job):
             asked = [extras.checkpoints.unsaved(int(job), int(failed_at)) for job in jobs.job[hit_entries]]
             unsaved = np.minimum(unsaved, np.array(asked, dtype=np.int64))
-        hit[node] += float((share * size[hit_entries] * (unsaved + restart_times[hit_entries])).sum()) / HOUR_MS
+        hit[node] += float((hit_share * size[hit_entries] * (unsaved + restart_times[hit_entries])).sum()) / HOUR_MS
     return hits, moved, hit, spent, idle, repaired
 
 

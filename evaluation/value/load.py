@@ -82,9 +82,9 @@ class Placements:
         """Build from entries in any order; ``fewest``: minimum number of GPUs that the job can run on."""
         order = np.lexsort((start, node))
         size = np.bincount(job, weights=gpus)[job[order]].astype(np.float64)
-        often, saved_at, least = (np.broadcast_to(given, job.shape)[order] for given in (every, saved, fewest))
-        shrinks = size - gpus[order] >= np.maximum(least, 1)
-        return cls(job[order], node[order], gpus[order], start[order], end[order], often, saved_at, size, shrinks)
+        every_ms, saved_at, min_gpus = (np.broadcast_to(given, job.shape)[order] for given in (every, saved, fewest))
+        shrinks = size - gpus[order] >= np.maximum(min_gpus, 1)
+        return cls(job[order], node[order], gpus[order], start[order], end[order], every_ms, saved_at, size, shrinks)
 
     def unsaved(self, entry: Ints, stop_ms: Ints | int) -> Ints:
         """Return the work that jobs lose if they stop at ``stop_ms``, in milliseconds.
@@ -174,8 +174,8 @@ def generated_load(
         of_kind = kind == number
         durations[of_kind] = _hours_of(row[2], rng.random(int(of_kind.sum())))
     arrival = np.sort(rng.integers(begin, end, count))
-    long = np.maximum(1, (durations * HOUR_MS)).astype(np.int64)
-    return first_fit(gpus, capped[kind], arrival, long, end, duration_ms(checkpoint_every))
+    durations_ms = np.maximum(1, (durations * HOUR_MS)).astype(np.int64)
+    return first_fit(gpus, capped[kind], arrival, durations_ms, end, duration_ms(checkpoint_every))
 
 
 def _hours_of(quantiles: tuple[float, ...], shares: Floats) -> Floats:

@@ -142,7 +142,8 @@ class ProbeReplay:
         reach: timedelta,
         policy: PolicyConfig,
     ) -> None:
-        self._fleet, self._at, self._risks, self._passed, self._found = fleet, available_ms, risks, passed, found
+        self._fleet, self._available_ms, self._findable = fleet, available_ms, found
+        self._risks, self._passed_risks = risks, passed
         self._policy, self._reach = policy, duration_ms(reach)
         self._gaps = deque(idle_times(fleet, jobs))
         self._views = [
@@ -150,16 +151,16 @@ class ProbeReplay:
             for node, gpus in zip(fleet.nodes, fleet.gpus.tolist(), strict=True)
         ]
         self._place = {view.name: place for place, view in enumerate(self._views)}
-        self._idle: dict[int, int] = {}  # end of the idle interval, by node
+        self._idle_until: dict[int, int] = {}  # end of the idle interval, by node
         self._closed: set[int] = set()
         self._broken_until: dict[int, int] = {}
         self._passed_at: dict[int, int] = {}
         self._probed: dict[int, LastRequest] = {}
-        self._shown: dict[int, Candidate] = {}
+        self._cached: dict[int, Candidate] = {}
         # cache by decision and nodes with a risk lowered by a passed probe: risks of all nodes, and their mean
-        self._now: tuple[int, tuple[int, ...]] = (-1, ())
+        self._risk_key: tuple[int, tuple[int, ...]] = (-1, ())
         self._risk: list[float] = []
-        self._mean = 0.0
+        self._mean_risk = 0.0
         self._running: dict[int, list[int]] = {}
         self._rows: list[list[int]] = []
         self._rounds = sorted({*available_ms, *(_next_round(since) for since, *_ in self._gaps)})
@@ -204,27 +205,27 @@ class ProbeReplay:
         now, config = heapq.heappop(self._rounds), self._policy.probes
         while self._gaps and self._gaps[0][0] <= now:
             _, until, place = self._gaps.popleft()
-            self._idle[place] = until
-        self._idle = {place: until for place, until in self._idle.items() if until > now}
+            self._idle_until[place] = until
+        self._idle_until = {place: until for place, until in self._idle_until.items() if until > now}
         self._settle(now)
-        known = bisect_right(self._at, now) - 1
+        known = bisect_right(self._available_ms, now) - 1
         if known < 0 or np.isnan(self._risks[known]).all():
             return []
         lowers = duration_ms(config.lowers_for)
         lowered = tuple(place for place, passed_at in self._passed_at.items() if now < passed_at + lowers)
-        if self._now != (known, lowered):
+        if self._risk_key != (known, lowered):
             risk = self._risks[known].copy()
-            risk[[*lowered]] = self._passed[known, [*lowered]]
-            self._now, self._risk, self._mean = (known, lowered), risk.tolist(), float(np.nanmean(risk))
-        decided_at = from_ms(self._at[known])
+            risk[[*lowered]] = self._passed_risks[known, [*lowered]]
+            self._risk_key, self._risk, self._mean_risk = (known, lowered), risk.tolist(), float(np.nanmean(risk))
+        decided_at = from_ms(self._available_ms[known])
         candidates = [
             self._candidate(place, self._risk[place], decided_at)
-            for place in self._idle
+            for place in self._idle_until
             if place not in self._closed and now >= self._broken_until.get(place, 0) and not isnan(self._risk[place])
         ]
         running = tuple(self._views[place].name for place in self._running)
         signals = Signals(read_at=from_ms(now), probes=running)
-        requests, _, _ = requests_of(candidates, self._mean, signals, {}, self._policy, from_ms(now))
+        requests, _, _ = requests_of(candidates, self._mean_risk, signals, {}, self._policy, from_ms(now))
         started = []
         for request in requests:
             place = self._place[request.node]
@@ -234,7 +235,7 @@ class ProbeReplay:
 
     def _candidate(self, place: int, risk: float, decided_at: datetime) -> Candidate:
         """Return the candidate of a node, cached while unchanged."""
-        probed, candidate = self._probed.get(place), self._shown.get(place)
+        probed, candidate = self._probed.get(place), self._cached.get(place)
         if (
             candidate is None
             or candidate.decided_at != decided_at
@@ -242,15 +243,15 @@ class ProbeReplay:
             or candidate.probed is not probed
         ):
             ends = decided_at + self._policy.horizon
-            candidate = self._shown[place] = Candidate(self._views[place], risk, decided_at, ends, _FREE, True, probed)
+            candidate = self._cached[place] = Candidate(self._views[place], risk, decided_at, ends, _FREE, True, probed)
         return candidate
 
     def _begin(self, place: int, now: int) -> int:
         fleet, takes = self._fleet, duration_ms(self._policy.probes.duration)
-        ends = min(now + takes, self._idle[place])
+        ends = min(now + takes, self._idle_until[place])
         preempted, failure = ends < now + takes, -1
         if not preempted:
-            is_ahead = (fleet.failed == place) & (fleet.at > ends) & (fleet.at <= ends + self._reach) & self._found
+            is_ahead = (fleet.failed == place) & (fleet.at > ends) & (fleet.at <= ends + self._reach) & self._findable
             failure = int(is_ahead.argmax()) if is_ahead.any() else -1
         self._running[place] = [place, now, ends, preempted, failure]
         self._rows.append(self._running[place])

@@ -220,7 +220,7 @@ class Evacuation:
                 continue
             entry = nodes.get(name)
             request = entry.request if entry is not None else requests.get(name) if name not in marked else None
-            reason = _why_ended(reading) if request is None else _why_over(reading, plan.stopped.get(name))
+            reason = _why_ended(reading) if request is None else _why_request_ended(reading, plan.stopped.get(name))
             if reading is None or reason is not None:
                 self._end(name, nodes.pop(name, None), reason or "", log)
                 continue
@@ -341,15 +341,15 @@ class Evacuation:
             listed: dict[str, Mapping[str, Workload]] = {}
             for number, call in log.ledger.open_calls()[:_MAX_OPEN]:
                 try:
-                    kind, message = self._became(call, listed)
+                    confirmed, message = self._outcome_of(call, listed)
                 except Exception as error:  # retried in the next round
                     log.error(f"the outcome of {call.kind} on {call.node} is unknown: {described(error)}")
                     continue
-                answer = Settled(self.clock.now(), "found" if kind else "not_found", kind, message)
+                answer = Settled(self.clock.now(), "found" if confirmed else "not_found", confirmed, message)
                 log.ledger.settle(number, answer)
                 log.report.notes.append(f"{call.kind} on {call.node} was interrupted: {message}")
 
-    def _became(self, call: PendingCall, listed: dict[str, Mapping[str, Workload]]) -> tuple[bool, str]:
+    def _outcome_of(self, call: PendingCall, listed: dict[str, Mapping[str, Workload]]) -> tuple[bool, str]:
         runner = self.prober if call.kind == "probe" else self.verification
         if call.kind in ("verify", "probe") and runner is not None:
             started = runner.result(call.node, call.key).kind != "missing"
@@ -371,7 +371,7 @@ def _why_ended(reading: NodeReading | None) -> str | None:
     return "its drain marker is gone" if lost_drain else None
 
 
-def _why_over(reading: NodeReading | None, stopped: str | None) -> str | None:
+def _why_request_ended(reading: NodeReading | None, stopped: str | None) -> str | None:
     """Return why a probe or checkpoint request ends; None if it continues."""
     if reading is None:
         return "the node was removed"

@@ -19,6 +19,7 @@ _CLAIMS: Final = "/apis/resource.k8s.io"
 _PAGE: Final = 250
 _HOSTNAME: Final = "kubernetes.io/hostname"
 _HARD: Final = ("NoSchedule", "NoExecute")
+_ZONES: Final = frozenset({"topology.kubernetes.io/zone", "topology.kubernetes.io/region"})
 _BASIC: Final = ("cpu", "memory", "ephemeral-storage")  # resources of every node, even if unreported
 
 
@@ -64,6 +65,7 @@ class PlacementCheck:
         affinity, anti_affinity = _pod_terms(spec, "podAffinity"), _pod_terms(spec, "podAntiAffinity")
         spread = [rule for rule in spec.get("topologySpreadConstraints") or () if _is_hard(rule)]
         drivers = self._device_drivers() if spec.get("resourceClaims") else {}
+        self._check_shared_claims(pod)
         matching = tolerated = 0
         excluded_by_pods = False
         admits: Callable[[_Node], bool] | None = None
@@ -103,11 +105,18 @@ class PlacementCheck:
             if claim is None:
                 continue
             path = f"{_CORE}/namespaces/{quote(namespace, safe='')}/persistentvolumeclaims/{quote(claim, safe='')}"
-            bound = (self._reads.object(path, "persistentvolumeclaims").get("spec") or {}).get("volumeName")
-            if not bound:
+            found = self._reads.object(path, "persistentvolumeclaims")
+            bound = (found.get("spec") or {}).get("volumeName")
+            if not bound or (found.get("status") or {}).get("phase") == "Lost":
                 raise UndecidedError(f"its claim {claim} is not bound")
-            volume_path = f"{_CORE}/persistentvolumes/{quote(bound, safe='')}"
-            source = self._reads.object(volume_path, "persistentvolumes").get("spec") or {}
+            if found["metadata"].get("deletionTimestamp"):
+                raise UndecidedError(f"its claim {claim} is being deleted, and no further pod may use it")
+            raw = self._reads.object(f"{_CORE}/persistentvolumes/{quote(bound, safe='')}", "persistentvolumes")
+            source, labels = raw.get("spec") or {}, raw["metadata"].get("labels") or {}
+            for key in _ZONES & labels.keys():  # of volumes without a node affinity, as before CSI
+                values = labels[key].split("__")
+                term = {"matchExpressions": [{"key": key, "operator": "In", "values": values}]}
+                yield f"its volume {bound} is in {labels[key]}", [term]
             required = (source.get("nodeAffinity") or {}).get("required")
             if required is not None:
                 yield f"its volume {bound} is bound to nodes", list(required.get("nodeSelectorTerms") or ())
@@ -130,14 +139,27 @@ class PlacementCheck:
             def note(raw: Object) -> None:
                 drivers[raw["spec"].get("nodeName") or ""].add(raw["spec"]["driver"])
 
-            version = next((v for v in CLAIM_VERSIONS if self._reads.api.read(f"{_CLAIMS}/{v}") is not None), None)
-            self._reads.api.listing(f"{_CLAIMS}/{version}/resourceslices", {}, _PAGE, note)
+            self._reads.api.listing(f"{_CLAIMS}/{self._claims_version()}/resourceslices", {}, _PAGE, note)
             return drivers
 
         try:
             return self._reads.cached(_CLAIMS, "list resourceslices", read)
         except SchedulerError as error:
             raise UndecidedError(f"it has resource claims, and the devices of nodes cannot be read: {error}") from None
+
+    def _claims_version(self) -> str | None:
+        return next((v for v in CLAIM_VERSIONS if self._reads.api.read(f"{_CLAIMS}/{v}") is not None), None)
+
+    def _check_shared_claims(self, pod: Object) -> None:
+        """Raise ``UndecidedError`` if other pods use a pod's claim: its devices stay allocated on this node."""
+        metadata, claims = pod["metadata"], pod["spec"].get("resourceClaims") or ()
+        for name in filter(None, (claim.get("resourceClaimName") for claim in claims)):
+            folder = f"{_CLAIMS}/{self._claims_version()}/namespaces/{metadata.get('namespace') or 'default'}"
+            claim = self._reads.object(f"{folder}/resourceclaims/{quote(name, safe='')}", "resourceclaims")
+            users = [user.get("name") for user in (claim.get("status") or {}).get("reservedFor") or ()]
+            others = ", ".join(sorted(str(user) for user in users if user != metadata["name"]))
+            if others:
+                raise UndecidedError(f"its resource claim {name} stays on this node for {others}")
 
     def _home_label(self, home: str, key: str) -> str | None:
         raw = self._reads.object(f"{_CORE}/nodes/{quote(home, safe='')}", "nodes")

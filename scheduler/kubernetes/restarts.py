@@ -1,5 +1,6 @@
 """Whether a pod's controller restarts it after an eviction: Jobs, JobSets, Volcano, MPI and one-shot kinds."""
 
+import re
 from collections.abc import Iterable
 from typing import Final
 from urllib.parse import quote
@@ -7,11 +8,10 @@ from urllib.parse import quote
 from foundation.kubernetes.api import Object
 from scheduler.kubernetes.api import CachedReads, UndecidedError
 
-_ONE_SHOT: Final = (
-    ("argoproj.io", "Workflow"), ("tekton.dev", "TaskRun"), ("sparkoperator.k8s.io", "SparkApplication"),
-    ("kubevirt.io", "VirtualMachineInstance"), ("actions.github.com", "EphemeralRunner"),
-    ("actions.summerwind.dev", "Runner"), ("flyte.lyft.com", "flyteworkflow"),
-)  # fmt: skip
+_ENDS_BY_NAME: Final = re.compile(
+    "(job|run|runner|task|workflow|pipeline|build|trial|experiment|session|application|machineinstance)$", re.IGNORECASE
+)
+_KNOWN: Final = ("batch", "batch.volcano.sh", "kubeflow.org")  # API groups whose retries are read
 _HEADS: Final = (("ray.io/node-type", "head", "Ray"), ("dask.org/component", "scheduler", "Dask"))
 _ENDS: Final = ("AbortJob", "TerminateJob", "CompleteJob")  # actions of a Volcano policy
 _ON_EVICTION: Final = {"PodEvicted", "PodFailed", "*"}  # an evicted pod fails before it is removed
@@ -33,8 +33,8 @@ class RestartCheck:
         group, kind, name = str(owner.get("apiVersion")).partition("/")[0], owner.get("kind"), owner["name"]
         labels, mpi = pod["metadata"].get("labels") or {}, (group, kind) == ("kubeflow.org", "MPIJob")
         is_final = group == "kubeflow.org" and not mpi and (pod.get("spec") or {}).get("restartPolicy") == "Never"
-        if (group, kind) in _ONE_SHOT or is_final:
-            return f"{kind} {name} treats an eviction as a failure, and might not restart it"
+        if is_final or (group not in _KNOWN and _ENDS_BY_NAME.search(str(kind))):
+            return f"{kind} {name} runs to completion, and might not restart an evicted pod"
         cluster = next((tool for key, value, tool in _HEADS if labels.get(key) == value), None)
         if cluster is not None and labels.get("ray.io/originated-from-crd") != "RayService":
             return f"it is the head of {cluster} cluster {name}, whose jobs end with it"

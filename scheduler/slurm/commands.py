@@ -14,11 +14,11 @@ from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import WriteResult
 from scheduler.slurm.job import HELD_STATES, CheckpointSignal, SlurmJob
 from scheduler.slurm.node import NodeChange
-from scheduler.slurm.port import NEWEST, OLDEST, SlurmPort, errors_in, kind_of, read_report
+from scheduler.slurm.port import NEWEST, OLDEST, Partition, SlurmPort, errors_in, kind_of, read_report
 from scheduler.slurm.settings import SlurmSettings
 
 _RESERVED_NODES: Final = re.compile(r"(?:^|\s)Nodes=(\S+)")
-_PARTITION: Final = re.compile(r"^PartitionName=(\S+) .*\bState=(\S+)", re.MULTILINE)
+_FIELD: Final = re.compile(r"(\w+)=(\S+)")
 _TIME: Final = re.compile(rb"^sdiag output at .*\((\d+)\)", re.MULTILINE)
 _NO_SUCH_NODE: Final = ("not found", "invalid node name")
 _NO_JSON: Final = ("unrecognized option", "doesn't allow an argument")
@@ -118,9 +118,10 @@ class SlurmCommands(SlurmPort):
         except ValueError as error:
             raise SchedulerError(f"the nodes of reservation {reservation} cannot be read: {error}") from None
 
-    def partitions(self) -> Mapping[str, str]:
-        """Return the state of each partition from ``scontrol show partition``."""
-        return dict(_PARTITION.findall(self._show("partition", "--all")))
+    def partitions(self) -> Mapping[str, Partition]:
+        """Return the fields of each partition from ``scontrol show partition``."""
+        listed = [dict(_FIELD.findall(line)) for line in self._show("partition", "--all").splitlines()]
+        return {fields["PartitionName"]: fields for fields in listed if "State" in fields}
 
     def server_time(self) -> datetime | None:
         """Return the time in the output of ``sdiag``, which has no JSON in 22.05."""

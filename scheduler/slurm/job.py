@@ -57,6 +57,7 @@ class Requirements:
     ``nodes``, ``excluded``: from ``--nodelist`` and ``--exclude``. ``features``: ``--constraint`` verbatim.
     ``contiguous``: ``--contiguous`` or ``--segment``.
     ``cpus``, ``memory_mb``, ``disk_mb``: per node. ``gres``: kinds of generic resources.
+    ``minutes``: time limit; infinite without one.
     """
 
     nodes: frozenset[str] = frozenset()
@@ -69,6 +70,7 @@ class Requirements:
     memory_mb: int = 0
     disk_mb: int = 0
     gres: frozenset[str] = frozenset()
+    minutes: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,7 @@ def _requirements(row: Mapping[str, Any], nodes: int) -> Requirements:
         number(row.get("minimum_tmp_disk_per_node")) or 0,
         # if several types of a resource are requested, a node needs only one of them
         frozenset(kind for kind in kinds if ":" not in kind or types[kind.partition(":")[0]] == 1),
+        math.inf if (minutes := number(row.get("time_limit"))) is None else minutes,
     )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ class SlurmNode:
     ``states``: base state and flags in canonical upper-case names, see :func:`flags_of`.
     ``reason``, ``user``: the reason verbatim, and who set it; None: none, or the node is in service.
     ``extra``: verbatim.
+    ``inactive``: those of ``features`` that need a reboot.
     ``gpus``: count of the generic resource ``slurm.gres``. ``gres``: all kinds, see :func:`kinds_of`.
     ``complete``: False if the report lacks a field that writes depend on.
     """
@@ -57,6 +58,7 @@ class SlurmNode:
     memory_mb: int | None = None
     disk_mb: int | None = None
     gres: frozenset[str] = frozenset()
+    inactive: frozenset[str] = frozenset()
 
     @property
     def out(self) -> frozenset[str]:
@@ -121,6 +123,7 @@ def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
     reason, extra, weight = row.get("reason"), row.get("extra"), number(row.get("weight"))
     complete = isinstance(reason, str) and isinstance(extra, str) and weight is not None and bool(states)
     user = row.get("reason_set_by_user")
+    features, active = _names(row.get("features")), row.get("active_features")
     # 24.11 keeps the reason of an ended drain until a job starts: ignore it on a node in service.
     holds = bool(states & (_FAILED | _REBOOT | _OUT))
     return SlurmNode(
@@ -129,9 +132,10 @@ def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
         user if holds and isinstance(user, str) and user else None,
         instant(row.get("reason_changed_at")) if holds else None, instant(row.get("boot_time")),
         extra if isinstance(extra, str) else "", weight if weight is not None else 0,
-        count_of(str(row.get("gres") or ""), gres), _names(row.get("features")), _names(row.get("partitions")),
+        count_of(str(row.get("gres") or ""), gres), features, _names(row.get("partitions")),
         complete, number(row.get("cpus")), number(row.get("real_memory")), number(row.get("temporary_disk")),
         kinds_of(str(row.get("gres") or "")),
+        frozenset() if active is None else frozenset(features) - frozenset(_names(active)),
     )  # fmt: skip
 
 

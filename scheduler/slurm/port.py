@@ -29,6 +29,9 @@ _ERRORS: Final[tuple[tuple[str, ResultKind], ...]] = (
 # Messages of ESLURM_INVALID_NODE_NAME, ESLURM_INVALID_JOB_ID, ESLURM_ALREADY_DONE, ESLURM_JOB_PENDING, and of a
 # slurmctld that does not respond (slurm_errno.c).
 
+Partition = Mapping[str, str]
+"""Fields of a partition as ``scontrol`` names them, e.g. ``State`` and ``MaxTime``."""
+
 _VERSION = re.compile(r"v0\.0\.(\d{1,4})\Z")
 
 
@@ -71,8 +74,8 @@ class SlurmPort(ABC):
         """Return the nodes of a reservation; needed only if jobs can be requeued."""
         raise SchedulerError(f"reservation {reservation} is not read: {self.cannot_requeue}")
 
-    def partitions(self) -> Mapping[str, str]:
-        """Return the state of each partition, e.g. ``UP``; needed only if jobs can be requeued."""
+    def partitions(self) -> Mapping[str, Partition]:
+        """Return each partition; needed only if jobs can be requeued."""
         raise SchedulerError(f"partitions are not read: {self.cannot_requeue}")
 
     def _nodes(self, name: str | None = None) -> tuple[SlurmNode, ...]:

@@ -23,7 +23,7 @@ from scheduler.ports.workloads import (
 from scheduler.slurm.folder import SharedFolder
 from scheduler.slurm.job import CHECKPOINT_FAILED, CHECKPOINTED, Requirements, SlurmJob, views_by_node
 from scheduler.slurm.node import SlurmNode
-from scheduler.slurm.port import SlurmPort
+from scheduler.slurm.port import Partition, SlurmPort
 
 PROGRESS: Final = "progress"
 ASKED: Final = "asked"
@@ -47,7 +47,7 @@ class SlurmWorkloads:
     def __init__(self, port: SlurmPort, folder: SharedFolder, clock: Clock) -> None:
         self._port, self._folder, self._clock = port, folder, clock
         self.load_progress, self.save_progress = partial(folder.load, PROGRESS), partial(folder.save, PROGRESS)
-        self._places: tuple[datetime, tuple[SlurmNode, ...], Mapping[str, str]] | None = None
+        self._places: tuple[datetime, tuple[SlurmNode, ...], Mapping[str, Partition]] | None = None
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
         """List the jobs that hold a node.
@@ -113,7 +113,7 @@ class SlurmWorkloads:
                 self._places = now, self._port.nodes(), self._port.partitions()
             reserved = frozenset[str]().union(*map(self._port.reserved_nodes, filter(None, reservation.split(","))))
             return placement_of(job, node, *self._places[1:], reserved)
-        except SchedulerError as error:
+        except (SchedulerError, ValueError) as error:
             return Placement(None, str(error))
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WriteResult:
@@ -250,11 +250,11 @@ _NAME: Final = re.compile(r"[\w.+:/-]+")
 
 
 def placement_of(
-    job: SlurmJob, node: str, nodes: Sequence[SlurmNode], partitions: Mapping[str, str], reserved: Collection[str]
+    job: SlurmJob, node: str, nodes: Sequence[SlurmNode], partitions: Mapping[str, Partition], reserved: Collection[str]
 ) -> Placement:
     """Decide whether a job could run without one of its nodes.
 
-    ``nodes``: all nodes of the cluster. ``partitions``: state of each partition. ``reserved``: nodes of its
+    ``nodes``: all nodes of the cluster. ``partitions``: all partitions. ``reserved``: nodes of its
     reservation.
 
     Free capacity does not matter, because a requeued job waits in its queue; likewise licenses, which are
@@ -267,9 +267,9 @@ def placement_of(
     undecidable = _undecidable(need, partitions)
     if undecidable is not None:
         return Placement(None, undecidable)
-    closed = {name: partitions[name] for name in need.partitions if partitions[name] != "UP"}
+    closed = {name: reason for name in need.partitions if (reason := _refusal(partitions[name], job)) is not None}
     if closed and len(closed) == len(need.partitions):
-        return Placement(False, ", ".join(f"its partition {name} is {state}" for name, state in sorted(closed.items())))
+        return Placement(False, ", ".join(f"its partition {name} {reason}" for name, reason in sorted(closed.items())))
     need = replace(need, partitions=need.partitions - closed.keys())
     largest = max((other.gpus for other in nodes if other.name == node), default=job.gpus)
     gpus = min(math.ceil(job.gpus / max(1, len(job.nodes))), largest)  # no more than it has here
@@ -287,7 +287,31 @@ def placement_of(
     return UNRESTRICTED
 
 
-def _undecidable(need: Requirements, partitions: Mapping[str, str]) -> str | None:
+def _refusal(partition: Partition, job: SlurmJob) -> str | None:
+    """Return why a job would stay pending in its partition, whose limits may have changed since the job started."""
+    if partition["State"] != "UP":
+        return f"is {partition['State']}"
+    amounts = {
+        "MaxTime": job.needs.minutes, "MaxNodes": len(job.nodes), "MaxCPUsPerNode": job.needs.cpus,
+        "MaxMemPerNode": job.needs.memory_mb,
+    }  # fmt: skip
+    for name, amount in amounts.items():
+        limit = partition.get(name, "UNLIMITED")
+        if limit != "UNLIMITED" and amount > _amount(limit):
+            return f"has {name}={limit} now"
+    return f"has MinNodes={partition['MinNodes']} now" if len(job.nodes) < int(partition.get("MinNodes", 0)) else None
+
+
+def _amount(limit: str) -> float:
+    """Parse a limit of a partition: a number, or a time (``1-12:00:00``) in minutes."""
+    days, _, time = limit.rpartition("-")
+    if ":" not in time:
+        return float(limit)
+    hours, minutes, _ = map(int, time.split(":"))
+    return int(days or 0) * 1440 + hours * 60 + minutes
+
+
+def _undecidable(need: Requirements, partitions: Mapping[str, Partition]) -> str | None:
     unlisted = need.partitions - partitions.keys()
     if unlisted:
         return f"Slurm does not list its partition {', '.join(sorted(unlisted))}"
@@ -315,7 +339,7 @@ def _takes(node: SlurmNode, need: Requirements, gpus: int) -> bool:
         and need.gres <= node.gres
     )
     features = set(_NAME.findall(need.features))
-    has = features & set(node.features)
+    has = features & (set(node.features) - node.inactive)
     matches = not features or (bool(has) if "|" in need.features else has == features)
     return in_service and in_partition and big_enough and matches and node.name not in need.excluded
 

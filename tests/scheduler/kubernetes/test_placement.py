@@ -126,6 +126,27 @@ def test_a_volume_that_is_bound_to_a_node_binds_its_pod(place, source, elsewhere
     assert place.decide(volumes=claims()).elsewhere is elsewhere
 
 
+@pytest.mark.parametrize(
+    ("claim", "labels", "elsewhere"),
+    [
+        ({}, {}, True),
+        ({}, {"topology.kubernetes.io/zone": "z1"}, False),
+        ({}, {"topology.kubernetes.io/zone": "z1__z2"}, True),
+        ({"status": {"phase": "Lost"}}, {}, None),
+        ({"metadata": {"name": "data", "deletionTimestamp": "2026-11-20T00:00:00Z"}}, {}, None),
+    ],
+)
+def test_a_volume_that_no_successor_can_use_elsewhere_holds_its_pod(place, claim, labels, elsewhere):
+    for name, zone in (("n1", "z1"), ("n2", "z2"), ("n3", "z2")):
+        place.change(
+            name, lambda raw, zone=zone: raw["metadata"]["labels"].update({"topology.kubernetes.io/zone": zone})
+        )
+    place.volume(gcePersistentDisk={"pdName": "d"})
+    place.world.edit("/api/v1/namespaces/team/persistentvolumeclaims/data", lambda raw: raw.update(claim))
+    place.world.edit("/api/v1/persistentvolumes/pv-data", lambda raw: raw["metadata"].update(labels=labels))
+    assert place.decide(volumes=claims()).elsewhere is elsewhere
+
+
 def test_a_claim_that_is_missing_or_unbound_leaves_it_undecided(place):
     assert place.decide(volumes=claims("nowhere")).elsewhere is None
     place.world.put("/api/v1/namespaces/team/persistentvolumeclaims/new", {"metadata": {"name": "new"}, "spec": {}})
@@ -285,6 +306,16 @@ def test_a_pod_goes_where_its_spread_allows_it(place, constraints, others, elsew
     labels = {"app": "db", "version": "2"}
     mine = {**mine, "metadata": {"name": "a", "namespace": "team", "uid": "u", "labels": labels}}
     assert place.placements.placement_of(mine).elsewhere is elsewhere
+
+
+@pytest.mark.parametrize(("users", "elsewhere"), [(["a"], True), ([], True), (["a", "b"], None)])
+def test_a_claim_that_other_pods_use_keeps_its_pods_where_its_devices_are(place, users, elsewhere):
+    place.world.discovery["/apis/resource.k8s.io/v1"] = {"resources": []}
+    place.world.kinds = ("/resourceslices", "/nodes")
+    claim = {"metadata": {"name": "gpus"}, "status": {"reservedFor": [{"name": user} for user in users]}}
+    place.world.put("/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/gpus", claim)
+    decided = place.decide(resourceClaims=[{"name": "g", "resourceClaimName": "gpus"}])
+    assert decided.elsewhere is elsewhere
 
 
 def test_a_pod_with_claims_needs_a_node_with_devices_of_the_same_drivers(place):

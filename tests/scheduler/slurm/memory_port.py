@@ -23,7 +23,7 @@ class MemorySlurm:
         self.writes: list[tuple[str, NodeChange]] = []
         self.sent: list[tuple[int, str]] = []
         self.reservations: dict[str, frozenset[str]] = {}
-        self.partition_states = {"g": "UP", "small": "UP", "closed": "DOWN"}
+        self.partition_states = {"g": {"State": "UP"}, "small": {"State": "UP"}, "closed": {"State": "DOWN"}}
         self.requeued: list[str] = []
         self.version_problem: str | None = None
         self.unreadable = False
@@ -55,7 +55,7 @@ class MemorySlurm:
             raise SchedulerError(f"the nodes of reservation {reservation} cannot be read")
         return self.reservations[reservation]
 
-    def partitions(self) -> dict[str, str]:
+    def partitions(self) -> dict[str, dict[str, str]]:
         self._answers()
         return self.partition_states
 

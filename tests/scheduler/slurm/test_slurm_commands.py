@@ -212,16 +212,16 @@ def test_what_a_job_requires_of_its_nodes_is_read(tmp_path):
     held, suspended, stopped, ending = port.jobs("n0")
     assert held.needs == Requirements(
         frozenset({"n0", "n2"}), frozenset({"n3"}), frozenset({"gpu", "debug"}), "h100&ib", "r1", True, 4, 8000, 9000,
-        frozenset({"gpu", "gpu:h100", "nic"}),
+        frozenset({"gpu", "gpu:h100", "nic"}), 1440,
     )  # fmt: skip
     assert [job.state for job in (held, suspended, stopped, ending)] == ["held", "suspended", "suspended", "ending"]
-    assert stopped.needs == Requirements()
+    assert stopped.needs == Requirements(minutes=1440)
     assert port.reserved_nodes("r1") == {"n0", "n1"}
     assert port.reserved_nodes("empty") == frozenset()
     assert port.reserved_nodes("over") == frozenset(), "Slurm holds a job that is requeued into it"
     with pytest.raises(SchedulerError, match="reservation r2`: Reservation r2 not found"):
         port.reserved_nodes("r2")
-    assert port.partitions() == {"g": "UP", "old": "INACTIVE"}
+    assert {name: fields["State"] for name, fields in port.partitions().items()} == {"g": "UP", "old": "INACTIVE"}
 
 
 @pytest.mark.parametrize(

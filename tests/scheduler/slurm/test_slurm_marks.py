@@ -380,13 +380,13 @@ def test_place_opt_out_and_owner_come_from_features_and_states():
         {  # 22.05, v0.0.38
             "name": "n1", "state": "mixed", "state_flags": ["DRAIN"], "reason": "r", "reason_changed_at": 1771000000,
             "reason_set_by_user": "ann", "extra": "e", "weight": 7, "boot_time": 1770000000, "gres": "gpu:h100:8",
-            "features": "a,b", "partitions": ["g"],
+            "features": "a,b", "active_features": "a", "partitions": ["g"],
         },
         {  # 23.11 and later
             "name": "n1", "state": ["MIXED", "DRAIN"], "reason": "r",
             "reason_changed_at": {"set": True, "infinite": False, "number": 1771000000}, "reason_set_by_user": "ann",
             "extra": "e", "weight": 7, "boot_time": {"set": True, "infinite": False, "number": 1770000000},
-            "gres": "gpu:h100:8(S:0-1)", "features": ["a", "b"], "partitions": ["g"],
+            "gres": "gpu:h100:8(S:0-1)", "features": ["a", "b"], "active_features": ["a"], "partitions": ["g"],
         },
     ],
 )  # fmt: skip
@@ -395,5 +395,6 @@ def test_old_and_new_shapes_read_alike(row):
     assert (node.states, node.reason, node.user, node.extra) == ({"MIXED", "DRAIN"}, "r", "ann", "e")
     assert (node.weight, node.gpus, node.features, node.partitions, node.complete) == (7, 8, ("a", "b"), ("g",), True)
     assert (node.reason_at - node.booted_at).total_seconds() == 1_000_000
+    assert node.inactive == {"b"}
     for key in ("reason", "extra", "weight", "state"):
         assert not node_of({k: v for k, v in row.items() if k not in (key, f"{key}_flags")}, "gpu").complete

@@ -305,7 +305,10 @@ def decide(job: SlurmJob = PLACED, reserved: frozenset[str] = frozenset(), **oth
     return placement_of(job, "n1", tuple(nodes.values()), PARTITIONS, reserved)
 
 
-PARTITIONS = {"gpu": "UP", "debug": "UP", "down": "DOWN", "inactive": "INACTIVE", "drain": "DRAIN"}
+PARTITIONS = {
+    name: {"State": state, "MaxNodes": "UNLIMITED", "MinNodes": "0"}
+    for name, state in {"gpu": "UP", "debug": "UP", "down": "DOWN", "inactive": "INACTIVE", "drain": "DRAIN"}.items()
+}
 
 
 def needing(**requirements: object) -> SlurmJob:
@@ -359,6 +362,28 @@ def test_what_a_job_requires_decides_where_it_can_run(requirements, elsewhere):
     decided = decide(needing(**requirements))
     assert decided.elsewhere is elsewhere
     assert bool(decided.reason) is (elsewhere is not True)
+
+
+@pytest.mark.parametrize(
+    ("limit", "elsewhere"),
+    [
+        ({"MaxTime": "UNLIMITED"}, True), ({"MaxTime": "1-12:00:00"}, True), ({"MaxTime": "1-11:59:00"}, False),
+        ({"MaxNodes": "1"}, True), ({"MaxNodes": "0"}, False), ({"MinNodes": "2"}, False),
+        ({"MaxCPUsPerNode": "16"}, True), ({"MaxCPUsPerNode": "15"}, False),
+        ({"MaxMemPerNode": "500"}, True), ({"MaxMemPerNode": "499"}, False),
+    ],
+)  # fmt: skip
+def test_a_job_that_its_partition_would_take_no_more_is_waited_for(limit, elsewhere):
+    needs = {"partitions": names("gpu"), "cpus": 16, "memory_mb": 500, "minutes": 36 * 60}
+    partitions = {"gpu": PARTITIONS["gpu"] | limit}
+    nodes = [replace(NODE, name=name) for name in ("n1", "n2")]
+    assert placement_of(needing(**needs), "n1", nodes, partitions, ()).elsewhere is elsewhere
+
+
+def test_a_feature_that_is_not_active_does_not_count():
+    inactive = {name: replace(NODE, name=name, inactive=names("ib")) for name in ("n2", "n3")}
+    assert decide(needing(features="ib"), **inactive).elsewhere is False
+    assert decide(needing(features="h100"), **inactive).elsewhere is True
 
 
 @pytest.mark.parametrize(("nodes", "elsewhere"), [({"n1", "n2"}, True), ({"n1"}, False), (set(), False)])

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Annotated, Any, Final
 
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ValidationError
@@ -72,8 +73,8 @@ class _Component(BaseModel):
 
 def read_events(
     page: bytes, node: str, known_at: Callable[[datetime], datetime], rules: KubernetesRules | None = None
-) -> dict[str, Event | str]:
-    """Return each entry's event, or the reason to leave it out, by a digest of the entry.
+) -> dict[str, list[Event] | str]:
+    """Return each entry's events, or the reason to leave it out, by a digest of the entry.
 
     Raises ``ScrapeError`` if the page is not a gpud response.
     """
@@ -81,7 +82,7 @@ def read_events(
         components = [_Component.model_validate(part) for part in json.loads(page, parse_int=_number) or []]
     except (ValueError, TypeError, RecursionError):  # a ValidationError is a ValueError
         raise ScrapeError("parse", "not a list of gpud's components") from None
-    by_digest: dict[str, Event | str] = {}
+    by_digest: dict[str, list[Event] | str] = {}
     for component in components:
         for raw_entry in component.events:
             digest = hashlib.sha256(storable(f"{component.component} {_written(raw_entry)}").encode())
@@ -95,12 +96,10 @@ def read_events(
             if not EARLIEST_MS <= to_ms(entry.time) < LATEST_MS:
                 by_digest[digest.hexdigest()[:16]] = f"{component.component}: {BAD_TIME}"
                 continue
-            classified = _event(component.component, entry, rules or default_rules())
-            by_digest[digest.hexdigest()[:16]] = (
-                f"{NO_EVIDENCE}: {component.component} {entry.name}"
-                if classified is None
-                else Event(entry.time, node, source=SOURCE, known_at=known_at(entry.time), **classified)
-            )
+            by_digest[digest.hexdigest()[:16]] = [
+                Event(entry.time, node, source=SOURCE, known_at=known_at(entry.time), **classified)
+                for classified in _events(component.component, entry, rules or default_rules())
+            ] or f"{NO_EVIDENCE}: {component.component} {entry.name}"
     return by_digest
 
 
@@ -116,31 +115,35 @@ def _written(entry: Any) -> str:
         return "nested too deeply"
 
 
-def _event(component: str, entry: _Entry, rules: KubernetesRules) -> dict[str, Any] | None:
-    """Return type, code, detail and GPU of an event; None if it is no evidence about a GPU."""
+def _events(component: str, entry: _Entry, rules: KubernetesRules) -> list[dict[str, Any]]:
+    """Return type, code, detail and GPU of each event; empty for an entry without evidence about a GPU."""
     kernel = shipped().read(entry.message)  # an entry from NVSentinel
     if kernel is not None and kernel.type in ("failure", "other", "driver"):
-        place = {"gpu": kernel.gpu, "pci_bus_id": kernel.pci_bus_id}
-        return {"type": kernel.type, "code": kernel.code, "detail": kernel.detail, **place}
+        return [_event(kernel.type, kernel.code, kernel.detail, kernel.gpu, kernel.pci_bus_id)]
     detail = f"{entry.type}: {entry.message}"[:DETAIL_LENGTH]
     if sxid := _SXID.search(entry.message):
-        kind = "failure" if entry.type == "Fatal" else "other"
-        return {"type": kind, "code": f"sxid_{int(sxid[1])}", "detail": detail}
+        return [_event("failure" if entry.type == "Fatal" else "other", f"sxid_{int(sxid[1])}", detail)]
     rule = rules.for_condition(f"{SOURCE}/{component}/{entry.name}")
     if rule is None or rule.type == "ignore" or (entry.type not in _SERIOUS and rule.type != "xid" and not rule.code):
-        return None
+        return []
     if rule.type != "xid":
-        gpu, address = named_gpu(entry.message)
-        code = rule.code or f"{SOURCE}_{entry.name}"
-        return {"type": rule.type, "code": code, "detail": detail, "gpu": gpu, "pci_bus_id": address}
-    fault = next(iter(xid_faults("", "", entry.message)), None)
-    if fault is None:
-        return None if entry.type not in _SERIOUS else {"type": "other", "code": f"{SOURCE}_xid", "detail": detail}
-    # An XID without a GPU would count for every GPU of the node.
-    is_clear = (fault.gpu or fault.pci_bus_id) and (fault.detail is not None or fault.code != _RECOVERY)
-    kind, code = ("xid", fault.code) if is_clear else ("other", f"xid_{fault.code}")
-    place = {"gpu": fault.gpu, "pci_bus_id": fault.pci_bus_id}
-    return {"type": kind, "code": code, "detail": fault.detail or detail, **place}
+        return [_event(rule.type, rule.code or f"{SOURCE}_{entry.name}", detail, *named_gpu(entry.message))]
+    faults = xid_faults("", "", entry.message)
+    if not faults and entry.type in _SERIOUS:
+        return [_event("other", f"{SOURCE}_xid", detail)]
+    events = []
+    for fault in faults:
+        # An XID without a GPU would count for every GPU of the node.
+        is_clear = (fault.gpu or fault.pci_bus_id) and (fault.detail is not None or fault.code != _RECOVERY)
+        kind, code = ("xid", fault.code) if is_clear else ("other", f"xid_{fault.code}")
+        events.append(_event(kind, code, fault.detail or detail, fault.gpu, fault.pci_bus_id))
+    return events
+
+
+def _event(
+    kind: str, code: str, detail: str | None, gpu: str | None = None, pci_bus_id: str | None = None
+) -> dict[str, Any]:
+    return {"type": kind, "code": code, "detail": detail, "gpu": gpu, "pci_bus_id": pci_bus_id}
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +238,11 @@ class EventsWatch(Watch[NodeEvents]):
         news = [entry for digest, entry in entries.items() if digest not in known_digests]
         for reason in (entry for entry in news if isinstance(entry, str)):
             self._accounting.take("gpud entries", 1, {reason: 1}, self.target.address)
-        events = [entry for entry in news if isinstance(entry, Event)]
-        self._accounting.take("gpud entries", len(events), {})
+        read = [entry for entry in news if not isinstance(entry, str)]
+        self._accounting.take("gpud entries", len(read), {})
         remembered = [
             digest
             for digest, entry in entries.items()
-            if isinstance(entry, str) or entry.timestamp >= now - OVERLAP - _SHORTEST
+            if isinstance(entry, str) or entry[0].timestamp >= now - OVERLAP - _SHORTEST
         ]
-        return NodeEvents(self.target.url, {"until": to_ms(now), "seen": remembered}, events)
+        return NodeEvents(self.target.url, {"until": to_ms(now), "seen": remembered}, list(chain.from_iterable(read)))

@@ -89,6 +89,9 @@ def are_pci_addresses(column: pa.ChunkedArray) -> bool | None:
     return all(_PCI_ADDRESS.fullmatch(text.strip()) for text in texts) if texts else None
 
 
+ELAPSED: Final = "elapsed"
+"""Column of how long a job ran, which stands for its start or its end."""
+
 _JOB_FACTS: Final = frozenset({"job", "node", "started_at", "ended_at", "gpus", "outcome"})
 
 
@@ -98,7 +101,9 @@ def names_of_jobs(names: Sequence[str], mapping: TableMapping) -> tuple[dict[str
     If a table has all relevant job columns, as sacct's does, the others are ignored.
     """
     aliases = aliases_by_words(names, mapping, "jobs")
-    has = {aliases.get(name, name) for name in names} | mapped_targets(mapping)
+    has = {aliases.get(name, name.lower()) for name in names} | mapped_targets(mapping)
+    if ELAPSED in has and has & {"started_at", "ended_at"}:
+        has |= {"started_at", "ended_at"}
     return aliases, (lambda _name: True) if has >= _JOB_FACTS else nothing_left_out
 
 

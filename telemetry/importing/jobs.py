@@ -19,7 +19,7 @@ import pyarrow as pa
 from foundation.slurm import UNFINISHED, expand_hostlist, gpus_of, shares_a_gpu, state_of
 from telemetry.dataset.schema import JOB_OPTIONS, JOBS
 from telemetry.importing.batch import Batch
-from telemetry.importing.columns import names_of_jobs
+from telemetry.importing.columns import ELAPSED, missing_column, names_of_jobs
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
 from telemetry.values.numbers import read_numbers
@@ -50,8 +50,11 @@ CUT: Final = "text cut off by the width of its column"
 
 _STATE: Final = re.compile(r"[A-Z][A-Z_]+(?:\+| by .+)?")
 _NO_NODE, _NO_START = "none assigned", ("unknown", "none", "n/a")
-_NOT_STARTED: Final = ("pending", '["pending"]', "pd", "pend", "q")  # of Slurm, LSF and PBS
+_NOT_STARTED: Final = ("pending", '["pending"]', "pd", "pend", "q", "waiting", "hold", "tolaunch")
+# States of Slurm, LSF, PBS and OAR.
 _RUNNING: Final = UNFINISHED | {"RUN", "SSUSP", "USUSP", "UNKWN", "R", "CF", "CG", "RS", "SO", "ST"}
+_RUNNING_IN_OAR: Final = {"Launching", "Running", "Suspended", "Resuming", "Finishing"}
+_FINISHED: Final = ("F", "C", "Terminated", "Error", "3", "4")  # in PBS, Torque, OAR and HTCondor
 NO_END: Final = "finished without an end"
 _HOSTS: Final = {
     "+": re.compile(r"\(?(?P<node>[A-Za-z0-9][\w.-]*)(?:/\d[\d,*-]*|(?:\[\d+\])?(?::\w+=[^:()]*)+)\)?"),
@@ -61,6 +64,9 @@ _HOSTS: Final = {
 
 The first also matches PBS ``exec_vnode``: ``(n1:ncpus=8:ngpus=4)+(n2[0]:ncpus=8:ngpus=4)``.
 """
+
+_CONDOR_SLOT: Final = re.compile(r"\bslot\d+(?:_\d+)?@")
+"""``slot1_3@node-0``, the host of a job of HTCondor."""
 
 
 def read_jobs(
@@ -75,11 +81,14 @@ def read_jobs(
     known_keys: set[str] = set()
     for batch in batches:
         aliases, ignored = names_of_jobs(batch.table.column_names, mapping)
-        known = [*JOBS.names, *JOB_OPTIONS]
-        batch.resolve(mapping, known, "job", "node", "started_at", aliases=aliases, ignored=ignored)
+        known = [*JOBS.names, *JOB_OPTIONS, ELAPSED]
+        batch.resolve(mapping, known, "job", "node", aliases=aliases, ignored=ignored)
+        has_start = "started_at" in batch
+        if not has_start and not (ELAPSED in batch and "ended_at" in batch):
+            raise missing_column("started_at", batch.table.column_names, str(batch.file))
         _leave_out_others(batch, known_keys)
         content: dict[str, object] = {name: batch.texts(name) for name in ("job", "node", "gpu", "outcome")}
-        content["started_at"] = batch.times("started_at", not_after, optional=False, is_end=False)
+        content["started_at"] = batch.times("started_at", not_after, optional=not has_start, is_end=False)
         for name in ("ended_at", "checkpointed_at"):
             content[name] = batch.times(name, not_after, optional=True, is_end=True)
         for name in ("gpus", *(name for name in JOB_OPTIONS if name in batch)):
@@ -90,10 +99,15 @@ def read_jobs(
         frame = pd.DataFrame(content)
         # Not Series.map: without any Slurm state, it would return floats.
         states = pd.Series([_slurm_state(outcome) for outcome in frame["outcome"]], index=frame.index, dtype=object)
-        runs = states.fillna(frame["outcome"]).isin(_RUNNING)  # squeue and bjobs print their time limit as the end
-        frame["ended_at"] = frame["ended_at"].mask(runs)
+        runs = states.fillna(frame["outcome"]).isin(_RUNNING | _RUNNING_IN_OAR)
+        elapsed, is_over = _elapsed(batch), frame["outcome"].notna() & ~runs
+        frame["ended_at"] = frame["ended_at"].fillna((frame["started_at"] + elapsed).where(is_over))
+        frame["ended_at"] = frame["ended_at"].mask(runs)  # squeue and bjobs print their time limit as the end
+        frame["started_at"] = frame["started_at"].fillna(frame["ended_at"] - elapsed)
+        batch.refuse("neither a start nor an end", frame["started_at"].isna().to_numpy())
         frame["outcome"] = states.str.lower().fillna(frame["outcome"]).mask(runs, None).astype(object)
-        batch.refuse(NO_END, (states.notna() & ~runs & frame["ended_at"].isna()).to_numpy(dtype=bool))
+        is_finished = (states.notna() & ~runs) | frame["outcome"].isin(_FINISHED)
+        batch.refuse(NO_END, (is_finished & frame["ended_at"].isna()).to_numpy(dtype=bool))
         is_cut = [frame[name].astype("string").str.endswith("+").fillna(False) for name in ("job", "node")]
         batch.refuse(CUT, (is_cut[0] | is_cut[1]).to_numpy(dtype=bool))
         batch.refuse("missing job or node", (frame["job"].isna() | frame["node"].isna()).to_numpy())
@@ -110,6 +124,17 @@ def read_jobs(
         batch.quarantine.read("jobs", len(frame) - int(batch.valid.sum()))
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
+
+
+def _elapsed(batch: Batch) -> pd.Series:
+    """Return how long each job ran: ``1-02:03:04``, ``02:03:04``, ``03:04`` or seconds; NaT where that is unknown."""
+    column = batch.column(ELAPSED)
+    if column is None:
+        return pd.Series(pd.NaT, index=range(len(batch.rows)), dtype="timedelta64[ms]")
+    texts = column.cast(pa.string()).to_pandas()
+    seconds = pd.to_timedelta(pd.to_numeric(texts, errors="coerce"), unit="s")
+    clocks = texts.str.replace("-", " days ").str.replace(r"\A(\d+:\d+)\Z", r"00:\1", regex=True)
+    return seconds.fillna(pd.to_timedelta(clocks.where(seconds.isna()), errors="coerce")).dt.as_unit("ms")
 
 
 def _leave_out_others(batch: Batch, known_keys: set[str]) -> None:
@@ -158,6 +183,7 @@ def _placed(frame: pd.DataFrame, batch: Batch, installations: InstallationIndex)
 
 def _nodes(text: str) -> list[str]:
     """Return the nodes of a host list; any other text is a node name."""
+    text = _CONDOR_SLOT.sub("", text)
     for separator, entry in _HOSTS.items():
         hosts = [entry.fullmatch(part) for part in text.strip().split(separator)]
         if all(hosts):

@@ -20,7 +20,7 @@ _MAX_DEPTH: Final = 20
 # Field names in lower case, in order of precedence.
 TEXT_FIELDS: Final = ("message", "msg", "log", "line", "short_message", "textpayload", "_raw", "@message", "_msg",
                       "body", "body.stringvalue", "event.original", "log.original", "event", "entry", "syslogmessage",
-                      "logmessage", "@m")  # fmt: skip
+                      "logmessage", "full_log", "@m")  # fmt: skip
 _PROGRAM_FIELDS: Final = ("syslog_identifier", "appname", "processname", "program", "process.name",
                           "log.syslog.appname")  # fmt: skip
 TIME_FIELDS: Final = ("_source_realtime_timestamp", "__realtime_timestamp", "@timestamp", "timestamp", "time", "ts",
@@ -29,7 +29,7 @@ TIME_FIELDS: Final = ("_source_realtime_timestamp", "__realtime_timestamp", "@ti
 _HOST_FIELDS: Final = ("_hostname", "hostname", "host.name", "host.hostname", "host", "k8s.node.name", "node",
                        "node_name", "pod_node_name", "node.name", "nodename", "computer",
                        "compute.googleapis.com/resource_name", "instance_name", "logsource", "_sourcehost",
-                      "logstreamname", "@logstream")  # fmt: skip
+                      "logstreamname", "@logstream", "agent.name")  # fmt: skip
 _HOST_PLACES: Final = (
     "kubernetes",
     "resource.labels",
@@ -282,8 +282,10 @@ def _records(document: Any, parent: Mapping[str, Any] | None = None, depth: int 
         if pairs := _pairs(_lookup(document, place)):
             document = {**document, **pairs}
     rows = next((document[name] for name in ("rows", "datarows", "values") if name in document), None)
-    names = [_name(column) for column in document.get("columns") or document.get("schema") or ()]
-    if names and isinstance(rows, list):  # a table from Azure, InfluxDB or SQL
+    names = [
+        _name(column) for column in document.get("columns") or document.get("schema") or document.get("fields") or ()
+    ]
+    if names and isinstance(rows, list):  # a table from Azure, InfluxDB, SQL or Splunk
         records = [dict(zip(names, row, strict=False)) for row in rows if isinstance(row, list)]
         document = {"rows": records}
     record = {**parent, **document} if parent else document

@@ -1,7 +1,7 @@
 """Turns messages of GPU drivers into events, with per-node state from earlier messages."""
 
 import re
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -32,6 +32,7 @@ _QUOTATION: Final = re.compile(
 _SENTENCE: Final = timedelta(seconds=5)
 # The lines of one message arrive within milliseconds, but syslog has a resolution of seconds.
 _REMEMBERED: Final = 512
+_MAX_OCCURRENCES: Final = 16
 _MAX_MESSAGE: Final = 2000
 # The kernel truncates messages at about 1000 characters; regular expressions may take quadratic time.
 _NO_TIME: Final = timedelta(0)
@@ -47,6 +48,7 @@ class LogLine(NamedTuple):
     ``number``, ``line``: line number in the source, from 1, and its text.
     ``quoted``: a program other than the kernel repeats the message, with a later timestamp.
     ``assumed``: the assumption behind ``when``; see :class:`telemetry.kernel_log.stamps.Dated`.
+    ``form``: number and kinds of its timestamps, by which the lines of two programs in one file differ.
     """
 
     message: str
@@ -59,6 +61,7 @@ class LogLine(NamedTuple):
     line: str = ""
     quoted: bool = False
     assumed: str | None = None
+    form: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +96,19 @@ KnownAt = Callable[[datetime, bool], datetime]
 """Earliest time an event could have been known, given its time and whether it predates the collector."""
 
 
+class _Occurrence(NamedTuple):
+    """A kernel message; ``forms``: those of the lines that have it."""
+
+    when: datetime
+    since_boot: float | None
+    forms: set[tuple[int, ...]]
+
+
 @dataclass(slots=True)
 class _Host:
     """State of a node that later messages depend on.
 
-    ``recent``: last time of each event, by code and GPU. ``seen``: times of messages, by time since boot and text.
+    ``recent``: last time of each event, by code and GPU. ``seen``: recent occurrences of each message.
     """
 
     boot_id: str | None = None
@@ -105,7 +116,7 @@ class _Host:
     addresses: set[str] = field(default_factory=set)
     sentence: tuple[datetime, str | None] | None = None
     recent: dict[tuple[str, str | None], datetime] = field(default_factory=dict)
-    seen: OrderedDict[tuple[float, str], datetime] = field(default_factory=OrderedDict)
+    seen: OrderedDict[str, deque[_Occurrence]] = field(default_factory=OrderedDict)
     is_boot_reported: bool = False
 
 
@@ -148,6 +159,7 @@ def log_lines(
             entry.line or entry.text,
             number in quotations,
             assumed,
+            (len(stamps), stamps[0].aware is None, stamps[0].yearless, stamps[-1].yearless) if stamps else (),
         )
         for number, ((entry, message, host, stamps), (when, assumed)) in enumerate(zip(parsed, instants, strict=True))
     ]
@@ -263,7 +275,7 @@ class KernelLogReader:
                 "the node.",
             )
         host = self._hosts[node]
-        if line.since_boot is not None and _is_seen(host, line.since_boot, line.message, when):
+        if _is_seen(host, line, when):
             return REPEATED
         if finding.part:
             finding = _sentence(host, finding, when)
@@ -319,12 +331,17 @@ def _is_reported(host: _Host, finding: KernelFinding, when: datetime) -> bool:
     return False
 
 
-def _is_seen(host: _Host, since_boot: float, message: str, when: datetime) -> bool:
-    """Whether another program has already stored the message: the kernel's own timestamp is unique within a boot."""
-    key = since_boot, message
-    if key in host.seen and abs(when - host.seen[key]) <= _SENTENCE:
-        return True
-    host.seen[key] = when
+def _is_seen(host: _Host, line: LogLine, when: datetime) -> bool:
+    """Whether another program has already stored the message: the time since boot is unique, the form is another."""
+    occurrences = host.seen.setdefault(line.message, deque(maxlen=_MAX_OCCURRENCES))
+    while occurrences and abs(when - occurrences[0].when) > _SENTENCE:
+        occurrences.popleft()
+    for occurrence in occurrences:
+        is_timed = occurrence.since_boot is not None and line.since_boot is not None
+        if occurrence.since_boot == line.since_boot if is_timed else line.form not in occurrence.forms:
+            occurrence.forms.add(line.form)
+            return True
+    occurrences.append(_Occurrence(when, line.since_boot, {line.form}))
     if len(host.seen) > _REMEMBERED:
         host.seen.popitem(last=False)
     return False

@@ -47,6 +47,7 @@ _NAME = r"(?<![^\W_])(?P<name>[^\W\d_]{2,14}|\d{1,2}[月월])\.?"
 _CLOCK = (
     r"(?P<hour>\d{1,2}):(?P<minute>\d{2}):(?P<second>\d{2})(?:[.,](?P<fraction>\d{1,9}))?"
     r"(?:\s?(?P<half>[AaPp])\.?[Mm]\b\.?)?(?:\s?(?P<zone>[+-]\d{2}(?::?\d{2})?(?![\d:])|[A-Z]{1,5}(?:\d[A-Z]{3})?(?![\w.-])))?"
+    r"(?:(?<=\d) UTC\b)?"  # Go writes "+0000 UTC"
 )
 _TEXT_YEAR = r"(?:\s+(?P<year2>(?:19|20)\d{2})\b)?"
 _CLOCKS = re.compile(r"\d:\d{2}:\d{2}")
@@ -89,10 +90,12 @@ _HOST = re.compile(
     r"(?:\s+[^\s:\[{]+(?:\[[^\]]*\])?(?::|(?:\s[\w-]+){2}(?:\s|\Z)|\s*\Z)|\"?[,;].*\Z|\s*\Z)",
     re.IGNORECASE,
 )
-_BEFORE_STAMP = re.compile(r"\s*(?P<host>(?=[\w.-]*\d)[A-Za-z][\w.-]*)(?::| kernel:| \| [A-Z]+ \|.*)\s")
-# pdsh and clush prefix each line with "node-7: ", Ansible with "node-7 | CHANGED | rc=0 | (stdout) ".
+_BEFORE_STAMP = re.compile(
+    r"\s*(?P<host>(?=[\w.-]*\d)[A-Za-z][\w.-]*|\d+\.\d+\.\d+\.\d+)(?::| kernel:| \| [A-Z]+ \|.*)\s"
+)
+# pdsh, clush and talosctl prefix each line with "node-7: ", Ansible with "node-7 | CHANGED | rc=0 | (stdout) ".
 _LABEL = re.compile(
-    r"""\b(?:host|hostname|node|nodename|node_name|instance)(?:["'\\]*\s*[=:]\s*["'\\]+|=)([A-Za-z0-9][\w.-]*)"""
+    r"""\b(?:host|hostname|node|nodename|node_name|instance)(?:["'\\]*\s*[=:]>?\s*["'\\]+|=)([A-Za-z0-9][\w.-]*)"""
 )
 
 

@@ -72,7 +72,7 @@ def _records(path: Path, table: str) -> Iterator[tuple[int, dict[str, str | None
             yield number, value
         elif isinstance(value, Mapping):
             try:
-                for row in _rows_in(value) if table in _OF_GPUS else [value]:
+                for row in _jobs_in(value) if table == "jobs" else _rows_in(value) if table in _OF_GPUS else [value]:
                     yield number, repeated_keys(_flat(row))
             except RecursionError:
                 yield number, Malformed("", TOO_DEEP)
@@ -89,6 +89,15 @@ def _rows_in(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     cards = {key: card for key, card in value.items() if _NUMBERED.fullmatch(key) and isinstance(card, Mapping)}
     shared = {key: outer for key, outer in value.items() if key not in cards}
     return [{**shared, "device": key, **card} for key, card in cards.items()] or [value]
+
+
+def _jobs_in(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return a row for each job of an object that has them by number, as those of qstat and oarstat."""
+    jobs = value.get("Jobs", value)
+    is_numbered = isinstance(jobs, Mapping) and all(
+        key[:1].isdecimal() and isinstance(job, Mapping) for key, job in jobs.items()
+    )
+    return [{"job": key} | job for key, job in jobs.items()] if is_numbered else [value]
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[str, str | None]]:

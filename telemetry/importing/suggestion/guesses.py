@@ -18,6 +18,7 @@ from telemetry.dataset.event import EVENT_TYPES
 from telemetry.dataset.schema import EVENT_RUNS, INVENTORY, JOB_OPTIONS, JOBS
 from telemetry.importing.columns import (
     COLUMN_NAMES,
+    ELAPSED,
     KEY_ALIASES,
     SAMPLE_KEYS,
     as_text,
@@ -164,7 +165,7 @@ def known_columns(
     known = {
         "inventory": [*INVENTORY.names, "parent", "mig_instance", "seen_at"],
         "events": [*EVENT_RUNS.names, *TICKET_COLUMNS],
-        "jobs": [*JOBS.names, *JOB_OPTIONS],
+        "jobs": [*JOBS.names, *JOB_OPTIONS, ELAPSED],
     }
     if role == "jobs":
         return known[role], *names_of_jobs(columns, mapping)

@@ -19,7 +19,7 @@ from foundation.yaml import overlaid, read_yaml
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.event import EVENT_TYPES
 from telemetry.importing.batch import time_of_column
-from telemetry.importing.columns import refuse_absent, targets_of
+from telemetry.importing.columns import ELAPSED, refuse_absent, targets_of
 from telemetry.importing.files.sources import expand_sources, is_kernel_log
 from telemetry.importing.files.tables import column_names, read_batches
 from telemetry.importing.instants import MISSING, NAIVE, UndecidedOrderError, order_shown, parse_instants
@@ -78,7 +78,7 @@ def mapping_text(
 ) -> str:
     """Return the text of a mapping file; ``review``: questions answered by ``answers``."""
     roles = list(roles)
-    content = overlaid(dict(answers or {}), mapping_content(guesses, roles, mapping, every_guess=False))
+    content = overlaid(mapping_content(guesses, roles, mapping, every_guess=False), dict(answers or {}))
     lines = [_HEADER.rstrip(), *(f"# CHECK {' '.join(question.split())}" for question in review)]
     for role in [name for name in roles if content.get(name)]:
         section = dict(content.pop(role))
@@ -139,7 +139,7 @@ _REQUIRED: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "samples": (("timestamp",), ("gpu", "node")),
     "events": (("timestamp",), ("type",), ("node", "gpu", "serial")),
     "inventory": (("node",),),
-    "jobs": (("job",), ("node",), ("started_at",)),
+    "jobs": (("job",), ("node",), ("started_at", ELAPSED)),
 }
 _FIRST_ROWS: Final = 20_000
 _FILES_ALIKE: Final = 3
@@ -224,7 +224,9 @@ def find_questions(
             sources |= {target: name for name in names if (target := guessed.get(name)) is not None}
             if section.long is None and not getattr(section, "parts", None):
                 unsure = {guess.target for guess in guesses if guess.role == role and not guess.sure}
-                missing += _missing(role, file, {*sources, *section.constants} - unsure)
+                texts = [guess.column for guess in guesses if guess.target == "type" and not guess.words]
+                text = ("type", texts[0]) if texts else ("detail", sources.get("detail", ""))
+                missing += _missing(role, file, {*sources, *section.constants} - unsure, text)
             if alike[tuple(names)] < _FILES_ALIKE:  # a few files with the same columns are enough
                 for column, setting, example in _open_instants(role, file, section, sources):
                     quoted = f"{example!r} ({file.name}, column {column!r})"
@@ -251,14 +253,17 @@ def _tables_among(paths: Sequence[Path], role: str) -> list[Path]:
     return [file for file in expand_sources(tuple(paths), role) if role != "events" or not is_kernel_log(file)]
 
 
-def _missing(role: str, file: Path, present: set[str]) -> Iterator[Question]:
+def _missing(role: str, file: Path, present: set[str], text: tuple[str, str]) -> Iterator[Question]:
+    """Yield a question for each missing column; ``text``: what the column with the text is, and its name or ''."""
+    target, column = text
     for choice in _REQUIRED[role]:
         if present.isdisjoint(choice):
-            name = " or ".join(choice)
+            name, answer = " or ".join(choice), {}
             advice = f"Map one, or give a constant: `{role}: {{constants: {{{choice[0]}: …}}}}`."
-            if role == "events" and "node" in choice:
-                advice += " If a text names the node: `events: {columns: {COLUMN: [type, node]}}`."
-            yield Question(role, f"no column for {name!r}", str(file), advice, missing=name)
+            if column and role == "events" and "node" in choice:
+                advice += f" If {column!r} names the node, map it to `[{target}, node]`."
+                answer = {role: {"columns": {column: [target, "node"]}}}
+            yield Question(role, f"no column for {name!r}", str(file), advice, answer, missing=name)
 
 
 def _open_instants(

@@ -60,10 +60,10 @@ def inquire(
     """
     guesses, questions = find_questions(tables, load_mapping(mapping), channels)
     first_inquiry = Inquiry(tables, mapping, guesses, questions)
-    provisional = overlaid(first_inquiry.answers, mapping_content(guesses, tables, mapping, every_guess=True))
+    provisional = overlaid(mapping_content(guesses, tables, mapping, every_guess=True), first_inquiry.answers)
     if not _is_valid(provisional):
         provisional = mapping_content([], tables, mapping, every_guess=False)
-    incomplete = frozenset(question.location for question in questions if question.missing)
+    incomplete = frozenset(question.location for question in questions if question.missing and not question.answer)
     with tempfile.TemporaryDirectory(prefix="predrain-check-") as name:
         trial = _Trial(Path(name), importing, provisional, datetime.now(UTC), known, incomplete)
         questions += trial.questions(tables)

@@ -24,7 +24,6 @@ from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.collect.slurm.jobs import jobs_table, read_sacct, read_squeue
 from telemetry.collect.slurm.nodes import read_nodes
 from telemetry.collect.tickets import collect_tickets
-from telemetry.dataset.event import Event
 from telemetry.dataset.store import Dataset
 from telemetry.importing.mapping import TableMapping
 from tests.clock import Clock
@@ -119,7 +118,7 @@ def gpud(kinds: list[str], _folder: Path) -> Outcome:
     accounting = Accounting()
     for entry in read:  # as the collector counts them
         accounting.take("entries", 1, {entry: 1} if isinstance(entry, str) else {})
-    return accounting.tables["entries"], sum(isinstance(entry, Event) for entry in read)
+    return accounting.tables["entries"], sum(isinstance(entry, list) for entry in read)
 
 
 def slurm_nodes(kinds: list[str], _folder: Path) -> Outcome:

@@ -147,14 +147,34 @@ def test_squeue_in_columns_of_its_own_names(tmp_path: Path) -> None:
 
 
 def test_a_finished_job_without_an_end_does_not_run_on(tmp_path: Path) -> None:
-    table = "JobID|State|Start|Elapsed|NodeList|AllocTRES\n" + "".join(
-        f"{job}|{state}|2026-03-01T00:00:00|01:00:00|node-0|gres/gpu=1\n"
-        for job, state in (("1", "COMPLETED"), ("2", "RUNNING"))
-    )
-    mapping = f"{UTC}jobs: {{ignore_others: true}}\n"
-    jobs, result = imported(tmp_path, "sacct.csv", table, mapping, max_loss=1.0)
-    assert [job[0] for job in jobs] == ["2"]
-    assert result.quarantined == {NO_END: 1}
+    rows = "".join(f"{job},{state},2026-03-01T00:00:00,node-0\n" for job, state in enumerate(UNENDED))
+    jobs, result = imported(tmp_path, "sacct.csv", f"JobID,State,Start,NodeList\n{rows}", max_loss=1.0)
+    assert [job[0] for job in jobs] == [str(job) for job, is_over in enumerate(UNENDED.values()) if not is_over]
+    assert result.quarantined == {NO_END: sum(UNENDED.values())}
+
+
+UNENDED = {"COMPLETED": 1, "RUNNING": 0, "F": 1, "R": 0, "Terminated": 1, "Running": 0, "Error": 1}
+
+
+@pytest.mark.parametrize(
+    ("columns", "state", "first", "second", "expected"),
+    [
+        ("Start|Elapsed", "COMPLETED", "2026-03-01T00:10:00", "00:40:00", ("00:10", "00:50")),
+        ("Start|ElapsedRaw", "FAILED", "2026-03-01T00:10:00", "2400", ("00:10", "00:50")),
+        ("Start|Elapsed", "RUNNING", "2026-03-01T00:10:00", "00:40:00", ("00:10", None)),
+        ("Elapsed|End", "TIMEOUT", "40:00", "2026-03-01T00:50:00", ("00:10", "00:50")),
+        ("Elapsed|End", "NODE_FAIL", "1-00:00:00", "2026-03-02T00:50:00", ("00:50", "00:50")),
+        ("Elapsed|End", "RUNNING", "00:40:00", "Unknown", None),
+        ("Start|Elapsed", "COMPLETED", "2026-03-01T00:10:00", "INVALID", None),
+    ],
+)
+def test_the_time_that_a_job_ran_stands_for_its_start_or_its_end(
+    tmp_path: Path, columns: str, state: str, first: str, second: str, expected: tuple[str, str] | None
+) -> None:
+    table = f"JobID|State|NodeList|AllocTRES|{columns}|CPUTime\n1|{state}|node-0|gres/gpu=1|{first}|{second}|9\n"
+    jobs, result = imported(tmp_path, "sacct.csv", table, max_loss=1.0)
+    assert [job[2:4] for job in jobs] == ([] if expected is None else [expected])
+    assert sum(result.quarantined.values()) == (expected is None)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +245,44 @@ def test_a_table_of_qstat(tmp_path: Path, has_hosts: bool) -> None:
         del row["exec_host"]
     jobs, _ = imported(tmp_path, "qstat.jsonl", json.dumps(row) + "\n", UTC)
     assert jobs == [("7.pbs", f"node-{number}", "00:00", "01:00", 4, "F") for number in (0, 1)]
+
+
+START, END = 1772323200, 1772326800
+OAR = {
+    "41": {"assigned_network_address": ["node-0", "node-1"], "state": "Error", "startTime": START, "stopTime": END},
+    "42": {"assigned_network_address": ["node-1"], "state": "Running", "startTime": START, "stopTime": 0},
+    "43": {"assigned_network_address": [], "state": "Waiting", "startTime": 0, "stopTime": 0},
+}
+PBS = {
+    "41.pbs": {
+        "job_state": "F",
+        "exec_host": "node-0/0*8",
+        "stime": "Sun Mar  1 00:00:00 2026",
+        "resources_used": {"walltime": "01:00:00"},
+        "Resource_List": {"ngpus": 2},
+    },
+    "42[].pbs": {"job_state": "Q", "Resource_List": {"ngpus": 1}},
+}
+CONDOR = {"GlobalJobId": "s#7.0#1", "JobStatus": 4, "JobCurrentStartDate": START, "RequestGPUs": 1}
+NUMBERED = {
+    "oarstat": (OAR, [("41", "node-0", "01:00"), ("41", "node-1", "01:00"), ("42", "node-1", None)]),
+    "oar, one job": ({"42": OAR["42"]}, [("42", "node-1", None)]),
+    "qstat": ({"timestamp": 1, "pbs_version": "22.05", "Jobs": PBS}, [("41.pbs", "node-0", "01:00")]),
+    "condor_history": (
+        [CONDOR | {"LastRemoteHost": "slot1_1@node-0.cluster", "CompletionDate": END}],
+        [("s#7.0#1", "node-0", "01:00")],
+    ),
+    "condor_q": (
+        [CONDOR | {"RemoteHost": "slot1_2@node-1", "CompletionDate": 0, "JobStatus": 2}],
+        [("s#7.0#1", "node-1", None)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "expected"), NUMBERED.values(), ids=NUMBERED)
+def test_json_of_oar_pbs_and_htcondor(tmp_path: Path, content: object, expected: list[tuple[str, ...]]) -> None:
+    jobs, _ = imported(tmp_path, "jobs.json", json.dumps(content), f"{UTC}jobs: {{ignore_others: true}}\n")
+    assert [(job, node, end) for job, node, _, end, *_ in jobs] == expected
 
 
 def test_nodes_without_telemetry_are_left_out_of_a_job_and_reported(tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ LOCALES = {
 }
 
 PLAIN = {
+    "node problem detector": "I0301 02:20:01.5  1 log_monitor.go:160] New status generated: &{Source:kernel-monitor "
+    "Events:[{Severity:warn Timestamp:2026-03-01 02:20:00 +0000 UTC Reason:XID Message:",
+    "fluent-bit": f'[0] kern.log: [[{EPOCH_S}.000000000, {{}}], {{"host"=>"node-0", "ident"=>"kernel", "message"=>"',
     "journalctl short": "Mar 01 02:20:00 node-0 kernel: ",
     "journalctl short-precise": "Mar 01 02:20:00.000000 node-0 kernel: ",
     "journalctl short-iso": "2026-03-01T02:20:00+00:00 node-0 kernel: ",
@@ -138,6 +141,8 @@ RESOURCE_LOG = {"resource": RESOURCE, "scopeLogs": [{"logRecords": [RECORD]}]}
 GOOGLE_LABELS = {"compute.googleapis.com/resource_name": "node-0"}
 INSIGHTS = {"@timestamp": "2026-03-01 02:20:00.000", "@message": XID, "@logStream": "node-0"}
 WHOLE = {
+    "Wazuh": json.dumps({"timestamp": ISO_MS, "agent": {"name": "node-0"}, "full_log": LINE}),
+    "Splunk rows": json.dumps({"fields": ["_time", "host", "_raw"], "rows": [[ISO, "node-0", f"kernel: {XID}"]]}),
     "journal JSON": wrapped(__REALTIME_TIMESTAMP=str(US), _HOSTNAME="node-0", MESSAGE=XID),
     "journal JSON, bytes": wrapped(__REALTIME_TIMESTAMP=str(US), MESSAGE=list(XID.encode() + b"\xff")),
     "journal JSON, pretty": json.dumps(

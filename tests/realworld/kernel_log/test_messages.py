@@ -198,10 +198,24 @@ def test_the_sentence_that_follows_an_xid_79_is_no_second_event(tmp_path: Path) 
     assert imported(tmp_path, log) == [(G0, "xid", "79")]
 
 
-def test_a_line_that_two_programs_stored_in_one_file_is_one_event(tmp_path: Path) -> None:
-    xid = "[  61.500000] NVRM: Xid (PCI:0000:10:00): 31, pid=1, name=x, Ch 8"
-    log = [f"2026-03-01T00:01:00+00:00 node-0 kernel: {xid}", f"2026-03-01T00:01:00.713+00:00 node-0 kernel: {xid}"]
-    assert imported(tmp_path, log) == [(G0, "xid", "31")]
+@pytest.mark.parametrize(
+    ("first", "second", "number"),
+    [
+        ("2026-03-01T00:01:00Z node-0 kernel: [  61.5] ", "2026-03-01T00:01:00.713Z node-0 kernel: [  61.5] ", 1),
+        ("Mar  1 00:01:00 node-0 kernel: ", "2026-03-01T00:01:00.713+00:00 node-0 kernel: ", 1),
+        ("Mar  1 00:01:00 node-0 kernel: [  61.5] ", "2026-03-01T00:01:00.713+00:00 node-0 kernel: ", 1),
+        ("[Sun Mar  1 00:01:00 2026] ", "Mar 01 00:01:02 node-0 kernel: ", 1),
+        ("Mar  1 00:01:00 node-0 kernel: ", "2026-03-01T00:01:09.713+00:00 node-0 kernel: ", 2),
+        ("Mar  1 00:01:00 node-0 kernel: ", "2026-03-01T00:01:00.713+00:00 node-1 kernel: ", 2),
+    ],
+)
+def test_a_line_that_two_programs_stored_in_one_file_is_one_event(first: str, second: str, number: int) -> None:
+    xids = [f"NVRM: Xid (PCI:0000:10:00): {code}, pid=1, name=x, Ch 8" for code in (31, 31, 43)]
+    log = [f"{prefix}{xid}" for xid in xids for prefix in (first, second)]
+    clock = {"timezone": UTC, "reference_time": datetime(2026, 3, 2, tzinfo=UTC)}
+    events = parse_kernel_log(log if " [" not in first else log[2:], node="node-0", **clock).events
+    assert events["code"].tolist().count("43") == number
+    assert events["code"].tolist().count("31") == number * (1 if " [" in first else 2)
 
 
 def test_pcie_errors_count_for_devices_that_the_log_names_as_gpus(tmp_path: Path) -> None:

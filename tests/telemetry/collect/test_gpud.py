@@ -162,6 +162,22 @@ def test_what_is_no_evidence_of_a_gpu_stays_out(node: Collected) -> None:
     assert (row["type"], row["code"], row["gpu"]) == ("other", "gpud_hw_slowdown", UUID)
 
 
+@pytest.mark.parametrize(
+    ("message", "codes"),
+    [
+        ("XID 48, 63 and 94 detected on GPU PCI:0000:9b:00", ["48", "63", "94"]),
+        ("NVRM: Xid (PCI:0000:9b:00): 48, DBE NVRM: Xid (PCI:0000:1a:00): 45, Ch 8", ["48", "45"]),
+    ],
+)
+def test_each_xid_of_an_entry_is_an_event_and_the_entry_is_counted_once(
+    node: Collected, message: str, codes: list[str]
+) -> None:
+    assert [(row["type"], row["code"]) for row in node.read(entry(5, message))] == [("xid", code) for code in codes]
+    account = node.accounting.tables["gpud entries"]
+    assert (account.read, account.used) == (1, 1)
+    assert node.look() == []
+
+
 @pytest.mark.parametrize("message", ["XID 79 detected", "XID 154 GPU_RECOVERY_ACTION detected on GPU PCI:0000:9b:00"])
 def test_an_xid_without_its_gpu_or_its_meaning_is_no_xid(node: Collected, message: str) -> None:
     (row,) = node.read(entry(5, message))

@@ -1,9 +1,10 @@
-"""Tables printed by tools, including fixed-width columns under a line of dashes (sacct, sacctmgr, qstat)."""
+"""Tables printed by tools in fixed-width columns, under a line of dashes (sacct, qstat) or of capitals (sinfo -R)."""
 
 import io
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,6 +20,7 @@ OTHER_ENTITY: Final = "dcgmi dmon row of an entity other than a GPU"
 
 _NULLS: Final = frozenset({*NULL_TEXTS, "-"})
 _DASHES: Final = re.compile(r"-+(?: +-+)+\s*")
+_CAPITALS: Final = re.compile(r"(?: *[A-Z][A-Z_/()%:#-]*){3,}\s*")
 _BEGINNING: Final = 1 << 16
 _MAX_LINE: Final = 1 << 16
 
@@ -31,15 +33,16 @@ class FixedColumns(NamedTuple):
 
 
 def fixed_columns(path: Path) -> FixedColumns | None:
-    """Return the columns if the first line of a file is a header and the second one dashes; None otherwise."""
+    """Return the columns if the first line of a file is in capitals or the second one dashes; None otherwise."""
     with open_packed(path) as (_, stream):
         beginning = stream.read(_BEGINNING).decode("utf-8-sig", "replace")
     header, _, body = beginning.lstrip("\r\n").partition("\n")
-    dashes = body.partition("\n")[0]
-    if _DASHES.fullmatch(dashes) is None:
-        return None
-    spans = _spans(dashes)
-    names = _cells(header, spans)
+    lines = body.splitlines()
+    if lines and _DASHES.fullmatch(lines[0]):
+        spans = _spans(lines[0])
+    else:
+        spans = _spans_under(header, lines) if lines and _CAPITALS.fullmatch(header) else []
+    names = _cells(header, spans) if spans else None
     return None if names is None else FixedColumns(names, spans)
 
 
@@ -102,6 +105,19 @@ def _batch(numbers: list[int], rows: list[list[str | None]], names: list[str]) -
 
 def _spans(dashes: str) -> list[tuple[int, int]]:
     return [match.span() for match in re.finditer("-+", dashes)]
+
+
+def _spans_under(header: str, lines: list[str]) -> list[tuple[int, int]]:
+    """Return the columns under the words of a header, divided where all lines have a space; empty if they have none."""
+    words = [match.span() for match in re.finditer(r"\S+", header)]
+    gaps = [-1]
+    for (_, end), (start, _) in pairwise(words):
+        spaces = (
+            place for place in range(start - 1, end - 1, -1) if all(line[place : place + 1] in " " for line in lines)
+        )
+        gaps.append(next(spaces, -1))
+    is_divided = -1 not in gaps[1:]
+    return [(gap + 1, end) for gap, end in pairwise([*gaps, len(header)])] if is_divided else []
 
 
 def _cells(line: str, spans: list[tuple[int, int]]) -> list[str] | None:

@@ -135,8 +135,19 @@ JOBID|USER|ST|START_TIME|END_TIME|NODELIST(REASON)|TRES_ALLOC
 """
 
 
-def test_squeue_in_columns_of_its_own_names(tmp_path: Path) -> None:
-    jobs, result = imported(tmp_path, "squeue.csv", SQUEUE)
+@pytest.mark.parametrize("is_printed", [False, True])
+def test_squeue_in_columns_of_its_own_names(tmp_path: Path, is_printed: bool) -> None:
+    widths = {
+        "JOBID": 18,
+        "USER": 8,
+        "ST": 2,
+        "START_TIME": 19,
+        "END_TIME": 19,
+        "NODELIST(REASON)": 20,
+        "TRES_ALLOC": 40,
+    }
+    header, _, *rows = printed(SQUEUE, widths).splitlines(keepends=True)
+    jobs, result = imported(tmp_path, "squeue.txt", "".join([header, *rows]) if is_printed else SQUEUE)
     assert jobs == [
         ("11", "node-1", "00:15", None, 1, None),
         ("7", "node-0", "00:00", None, 1, None),

@@ -74,6 +74,38 @@ CSV = {
     "1,2026-03-01 00:10,2026-03-01 02:00,GPU dead,,node-0,1\n",
     "date and time in columns of their own": "Date,Time,Host,Slot,Problem,Resolved\n"
     "2026-03-01,00:10,node-0,1,GPU fell off the bus,2026-03-01 02:00\n",
+    "glpi in German": "ID;Titel;Letzte Änderung;Eröffnungsdatum;Lösungsdatum;Zugehörige Elemente\n"
+    "12;GPU 1 defekt;03-03-2026 00:10;01-03-2026 00:10;01-03-2026 02:00;node-0\n"
+    "13;Papierstau;23-03-2026 00:10;21-03-2026 00:10;21-03-2026 02:00;node-9\n",
+    "glpi, solution in French": "ID;Titre;Dernière modification;Date d'ouverture;Date de solution;Éléments associés\n"
+    "12;Carte GPU 1 HS;13-03-2026 00:10;01-03-2026 00:10;01-03-2026 02:00;node-0\n",
+    "servicenow in French": "Numéro,Ouvert,Résolu,Élément de configuration,Description brève,Notes de clôture\n"
+    "INC1,2026-03-01 00:10,2026-03-01 02:00,node-0,GPU 1 en panne,carte réinsérée\n",
+    "servicenow in Spanish": "Número,Abierto,Resuelto,Elemento de configuración,Descripción breve,Notas de cierre\n"
+    "INC1,2026-03-01 00:10,2026-03-01 02:00,node-0,fallo de GPU 1,GPU reparada\n",
+    "jira in German": "Zusammenfassung,Vorgangstyp,Erstellt,Aktualisiert,Erledigt,Benutzerdefiniertes Feld (Host)\n"
+    "GPU 1 defekt,Bug,01.03.2026 00:10,02.03.2026 00:10,01.03.2026 02:00,node-0\n",
+    "jira in Spanish": "Resumen,Creada,Actualizada,Resuelta,Servidor\n"
+    "GPU 1 caída,01/mar/26 00:10,02/mar/26 00:10,01/mar/26 02:00,node-0\n",
+    "Chinese, another date": "时间,主机,故障描述,恢复时间,更新时间\n"
+    "2026年3月1日 00:10,node-0,GPU 1 掉卡,2026年3月1日 02:00,2026年3月5日 02:00\n",
+    "HTML": "Created,Host,Description,Resolved\n"
+    '2026-03-01 00:10,node-0,"<p>GPU&nbsp;1 <b>fell off</b></p><br/>the bus",2026-03-01 02:00\n',
+    "HTML, escaped": "Created,Host,Description,Resolved\n"
+    "2026-03-01 00:10,node-0,&lt;div&gt;GPU&amp;nbsp;1&lt;/div&gt; is lost,2026-03-01 02:00\n",
+    # The title names the node.
+    "GitHub": "number\ttitle\tstate\tcreatedAt\tclosedAt\tlabels\n"
+    "12\tnode-0: GPU 1 fell off the bus\tCLOSED\t2026-03-01T00:10:00Z\t2026-03-01T02:00:00Z\tgpu\n",
+    "GitLab": "Title,Description,Issue ID,State,Due Date,Created At (UTC),Updated At (UTC),Closed At (UTC),Labels\n"
+    '[node-0] GPU 1 dead,"a\nb",1,Closed,,2026-03-01 00:10:00,2026-03-01 05:00:00,2026-03-01 02:00:00,gpu\n',
+    "PagerDuty": "id,incident_number,description,service_id,service_name,created_on,resolved_on,auto_resolved,urgency\n"
+    "Q1,12,[FIRING:1] GPU 1 lost (node-0),P1,gpu,2026-03-01T00:10:00+00:00,2026-03-01T02:00:00+00:00,f,high\n",
+    "Redmine": "#,Project,Tracker,Status,Subject,Author,Updated,Start date,Closed,Created\n"
+    "12,HPC,Bug,Closed,GPU 1 of NODE-0 is dead,bob,2026-03-02,2026-03-01,2026-03-01 02:00,2026-03-01 00:10\n",
+    "osTicket": '"Ticket Number","Date Created","Subject","From","Priority","Closed Date","Last Updated"\n'
+    '"1","2026-03-01 00:10","node-0.cluster GPU 1 broken","bob","High","2026-03-01 02:00","2026-03-02 02:00"\n',
+    "Zammad": "#;Titel;Kunde;Erstellt am;Geschlossen am\n"
+    "1;node-0: GPU 1 ausgefallen;bob;01.03.2026 00:10;01.03.2026 02:00\n",
     "twelve hours, month first": "Date Opened,Host Name,GPU #,Problem,Date Closed\n"
     "3/1/2026 12:10 AM,node-0,1,GPU fell off bus,3/1/2026 2:00 AM\n3/13/2026 12:10 AM,node-9,0,paper jam,N/A\n",
 }
@@ -139,6 +171,13 @@ def test_a_resolved_ticket_is_a_failure_and_its_repair(tmp_path: Path, text: str
     events = imported(tmp_path, "tickets.csv", text)
     expected = [["01 00:10", "node-0", gpu(1), "failure"], ["01 02:00", "node-0", gpu(1), "repair"]]
     assert events[["clock", "node", "gpu", "type"]].to_numpy().tolist() == expected
+
+
+@pytest.mark.parametrize(("title", "asked"), [("Title,Status", 1), ("Title,Host", 0), ("Title,UUID", 0)])
+def test_a_title_that_names_the_node_is_the_only_question(tmp_path: Path, title: str, asked: int) -> None:
+    (tmp_path / "t.csv").write_text(f"Created,{title},Closed\n2026-03-01T00:10Z,node-0: XID 79,x,2026-03-01T00:20Z\n")
+    _, questions = find_questions({"events": [tmp_path / "t.csv"]}, load_mapping(None), CATALOGUE)
+    assert [q.answer for q in questions] == [{"events": {"columns": {"Title": ["type", "node"]}}}] * asked
 
 
 def test_a_guess_that_is_not_sure_answers_no_question(tmp_path: Path) -> None:

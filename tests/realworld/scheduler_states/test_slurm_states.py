@@ -12,6 +12,7 @@ from telemetry.collect.slurm.collector import SlurmCollector
 from telemetry.phrases import PhraseRules
 from tests.clock import NOW, Clock
 from tests.telemetry.collect.builders import staged, staging
+from tests.telemetry.helpers import run_import
 
 Look = tuple[list[str], str]
 
@@ -113,3 +114,21 @@ def test_a_resume_reports_the_work_that_a_reason_names(
     events, collector = collected(tmp_path, IDLE, (["IDLE", "DRAIN"], reason), IDLE)
     assert events == [("drain", "drain"), *work, ("drain", "resume")]
     assert [row["count"] for row in collector.review.rows()] == [1]
+
+
+def test_reasons_that_sinfo_prints_are_events_of_each_node(tmp_path: Path) -> None:
+    rows = [
+        ("REASON", "USER", "TIMESTAMP", "NODELIST"),
+        ("GPU 1 Xid 79", "root", "2026-03-01T00:10:00", "node-0"),
+        ("Prolog error", "slurm", "2026-03-01T00:20:00", "node-[0-1]"),
+    ]
+    (tmp_path / "sinfo.txt").write_text("".join(f"{a:<20} {b:<9} {c:<19} {d}\n" for a, b, c, d in rows))
+    result = run_import(tmp_path, events=[tmp_path / "sinfo.txt"], mapping=SINFO)
+    events = result.dataset.events().astype(object)
+    assert [
+        (event.timestamp.strftime("%H:%M"), event.node, event.type, event.code)
+        for event in events.where(events.notna(), None).itertuples()
+    ] == [("00:10", "node-0", "xid", "79"), *(("00:20", f"node-{number}", "other", None) for number in (0, 1))]
+
+
+SINFO = "timezone: UTC\nevents: {columns: {REASON: type, USER: null, NODELIST: node}}\n"

@@ -141,7 +141,8 @@ def own_marks(node: NodeObject, keys: Keys) -> OwnMarks:
     cordon = noted and not shared and node.unschedulable and node.cordoner == WRITER
     others = keys.foreign.on({
         "label": node.labels, "annotation": node.annotations, "condition": node.conditions,
-        "taint": {taint.key: taint.value for taint in node.taints if taint.effect != "PreferNoSchedule"},
+        "taint": {taint.key: taint.value for taint in node.taints
+                  if taint.effect != "PreferNoSchedule" and taint.key != keys.taint},
     })  # fmt: skip
     user = next((mark for mark in others if mark.meaning != "opt_out"), None)
     opt_out = next((mark for mark in others if mark.meaning == "opt_out"), None)

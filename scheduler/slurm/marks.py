@@ -121,7 +121,8 @@ def slurm_marks_on(node: SlurmNode, settings: SlurmSettings, now: datetime) -> S
     present = {} if node.reason is None else {REASON: node.reason}
     if record is not None and SET_AT in record.marks:  # not by whom: each host resolves user names itself, or cannot
         present[SET_AT] = str(node.reason_at)
-    hard = bool(node.out) and node.reason is not None and not foreign_marks(record, present)
+    # Slurm keeps the reason when it drains a node itself, e.g. after an Epilog error: only FAIL shows the added DRAIN
+    hard = len(node.out) == 1 and node.reason is not None and not foreign_marks(record, present)
     foreign = None
     if node.reason is not None and not hard:
         foreign = f"reason {node.reason!r} of {node.user or 'an unknown user'}"

@@ -110,7 +110,7 @@ def default_rules() -> KubernetesRules:
     drains = tuple(
         Rule(taint=mark.taint, type="drain", code=mark.code, tool=mark.tool)
         for mark in catalogue()
-        if mark.taint is not None and mark.meaning != "starting"
+        if mark.taint not in (None, "*") and mark.meaning != "starting"  # rules do not read values
     )
     return base.model_copy(update={"rules": drains + base.rules})
 

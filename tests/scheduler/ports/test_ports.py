@@ -228,6 +228,8 @@ def with_taints(key: str, effect: str = "NoSchedule") -> NodeObject:
 
 
 AT_REST = [
+    with_taints("maintenance"),
+    NodeObject("n", taints=(Taint("key", "maintenance", "NoSchedule"),)),
     with_taints("ToBeDeletedByClusterAutoscaler"),
     with_taints("karpenter.sh/disrupted"),
     with_taints("medik8s.io/drain"),
@@ -288,6 +290,9 @@ IN_REPAIR = [
     NodeObject("n", {"node.coreweave.cloud/state": "triage"}),
     with_taints("amd-gpu-unhealthy"),
     with_taints("drbd.linbit.com/lost-quorum"),
+    with_taints("tenstorrent.com/accelerator-unhealthy"),
+    NodeObject("n", taints=(Taint("gpu-health", "unhealthy", "NoSchedule"),)),
+    with_taints("sunk.coreweave.com/zombie-quarantine"),
 ]
 NOBODYS = [
     with_taints("nvidia.com/gpu"),
@@ -316,6 +321,12 @@ def test_planned_maintenance_and_removal_are_capacity_at_rest(node):
     seen = view(node)
     assert seen.owner is not None
     assert (seen.down, seen.why_out_of_service, seen.counted) == (False, None, False)
+
+
+def test_a_prefix_that_another_tool_could_have_is_no_other_tool():
+    keys = Keys("unhealthy.example")
+    marked = after(action("swap", Level.SWAP), NodeObject("n"), keys, T0)
+    assert view_of(marked, node("n"), keys, T0).owner is None
 
 
 @pytest.mark.parametrize("node", IN_REPAIR, ids=str)

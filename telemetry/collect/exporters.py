@@ -23,6 +23,7 @@ from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channels import Channel
 from telemetry.staging.folder import Kind
+from telemetry.values.links import LinkTotals
 
 MAX_PAGE_ROWS: Final = 4096
 """Maximum rows of a page (GPU, MIG instance, timestamp); more cannot come from the exporter of one node."""
@@ -66,6 +67,7 @@ class PageWatch(Watch[Rows]):
         self._last_page: list[tuple[Series | XidCount, float | None, int | None]] = []
         self._news = InventoryNews()
         self._xids = XidCounts(timedelta(0))
+        self._links = LinkTotals()
         self._counted: dict[XidCount, float] = {}
         self._changed_s: float | None = None
 
@@ -105,6 +107,7 @@ class PageWatch(Watch[Rows]):
             np.array([value for _, value, _ in reading], np.float64),
             xids=self._xids,
             problems=faults,
+            links=self._links,
         )
         self._accounting.take("sample values", lines, faults + unused, self.target.address)
         count = tables.samples.num_rows

@@ -31,11 +31,12 @@ from telemetry.accounting import Accounting
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.series.batch import SeriesBook, read_batch
 from telemetry.collect.series.exposition import BAD_LINE, LineReader
-from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue
+from telemetry.collect.series.identity import XID_COUNT_METRICS, SeriesCatalogue
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.importing.files.series import dump_lines
 from telemetry.packing import DAMAGED, open_packed
 from telemetry.staging.folder import StagingFolder
+from telemetry.values.links import LinkTotals
 
 NO_TIME: Final = "line without timestamp"
 """Reason to leave out a line, besides those of malformed lines and unknown metrics."""
@@ -82,7 +83,7 @@ def stage_dump(
             progress(min(reader.characters_read, size), size)
         lines += reader.left_out.total()
         reader.book.identify()
-        xids = XidCounts(delay)
+        xids, links = XidCounts(delay), LinkTotals()
         parts = divide(spilled, held_samples)
         for n_done, part in enumerate(parts, start=1):
             block = np.fromfile(part, _RECORD)
@@ -91,7 +92,7 @@ def stage_dump(
             usable = place >= 0
             samples += int(usable.sum())
             columns = place[usable], block["ms"][usable], block["value"][usable]
-            tables = read_batch(reader.book.series, *columns, xids=xids, problems=reader.left_out)
+            tables = read_batch(reader.book.series, *columns, xids=xids, problems=reader.left_out, links=links)
             new = tables.stage(staging, f"dump-{digest}-{part.name}")
             staged["XID events staged"] += new["events"]
             staged["rows staged"] += new["samples"]
@@ -134,7 +135,7 @@ class _DumpReader:
         self.examples: dict[str, str] = {}
         self.characters_read = 0
         self._catalogue = catalogue
-        self._known = {*catalogue.metric_names(), XID_COUNT_METRIC}
+        self._known = {*catalogue.metric_names(), *XID_COUNT_METRICS}
         self._lines: LineReader[int | str] = LineReader(self._number)
 
     def blocks(self) -> Iterator[npt.NDArray[Any]]:

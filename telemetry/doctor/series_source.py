@@ -20,7 +20,7 @@ from telemetry.collect.prometheus.client import Bounds
 from telemetry.collect.prometheus.preview import preview_backfill
 from telemetry.collect.series.batch import NO_NUMBER, SENTINEL, SeriesBook, SeriesValue
 from telemetry.collect.series.exposition import LineReader, Sample, is_openmetrics
-from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue
+from telemetry.collect.series.identity import XID_COUNT_METRICS, Series, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import Channel, is_unused
 from telemetry.doctor.diagnosis import ChannelSeen, Observation, SourceKind, TelemetryFinding, findings_of
@@ -83,7 +83,7 @@ def observe_body(
     examples: dict[str, str] = {}
     readings = lines.read(text.split("\n"), openmetrics=openmetrics, problems=problems, examples=examples)
     samples = [Sample(*series, value, ms) for series, value, ms in readings]
-    known = {*catalogue.metric_names(), XID_COUNT_METRIC}
+    known = {*catalogue.metric_names(), *XID_COUNT_METRICS}
     left_out = Counter(catalogue.left_out_reason(sample.name) for sample in samples if sample.name not in known)
     book, of_channels = SeriesBook(catalogue), [sample for sample in samples if sample.name in known]
     numbers = [book.number((("__name__", sample.name), *sample.labels.items())) for sample in of_channels]
@@ -138,7 +138,7 @@ def observe_body(
             "Save or fetch it again.",
         ),
     )
-    names = {sample.name for sample in samples} | ({XID_COUNT_METRIC} if XID_COUNT_METRIC in text else set())
+    names = {sample.name for sample in samples} | {name for name in XID_COUNT_METRICS if name in text}
     return _observation("exporter page", location, now, catalogue, newest, names, left_out, facts, findings, accounting)
 
 
@@ -240,7 +240,7 @@ def _observation(
     sentinels = series.loc[blank, "channel"].value_counts()
     metrics = series["metric"].astype(str)
     is_amd = not metrics.str.startswith("DCGM").any() and bool(metrics.str.match("(?:gpu|amd)_", case=False).any())
-    has_xids = XID_COUNT_METRIC in names
+    has_xids = not XID_COUNT_METRICS.isdisjoint(names)
     series_findings = findings_of(
         (
             nameless,
@@ -287,6 +287,6 @@ def _observation(
         xid_events=has_xids,
         facts=exporter | dict(facts),
         findings=(*findings, *_identity_findings(catalogue), *series_findings),
-        unknown=tuple(sorted(name for name in names - {*known, XID_COUNT_METRIC} if not is_unused(name))),
+        unknown=tuple(sorted(name for name in names - {*known, *XID_COUNT_METRICS} if not is_unused(name))),
         accounting=accounting,
     )

@@ -109,9 +109,13 @@ def names_of_jobs(names: Sequence[str], mapping: TableMapping) -> tuple[dict[str
 
 def left_out_of_samples(name: str) -> bool:
     """Whether a sample column is known but unused: an inventory attribute, or a metric that is not a channel."""
-    base = split_header(name)[0]
-    targets = {EXACT_NAMES[spelling].target for spelling in spellings(base) if spelling in EXACT_NAMES}
-    return bool(name in _STATIC or targets & _STATIC or is_unused(base))
+    return is_inventory(name) or is_unused(split_header(name)[0])
+
+
+def is_inventory(name: str) -> bool:
+    """Whether a sample column is an attribute that the inventory has."""
+    known = (EXACT_NAMES[form].target for form in spellings(split_header(name)[0]) if form in EXACT_NAMES)
+    return name in _STATIC or any(target in _STATIC for target in known)
 
 
 def source_names(channels: Mapping[str, Channel]) -> dict[str, str]:

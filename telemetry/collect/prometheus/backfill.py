@@ -26,11 +26,12 @@ from telemetry.accounting import Accounting
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.prometheus.client import Bounds, PrometheusClient, RawSamples, TooMuch, check_match, selector
 from telemetry.collect.series.batch import SeriesBook, read_batch
-from telemetry.collect.series.identity import NODE_LABEL_STATE, XID_COUNT_METRIC, Series, SeriesCatalogue
+from telemetry.collect.series.identity import NODE_LABEL_STATE, XID_COUNT_METRICS, Series, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channels import Channel, is_unused
 from telemetry.staging.folder import StagingFolder
+from telemetry.values.links import LinkTotals
 
 _log = logging.getLogger(__name__)
 
@@ -202,6 +203,7 @@ class _Run:
     client: PrometheusClient
     accounting: Accounting
     book: SeriesBook
+    links: LinkTotals = field(default_factory=LinkTotals)
     labels_seen: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     samples: list[_Samples] = field(default_factory=list)
@@ -309,7 +311,7 @@ class _Run:
         usable = place >= 0
         columns = place[usable], ms[usable], values[usable]
         xids = XidCounts(self.plan.delay, self.state.xid)
-        tables = read_batch(self.book.series, *columns, xids=xids, problems=left_out)
+        tables = read_batch(self.book.series, *columns, xids=xids, problems=left_out, links=self.links)
         tables.stage(self.staging, f"{self.job}-{span.after_ms}-{span.until_ms}")
         self.state.xid = xids.as_state()
         self.state.done = merged([*self.state.done, span])
@@ -338,8 +340,8 @@ async def find_metrics(
             "--match",
             "Narrow it down, such as --match '{job=\"dcgm\"}'.",
         ) from error
-    known = sorted({*catalogue.metric_names(), XID_COUNT_METRIC} & set(names))
-    if known and known != [XID_COUNT_METRIC]:
+    known = sorted({*catalogue.metric_names(), *XID_COUNT_METRICS} & set(names))
+    if not XID_COUNT_METRICS.issuperset(known):
         return known, names
     location = f"--match {{{matchers}}}" if matchers else ""
     if not names:

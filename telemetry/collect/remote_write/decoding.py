@@ -23,7 +23,7 @@ from foundation.instants import to_ms
 from foundation.server.problems import RequestRefused
 from telemetry.bounds import BAD_TIME, EARLIEST_MS, LATEST_MS
 from telemetry.collect.series.batch import OTHER_SERIES
-from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
+from telemetry.collect.series.identity import XID_COUNT_METRICS, Series, SeriesCatalogue, XidCount
 
 # A snappy copy of 3 bytes expands to 64 at most, which bounds the ratio of a valid block.
 _MAX_GROWTH = 22
@@ -117,7 +117,7 @@ class RemoteWriteDecoder:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._catalogue = catalogue
-        self._metrics = {*catalogue.metric_names(), XID_COUNT_METRIC}
+        self._metrics = {*catalogue.metric_names(), *XID_COUNT_METRICS}
         self._max_series = series_kept
         self._clock = clock
         self._lock = threading.Lock()

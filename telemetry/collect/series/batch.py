@@ -14,8 +14,10 @@ import pyarrow.compute as pc
 from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.channels import Kind as ChannelKind
 from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT
 from telemetry.staging.folder import Kind, StagingFolder, rows_table
+from telemetry.values.links import LinkTotals
 from telemetry.values.numbers import WIDE_UNITS, is_sentinel
 
 CONFLICT: Final = "two different values at one time"
@@ -39,6 +41,7 @@ def assemble(
     values: npt.NDArray[np.float64],
     *,
     problems: Counter[str],
+    links: LinkTotals | None = None,
 ) -> pa.Table:
     """Pivot samples of series into one row per GPU and time; NaN (stale markers among them) and sentinels are dropped.
 
@@ -47,10 +50,10 @@ def assemble(
     Returns: staged samples with a column per channel that has a value, in the order of ``series``: one row for each
     (gpu, node, mig_instance, timestamp) that has a value, sorted by (gpu, timestamp).
 
-    If a channel of a GPU has several samples at one time, the metric of the lowest rank is used; a total is
-    is_preferred to its parts, and parts are summed. Duplicates of one series count once; if they differ, the largest
-    value is used and the others are problems: with shared GPUs, dcgm-exporter gives the share of each pod under the
-    GPU's metric.
+    If a channel of a GPU has several samples at one time, the metric of the lowest rank is used; a total is preferred
+    to its parts, and parts are summed, with the earlier value of a missing link (``links`` keeps them between batches).
+    Duplicates of one series count once; if they differ, the largest value is used and the others are problems: with
+    shared GPUs, dcgm-exporter gives the share of each pod under the GPU's metric.
     """
     reasons: Counter[str] = Counter()
     index, ms, values = np.asarray(index), np.asarray(ms, np.int64), np.asarray(values, np.float64)
@@ -66,7 +69,8 @@ def assemble(
     gpu_numbers = {gpu: number for number, (gpu, _, _) in enumerate(places)}
     channels = {entry.channel: entry.kind for entry in series}
     channel_numbers = {name: number for number, name in enumerate(channels)}
-    part_numbers = {part: number for number, part in enumerate(sorted({entry.part for entry in series if entry.part}))}
+    parts = sorted({entry.part for entry in series if entry.part})
+    part_numbers = {part: number for number, part in enumerate(parts)}
     place = by_sample(lambda entry: place_numbers[entry.gpu, entry.mig_instance or "", entry.node])
     channel = by_sample(lambda entry: channel_numbers[entry.channel])
     part = by_sample(lambda entry: part_numbers[entry.part] if entry.part else _NO_PART)
@@ -86,14 +90,36 @@ def assemble(
     row, channel, part, cell, values = _take(is_preferred, row, channel, part, cell, values)
     is_first = _changes(cell, part)
     reasons[CONFLICT] += int((values != values[is_first][np.cumsum(is_first) - 1]).sum())
-    row, channel, cell, values = _take(is_first, row, channel, cell, values)
+    row, channel, part, cell, values = _take(is_first, row, channel, part, cell, values)
     start = np.flatnonzero(_changes(cell))
     if len(start):
-        row, channel, values = row[start], channel[start], np.add.reduceat(values, start)
-
+        sums = np.add.reduceat(values, start)
+        if parts:
+            counters = [number for number, kind in enumerate(channels.values()) if kind == "counter"]
+            of_link = np.flatnonzero((part != _NO_PART) & np.isin(channel, counters))
+            cells, turn = np.unique(cell[of_link], return_inverse=True)
+            table = np.full((len(cells), len(parts)), np.nan)
+            table[turn, part[of_link]] = values[of_link]
+            names = [(place, name) for place in places for name in channels]
+            code = row_place[row[start[cells]]] * len(channels) + channel[start[cells]]
+            sums[cells] = (links or LinkTotals()).of_table(names, code, row_ms[row[start[cells]]], parts, table)
+        row, channel, values = row[start], channel[start], sums
     exact = _exact(list(channels.values()), channel, values, reasons)
-    used, row = np.unique(row[exact], return_inverse=True)
-    channel, values = channel[exact], values[exact]
+    problems.update(+reasons)
+    return _table(places, channels, (row_place, row_ms), row[exact], channel[exact], values[exact])
+
+
+def _table(
+    places: list[tuple[str, str, str]],
+    channels: Mapping[str, ChannelKind],
+    rows: tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]],
+    row: npt.NDArray[np.int64],
+    channel: npt.NDArray[np.int32],
+    values: npt.NDArray[np.float64],
+) -> pa.Table:
+    """Return the values as a table; ``rows``: place and time by row; the values' row and channel have shape (n,)."""
+    used, row = np.unique(row, return_inverse=True)
+    row_place, row_ms = rows
     row_places = pa.array(row_place[used])
     arrays: dict[str, pa.Array] = {"timestamp": pa.array(row_ms[used]).cast(INSTANT)}
     for name, texts in (
@@ -110,7 +136,6 @@ def assemble(
             target = CHANNEL_TYPES[kind]
             with np.errstate(over="ignore"):  # a gauge beyond float32 becomes infinite and is quarantined
                 arrays[name] = pa.array(column.astype(target.to_pandas_dtype()), type=target, mask=is_missing)
-    problems.update(+reasons)
     return pa.table(arrays)
 
 
@@ -275,10 +300,11 @@ def read_batch(
     *,
     xids: XidCounts,
     problems: Counter[str],
+    links: LinkTotals | None = None,
 ) -> Tables:
     """Convert samples to tables; ``index`` (into ``entries``), ``ms`` (Unix) and ``values`` have shape (n,).
 
-    ``xids`` keeps state between batches, so batches must come in time order; ``problems`` counts discarded values.
+    ``xids`` and ``links`` keep state between batches, which must come in time order; ``problems``: discarded values.
     """
     used, place = np.unique(index, return_inverse=True)
     chosen = [entries[number] for number in used.tolist()]
@@ -288,7 +314,8 @@ def read_batch(
     number = (np.where(is_count, np.cumsum(is_count), np.cumsum(~is_count)) - 1)[place].astype(np.int32)
     of_series = ~is_count[place]
     watched = first_and_last([entry.gpu for entry in series], number[of_series], ms[of_series])
-    samples = assemble(series, number[of_series], ms[of_series], values[of_series], problems=problems)
+    of_samples = number[of_series], ms[of_series], values[of_series]
+    samples = assemble(series, *of_samples, problems=problems, links=links)
     inventory = observed_spans(series, number[of_series], ms[of_series])
     # Last: XidCounts advances its state, and would not return these events again if a later step failed.
     events = xids.follow(counts, number[~of_series], ms[~of_series], values[~of_series], watched=watched)

@@ -23,8 +23,8 @@ from telemetry.identity.node_labels import NodeLabelChoice, NodeLabels, label_va
 from telemetry.values.names import EXACT_NAMES
 from telemetry.values.numbers import conversion
 
-XID_COUNT_METRIC: Final = "DCGM_EXP_XID_ERRORS_COUNT"
-"""dcgm-exporter's count of XIDs within its sliding window, one series per XID (label ``xid``)."""
+XID_COUNT_METRICS: Final = frozenset({"DCGM_EXP_XID_ERRORS_COUNT", "nvidia_smi_xid_errors_total"})
+"""Counts of XIDs by label ``xid``: of dcgm-exporter, within a sliding window, and of nvidia_gpu_exporter."""
 
 NODE_LABEL_STATE: Final = "node-label.json"
 """State file with the label that names the node, shared by a dataset's collectors."""
@@ -39,7 +39,7 @@ _DEVICES_KEPT: Final = 20_000  # about 1 kB each
 _LINKS: Final = 18  # NVLink 4 and 5: 18 links per GPU, the most so far
 _RANK_STEP: Final = 1000
 _OTHER_EXPORTERS: Final = 20  # above the ranks of a channel's DCGM and AMD names
-_OTHER_METRIC: Final = re.compile(r"(?:nvidia|gpu|GPU|all_smi)_\w+")
+_OTHER_METRIC: Final = re.compile(r"(?:nvidia|gpu|GPU|all_smi|dcgm)_\w+")
 
 
 class Series(NamedTuple):
@@ -62,12 +62,13 @@ class Series(NamedTuple):
 
 
 class XidCount(NamedTuple):
-    """Identity of a series of :data:`XID_COUNT_METRIC`, which counts one XID of a GPU within the exporter's window."""
+    """Identity of a series of :data:`XID_COUNT_METRICS`, which counts one XID of a GPU."""
 
     gpu: str
     node: str
     xid: int
     mig_instance: str | None = None
+    metric: str = "DCGM_EXP_XID_ERRORS_COUNT"
 
 
 class _Metric(NamedTuple):
@@ -189,7 +190,7 @@ class SeriesCatalogue:
         return json.dumps(rules, sort_keys=True).encode()
 
     def metric_names(self) -> dict[str, str]:
-        """Return the channel of each known metric name, without :data:`XID_COUNT_METRIC`."""
+        """Return the channel of each known metric name, without :data:`XID_COUNT_METRICS`."""
         return {name: metric.channel for name, metric in self._metrics.items()}
 
     def identify(self, name: str, labels: Mapping[str, str]) -> Series | XidCount | None:
@@ -197,8 +198,8 @@ class SeriesCatalogue:
 
         Only labels given to :meth:`observe` before are evidence for the choice of node label.
         """
-        if name == XID_COUNT_METRIC:
-            return self._xid_count(labels)
+        if name in XID_COUNT_METRICS:
+            return self._xid_count(name, labels)
         metric = self._metrics.get(name)
         if metric is None:
             return None
@@ -216,17 +217,17 @@ class SeriesCatalogue:
 
     def left_out_reason(self, name: str) -> str:
         """Return why :meth:`identify` returned None for a series of this metric."""
-        if name in self._metrics or name == XID_COUNT_METRIC:
+        if name in self._metrics or name in XID_COUNT_METRICS:
             return f"{name}: its labels do not name a GPU and a node"
         return f"{name}: {'known, and not used' if is_unused(name) else 'no channel'}"
 
-    def _xid_count(self, labels: Mapping[str, str]) -> XidCount | None:
+    def _xid_count(self, name: str, labels: Mapping[str, str]) -> XidCount | None:
         device = self._device(labels)
         text = labels.get("xid", "")
         if device is None or not (text.isascii() and text.isdigit() and len(text) < 7):
             return None
         gpu, node, instance, _ = device
-        return XidCount(gpu, node, int(text), instance)
+        return XidCount(gpu, node, int(text), instance, name)
 
     def _device(self, labels: Mapping[str, str]) -> _Device | None:
         """Return GPU, node, MIG instance and inventory, which all series of a GPU share; cached."""

@@ -1,4 +1,4 @@
-"""XID events from ``DCGM_EXP_XID_ERRORS_COUNT``, the count of an XID within the exporter's sliding window.
+"""XID events from counts of XIDs; that of dcgm-exporter is within a sliding window.
 
 An increase is an event. The series of an XID appears with its first occurrence, so its first value is an increase from
 zero if the GPU was observed just before; otherwise the XID may be older, and is no event. A series disappears when its
@@ -18,13 +18,12 @@ import pyarrow as pa
 from telemetry.collect.series.identity import XidCount
 from telemetry.staging.folder import rows_table
 
-SOURCE: Final = "exporter:DCGM_EXP_XID_ERRORS_COUNT"
 FORGOTTEN_AFTER_MS: Final = 600_000
 """Staleness limit: a count absent for longer starts again; twice the exporter's default window."""
 
 _SEEN_KEPT: Final = 10_000
 
-Key = tuple[str, str, str, int]
+Key = tuple[str, str, str, int, str]
 
 
 class XidCounts:
@@ -38,8 +37,8 @@ class XidCounts:
         self._delay_ms = delay // timedelta(milliseconds=1)
         stored = state or {}
         self._last: dict[Key, tuple[int, float]] = {
-            (str(gpu), str(node), str(instance), int(xid)): (int(ms), float(count))
-            for gpu, node, instance, xid, ms, count in stored.get("counts", [])
+            (str(gpu), str(node), str(instance), int(xid), str(metric)): (int(ms), float(count))
+            for gpu, node, instance, xid, metric, ms, count in stored.get("counts", [])
         }
         self._last_ms: dict[str, int] = {str(gpu): int(ms) for gpu, ms in stored.get("seen", {}).items()}
 
@@ -70,13 +69,14 @@ class XidCounts:
             index[order].tolist(), ms[order].tolist(), values[order].tolist(), strict=True
         ):
             series = counts[number]
-            key = (series.gpu, series.node, series.mig_instance or "", series.xid)
+            key = (series.gpu, series.node, series.mig_instance or "", series.xid, series.metric)
             previous = self._previous_count(key, when_ms, watched)
             if previous is not None and count > previous:
                 detail = f"count rose from {previous:g} to {count:g}"
                 rows.append(
                     {"timestamp": when_ms, "known_at": when_ms + self._delay_ms, "node": series.node, "gpu": series.gpu}
-                    | {"type": "xid", "code": str(series.xid), "detail": detail, "source": SOURCE}
+                    | {"type": "xid", "code": str(series.xid), "detail": detail}
+                    | {"source": f"exporter:{series.metric}"}
                 )
             self._last[key] = (when_ms, count)
         for gpu, (_, last) in watched.items():

@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 BATCH_ROWS: Final = 1 << 17
 MAX_COLUMNS: Final = 20_000
 
-NULL_TEXTS: Final = ("", "NA", "N/A", "n/a", "[N/A]", "NaN", "nan", "null", "NULL", "None", "[Not Supported]")
+NULL_TEXTS: Final = ("", "NA", "N/A", "n/a", "[N/A]", "NaN", "nan", "null", "NULL", "[Not Supported]")
 
 
 class FileRows(NamedTuple):
@@ -95,8 +95,8 @@ _VALUE: Final = re.compile(
 
 
 _NO_TABLES: Final = {
-    r"=====|\+-----|<\?xml": (
-        "this is not a table but a report, such as that of `nvidia-smi -q` or `-q -x`",
+    r"=====|\+-----|<\?xml|GPU \d+: .*\(UUID: ": (
+        "this is not a table but a report, such as that of `nvidia-smi`, `-q`, `-L` or `nvlink`",
         "Record a table: `nvidia-smi --query-gpu=timestamp,uuid,… --format=csv`, or `nvidia-smi dmon -o DT`.",
     ),
     r"JobId=\d|NodeName=\S": (

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from foundation.errors import InputError
 from foundation.files import check_regular
 from telemetry.importing.batch import Batch
-from telemetry.importing.columns import as_text
+from telemetry.importing.columns import as_text, is_inventory, left_out_of_samples
 from telemetry.importing.files.csv_tables import BATCH_ROWS, FileRows, distinct, read_csv, read_header
 from telemetry.importing.files.dmon import dmon_columns, is_dmon, read_dmon
 from telemetry.importing.files.json_tables import json_columns, read_json
@@ -23,10 +23,11 @@ from telemetry.importing.files.printed import fixed_columns, read_fixed
 from telemetry.importing.files.series import is_series_export
 from telemetry.importing.files.sources import kind_of
 from telemetry.importing.mapping import LongFormat
-from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.quarantine import BY_MAPPING, Quarantine
 from telemetry.packing import read_errors
 from telemetry.values.dates import DateOrder
-from telemetry.values.numbers import Decimal, clock_reason, read_numbers
+from telemetry.values.names import spellings
+from telemetry.values.numbers import Decimal, clock_reason, read_numbers, split_header
 
 OTHER_METRIC: Final = "a metric that is no channel"
 
@@ -106,7 +107,7 @@ def _labels(text: str) -> dict[str, str]:
     return dict(_PAIR.findall(text))
 
 
-def _combined_columns(names: list[str]) -> dict[str, dict[str, int]]:
+def _combined(names: list[str]) -> dict[str, dict[str, int]]:
     """Return the columns to add, and for each the columns that it combines with their bit (0: values are summed).
 
     The bit mask of nvidia-smi's clock event reasons, and the totals of NVLink links, unless the table has them.
@@ -121,11 +122,16 @@ def _combined_columns(names: list[str]) -> dict[str, dict[str, int]]:
     return combined if has_mask or not reasons else combined | {_CLOCK_REASONS: reasons}
 
 
+def link_columns(total: str, names: Iterable[str]) -> list[str]:
+    """Return the columns of single NVLinks whose sum is ``total``."""
+    return [name for name in names if (link := _LINK.fullmatch(name)) is not None and f"{link[1]}_TOTAL" == total]
+
+
 def _with_combined(batches: Iterable[FileRows]) -> Iterator[FileRows]:
     """Add the combined columns; missing and unsupported parts are 0."""
     for rows in batches:
         table = rows.table
-        for target, parts in _combined_columns(table.column_names).items():
+        for target, parts in _combined(table.column_names).items():
             total, is_known = np.zeros(table.num_rows), np.zeros(table.num_rows, np.bool_)
             unreadable: list[tuple[pa.Array, pa.ChunkedArray]] = []
             for name, bit in parts.items():
@@ -142,6 +148,21 @@ def _with_combined(batches: Iterable[FileRows]) -> Iterator[FileRows]:
                 texts = pc.if_else(is_wrong, column, texts)
             table = table.append_column(target, texts)
         yield rows._replace(table=table)
+
+
+def count_unused(batch: Batch, channel_names: Container[str]) -> None:
+    """Count the values of columns that are not read: a user may know better."""
+    combined = (parts for parts in _combined(batch.table.column_names).values())
+    read = {*batch.columns.values(), *(name for parts in combined for name in parts)}
+    for name in batch.table.column_names:
+        number = len(batch.table) - batch.table.column(name).null_count
+        if name in read or is_inventory(name) or not number:
+            continue
+        reason = "known, and not used" if left_out_of_samples(name) else BY_MAPPING
+        if any(form in channel_names for form in spellings(split_header(name)[0])):
+            reason = "another column has the channel"
+        batch.quarantine.read("sample values", number)
+        batch.quarantine.left_out("sample values", f"column {name!r}: {reason}", number)
 
 
 def read_batches(
@@ -198,7 +219,7 @@ def column_names(
                     raise InputError(problem, f"{path}, mapping, long", f"The columns are {names}.")
             return long_columns(_rows_of(path, kind, table, Quarantine())[1], long, is_wanted)
         names = _names_of(path, kind, table)
-        return [*names, *_combined_columns(names)] if table == "samples" else names
+        return [*names, *_combined(names)] if table == "samples" else names
 
 
 def _names_of(path: Path, kind: str, table: str) -> list[str]:

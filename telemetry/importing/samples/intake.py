@@ -30,7 +30,7 @@ from telemetry.importing.columns import (
     resolve_columns,
     source_names,
 )
-from telemetry.importing.files.tables import column_names, read_batches, table_kind
+from telemetry.importing.files.tables import column_names, count_unused, link_columns, read_batches, table_kind
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
@@ -39,6 +39,7 @@ from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill
 from telemetry.importing.samples.derived_events import GpuLosses
 from telemetry.importing.slots import PlaceRuns, slot_key
 from telemetry.importing.tickets import GpuPlaces
+from telemetry.values.links import LinkTotals
 from telemetry.values.names import EXACT_NAMES, spellings
 from telemetry.values.numbers import Numbers, is_sentinel_outside, read_numbers, split_header
 
@@ -50,6 +51,7 @@ _TOO_SMALL: Final = {"%": (1.0, "fractions", "percent", 100), "MHz": (10.0, "GHz
 """By unit: a limit that most values of a working GPU exceed, the unit of values below it, and the factor."""
 
 
+_UnitMs = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 _INDEX: Final = re.compile(r"(?i)(?:(?:/dev/)?nvidia|cuda:|gpu ?|card)?\d{1,2}(?:\.0)?")
 # Values of the exporters' label `gpu` and of the first column of amd-smi.
 
@@ -85,6 +87,7 @@ class SampleIntake:
     sample_count: bool = False
     losses: GpuLosses = field(default_factory=GpuLosses)
     places: PlaceRuns = field(default_factory=PlaceRuns)
+    links: LinkTotals = field(default_factory=LinkTotals)
     unsettled: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None
     moved: set[int] = field(default_factory=set)
     seen_nodes: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
@@ -162,6 +165,7 @@ class SampleIntake:
                 progress(self.rows_read, max(self.rows_read, expected))
                 batch.columns, batch.mapping = columns, self.mapping
                 batch.drop_without_values()
+                count_unused(batch, self._names)
                 table = self._check(batch, number)
                 new = [node_hash(name) % buckets for name in self.installations.node_names[len(bucket_of_node) :]]
                 bucket_of_node = np.append(bucket_of_node, np.array(new, np.int64))
@@ -210,12 +214,8 @@ class SampleIntake:
         codes = np.append(self.installations.codes(unit_names), -1)[unit_index]
         node_codes = np.append(self.installations.codes_of_nodes(node_names), -1)[node_index]
         installation = self.installations.find(codes, ms)
-        if len(self.installations.node_codes):
-            node_of_installation = np.where(
-                installation >= 0, self.installations.node_codes[np.clip(installation, 0, None)], -1
-            )
-        else:
-            node_of_installation = np.full(length, -1, np.int64)
+        installed_nodes = np.append(self.installations.node_codes, -1)
+        node_of_installation = np.where(installation >= 0, installed_nodes[np.clip(installation, 0, None)], -1)
         places_itself = (codes >= 0) & (node_codes >= 0)
         if by_node:
             places_itself &= ~np.isin(codes, self.installations.frame_codes)
@@ -239,9 +239,8 @@ class SampleIntake:
         self.seen_nodes[node_codes[batch.valid]] = True
         part = np.zeros(length, dtype=bool)
         if not by_node:
-            part = np.array([name in self.installations.parents for name in unit_names] + [False])[unit_index]
-            mig_index, _ = _encoded(batch.column("mig_instance"), length)
-            part |= mig_index >= 0
+            is_mig = [name in self.installations.parents or parent_of_mig(name) is not None for name in unit_names]
+            part = np.array([*is_mig, False])[unit_index] | (_encoded(batch.column("mig_instance"), length)[0] >= 0)
         valid = batch.valid
         self._usable |= bool(valid.any())
         columns: dict[str, pa.Array] = {
@@ -253,7 +252,7 @@ class SampleIntake:
         }
         is_lost = np.zeros(int(valid.sum()), np.bool_)
         for channel in self.channels.values():
-            columns[channel.name] = self._channel(channel, batch, is_lost)
+            columns[channel.name] = self._channel(channel, batch, is_lost, (codes[valid], ms[valid]))
         self._observe_places(batch, codes, node_codes, ms)
         self.losses.add(columns["unit"].to_numpy(), columns["node"].to_numpy(), columns["ms"].to_numpy(), is_lost)
         if self.sample_count:
@@ -343,7 +342,7 @@ class SampleIntake:
                 list(dict.fromkeys(one_spelling(nodes).values())),
             )
 
-    def _channel(self, channel: Channel, batch: Batch, is_lost: npt.NDArray[np.bool_]) -> pa.Array:
+    def _channel(self, channel: Channel, batch: Batch, is_lost: npt.NDArray[np.bool_], unit_ms: _UnitMs) -> pa.Array:
         """Return the values of the good rows; mark those that report a lost GPU in ``is_lost``."""
         usable = batch.valid
         kind = CHANNEL_TYPES[channel.kind]
@@ -358,6 +357,13 @@ class SampleIntake:
             column, channel.unit, header_unit=unit_of_column(source), convert=convert, decimal=batch.decimal
         )
         is_lost |= numbers.lost
+        links = link_columns(source, batch.table.column_names)
+        if links and channel.kind == "counter":
+            parts = [read_numbers(batch.table.column(name), channel.unit).values[usable] for name in links]
+            if np.array_equal(np.nan_to_num(numbers.values), np.nansum(parts, axis=0)):  # the table has no true total
+                names = [(unit, channel.name) for unit in self.installations.units]
+                totals = self.links.of_table(names, *unit_ms, links, np.column_stack(parts))
+                numbers = numbers._replace(values=totals)
         values, valid, problems, sentinels = parse_values(numbers, channel, scale, offset)
         if channel.unit in _TOO_SMALL:
             nonzero = values[valid & (values != 0)]

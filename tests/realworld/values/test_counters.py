@@ -10,9 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from telemetry.accounting import Accounting
+from telemetry.collect.openmetrics import stage_dump
+from telemetry.collect.series.identity import SeriesCatalogue
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.importing.samples.instrument_rules import RULES
 from telemetry.importing.samples.instruments import DEAD_CHANNEL
 from telemetry.importing.samples.rollup import IMPOSSIBLE_RISE, impossible_rises
+from telemetry.staging.folder import StagingFolder
 from tests.telemetry.helpers import all_samples, gpu, inventory_frame, run_import, samples_frame
 
 
@@ -74,8 +79,52 @@ def test_links_of_a_gpu_are_summed_unless_the_table_has_their_total(
     frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
     mapping = f"samples: {{columns: {{{total}: nvlink_replay_total}}}}"
     rows = all_samples(run_import(tmp_path, samples=[path], mapping=mapping))
-    assert rows["nvlink_crc_flit_total"].tolist() == [0, 3, 6, 16]
+    assert rows["nvlink_crc_flit_total"].tolist() == [0, 3, 6, 18]
     assert rows["nvlink_replay_total"].tolist() == [4] * 4
+
+
+@pytest.mark.parametrize(
+    ("link_0", "link_3", "totals"),
+    [
+        ([1, 2, 2, 4], [40, None, 41, 41], [41, 42, 43, 45]),
+        ([1, 2, 2, 4], [None, 40, None, None], [41, 42, 42, 44]),
+        ([5, 6, 1, 2], [40, 40, None, 3], [45, 46, 1, 5]),
+    ],
+    ids=["once", "first and last", "in a restart"],
+)
+@pytest.mark.parametrize("way", ["table", "dump", "small parts of a dump"])
+def test_a_link_that_is_missing_from_a_row_keeps_its_value(
+    tmp_path: Path, link_0: list[int], link_3: list[int | None], totals: list[int], way: str
+) -> None:
+    name = "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT"
+    links = {f"{name}_L0": link_0, f"{name}_L3": link_3}
+    if way == "table":
+        frame = samples_frame(gpus=2, times=4)
+        for column, values in links.items():
+            frame[column] = pd.array(values * 2, "Int64")
+        rows = all_samples(run_import(tmp_path, samples=frame))
+    else:
+        if way != "dump" and link_3[0] is None:
+            pytest.skip("the first value of the link is in a later part")
+        lines = [
+            f'{column}{{UUID="{gpu(number)}",Hostname="n{number}"}} {value} {1_793_491_200 + 600 * turn}'
+            for turn in range(4)
+            for number in range(2)
+            for column, values in links.items()
+            if (value := values[turn]) is not None
+        ]
+        (tmp_path / "dump.om").write_text("\n".join([*lines, "# EOF", ""]))
+        staging = StagingFolder(tmp_path / "fleet.live", writer="openmetrics", channels=CATALOGUE)
+        stage_dump(
+            tmp_path / "dump.om",
+            staging,
+            SeriesCatalogue(CATALOGUE),
+            accounting=Accounting(),
+            held_samples=2_000_000 if way == "dump" else 4,
+        )
+        files = sorted((tmp_path / "fleet.live/samples").glob("*.parquet"))
+        rows = pd.concat([pd.read_parquet(file) for file in files]).sort_values(["gpu", "timestamp"])
+    assert rows["nvlink_crc_flit_total"].tolist() == totals * 2
 
 
 def test_a_burst_of_corrected_errors_is_believed(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.collect.series.xid_counts import SOURCE as COUNT_SOURCE
 from telemetry.importing.event_runs import dedupe_events, drop_known_edges
 from telemetry.importing.samples.derived_events import SOURCE, new_edges, xid_edges
 from tests.telemetry.helpers import DAY
 
 Report = tuple[str, int, int | None]  # unit, minute, the gauge
+
+COUNT_SOURCE = "exporter:DCGM_EXP_XID_ERRORS_COUNT"
 
 
 def edges_of(reports: list[Report]) -> list[Report]:

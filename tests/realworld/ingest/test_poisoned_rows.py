@@ -125,7 +125,7 @@ def test_a_damaged_file_does_not_stop_the_next(tmp_path: Path) -> None:
 def test_ten_thousand_poisoned_rows_are_all_accounted_for(tmp_path: Path) -> None:
     """Every staged table in one compaction of random rows: the reader of staged tables never raises."""
     turn = Random(1)
-    texts = [None, "", "node-0", gpu(0), "x" * 70_000, b"\xff", b"\xed\xa0\x80", "\0", "\u2028", "NaN", "1e400"]
+    texts = 9 * [None, "", "node-0", gpu(0), b"\xff", b"\xed\xa0\x80", "\0", "\u2028", "NaN", "1e400"] + ["x" * 70_000]
     known = ["xid", "failure", "repair", "maintenance", "drain", "other", "explosion", None, b"\xfe"]
     instants = [*INSTANTS, None, *(MS + 1000 * number for number in range(20))]
     rows = [

@@ -10,9 +10,9 @@ from foundation.settings import PositiveTime
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
 from policy.fleet import NodeView
-from policy.ladder.cost_benefit import CostBenefitConfig, evaluate_drain
+from policy.ladder.cost_benefit import CostBenefitConfig, hours_of
 from policy.ladder.probes import ProbeConfig
-from policy.ladder.rungs import Rung
+from policy.ladder.rungs import Rung, prices
 from policy.maintenance import MaintenanceWindow
 from policy.node_tier.hard_rules import HardRulesConfig
 from policy.node_tier.hysteresis import HysteresisConfig, NodeRiskConfig
@@ -51,17 +51,22 @@ class PolicyConfig:
     cost_benefit: CostBenefitConfig = field(default_factory=CostBenefitConfig)
     probes: ProbeConfig = field(default_factory=ProbeConfig)
 
+    @property
+    def hard_rung(self) -> Rung:
+        """The rung that a node in tier ``high`` gets."""
+        return "drain" if "drain" in self.rungs else "swap"
+
     def thresholds_of(self, node: NodeView, now: datetime) -> TierThresholds:
         """Return the thresholds of one node.
 
-        With ``costs``, ``high`` is the break-even risk of draining this node with its current jobs
-        (``CostBenefit.break_even``), at least the thresholds of lower tiers. Without a break-even, ``thresholds`` apply
-        as set.
+        With ``costs``, ``high`` is the break-even risk of :attr:`hard_rung` on this node with its current jobs, at
+        least the thresholds of lower tiers. Without a break-even, ``thresholds`` apply as set.
         """
         if self.thresholds_from != "costs":
             return self.thresholds
-        gpus, sensitivity = max(1, len(node.units)), self.probes.mean_found
-        break_even = evaluate_drain(gpus, node.jobs, 0.0, self.horizon, self.cost_benefit, now, sensitivity).break_even
+        gpus = max(1, len(node.units))
+        hours = hours_of(gpus, node.jobs, self.horizon, self.cost_benefit, now)
+        break_even = prices(gpus, hours, self.cost_benefit, self.probes)[self.hard_rung].break_even
         if break_even is None:
             return self.thresholds
         lower_tiers = [value for _, value in self.thresholds.items() if value is not None]

@@ -14,8 +14,8 @@ from policy.episodes import Alert, AlertOutcome
 from policy.fleet import Fact, Level, NodeView, Signals, notices_of
 from policy.ladder.cost_benefit import hours_of
 from policy.ladder.requests import after_probes, candidates_of, mean_risk, requests_of
-from policy.ladder.rungs import Rung, pooled_break_even
-from policy.limits import Case, add_cost_benefit, cap, limit, limit_by_cost_benefit
+from policy.ladder.rungs import mean_prices
+from policy.limits import Case, cap, limit, limit_by_cost_benefit
 from policy.maintenance import maintained, observed
 from policy.node_tier.hard_rules import hits_of
 from policy.node_tier.hysteresis import Thresholds, changed, read_node
@@ -93,7 +93,7 @@ def decide(
     for case in cases:
         if case.wanted or case.level:  # otherwise there is nothing to limit
             limit(case, stages, breaker, signals, config, now, removals.get(case.node.name, ""))
-            add_cost_benefit(case, config, now)
+            limit_by_cost_benefit(case, config, now)
     granted = grant(
         [*nodes, *(other.node for other in others)],
         [Ask(case.node.name, case.precedence, case.assessment.state.episode or now) for case in cases if case.asks],
@@ -106,8 +106,7 @@ def decide(
         if case.asks and case.node.name in granted.refused:
             case.lower(Level.AVOID, f"over budget, soft taint only: {granted.refused[case.node.name]}")
         if case.target:
-            cap(case, config)  # breaker and budget fall back to a soft taint, which the rungs may not allow
-            limit_by_cost_benefit(case)
+            cap(case, config)  # breaker, budget and cost-benefit fall back to a soft taint, which rungs may not allow
     actions = [(case, action) for case in cases if case.target or case.level for action in _actions(case, config, now)]
     actions.sort(key=lambda planned: (VERBS.index(planned[1].verb), -planned[0].urgency, planned[1].node))
     candidates = candidates_of(cases, stages, breaker, signals, state, config, now)
@@ -239,9 +238,10 @@ def _needed(cases: list[Case], config: PolicyConfig, now: datetime) -> Mapping[S
     if not any(case.node.jobs for case in cases):
         return {"soft": soft, "hard": FIXED["hard"]}
     costs = config.cost_benefit
-    nodes = [(len(case.node.units), hours_of(case.node.jobs, costs, now)) for case in cases]
-    rung: Rung = "drain" if "drain" in config.rungs else "swap"
-    return {"soft": soft, "hard": pooled_break_even(rung, nodes, costs, config.probes)}
+    nodes = [(case.node, len(case.node.units)) for case in cases]
+    priced = ((gpus, hours_of(gpus, node.jobs, config.horizon, costs, now)) for node, gpus in nodes)
+    break_even = mean_prices(priced, costs, config.probes)[config.hard_rung].break_even
+    return {"soft": soft, "hard": 1.0 if break_even is None else break_even}
 
 
 def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:

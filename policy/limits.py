@@ -21,7 +21,6 @@ class Case:
     ``target``: level it gets; limits only lower it.
     ``reasons``: reasons of the tier, then of each limit that applied.
     ``mute``: nothing is published.
-    ``asks``: it is to be newly taken out of service, subject to the budget.
     """
 
     node: NodeView
@@ -30,7 +29,6 @@ class Case:
     target: Level
     reasons: list[str]
     mute: bool = False
-    asks: bool = False
     held_out: bool = False
     cost_benefit: CostBenefit | None = None
 
@@ -38,6 +36,11 @@ class Case:
     def level(self) -> Level:
         """Level of predrain's taints on the node."""
         return self.node.marks.level
+
+    @property
+    def asks(self) -> bool:
+        """Whether it is to be newly taken out of service, subject to the budget."""
+        return self.target.hard and not self.level.hard
 
     @property
     def ordered_reasons(self) -> tuple[str, ...]:
@@ -123,7 +126,6 @@ def limit(
             case.lower(soft, "its driver or exporter changed after the model was fitted")
         if assessment.instant != "high":
             case.lower(soft, "risk is below the threshold of tier high: no new drain")
-    case.asks = case.target.hard and not level.hard
 
 
 def cap(case: Case, config: PolicyConfig) -> None:
@@ -158,23 +160,21 @@ def is_blind(signals: Signals, config: PolicyConfig, now: datetime) -> bool:
     return signals.read_at is None or now - signals.read_at > config.breaker.max_read_age
 
 
-def add_cost_benefit(case: Case, config: PolicyConfig, now: datetime) -> None:
-    """Evaluate the cost-benefit of draining a node at risk."""
-    if case.assessment.tier in ("elevated", "high"):
-        node, ruled = case.node, case.assessment.ruled
-        risk, share = (1.0, 1.0) if ruled else (case.assessment.risk or 0.0, config.probes.mean_found)
-        case.cost_benefit = evaluate_drain(
-            len(node.units), node.jobs, risk, config.horizon, config.cost_benefit, now, share
-        )
-
-
-def limit_by_cost_benefit(case: Case) -> None:
-    """Lower a node's target if a drain does not pay now."""
-    if case.cost_benefit is None or case.target is not Level.DRAIN or case.node.marks.drained:
+def limit_by_cost_benefit(case: Case, config: PolicyConfig, now: datetime) -> None:
+    """Evaluate a drain and a swap of a node at risk, and lower its target if they do not pay now."""
+    if case.assessment.tier not in ("elevated", "high"):
         return
-    if case.cost_benefit.choice == "wait":
-        case.lower(Level.SWAP, f"drain postponed: {case.cost_benefit.message}")
-    elif case.cost_benefit.choice == "leave":
-        case.lower(Level.SWAP, f"swap instead of drain: {case.cost_benefit.message}")
+    node, ruled, costs = case.node, case.assessment.ruled, config.cost_benefit
+    risk, share = (1.0, 1.0) if ruled else (case.assessment.risk or 0.0, config.probes.mean_found)
+    worth = evaluate_drain(len(node.units), node.jobs, risk, config.horizon, costs, now, share)
+    case.cost_benefit = worth
+    if not case.target.hard or node.marks.drained:
+        return
+    if case.target is Level.DRAIN and worth.choice == "drain":
+        case.reasons.append(worth.message)
+    elif case.target is Level.DRAIN and worth.choice == "wait":
+        case.lower(Level.SWAP, f"drain postponed: {worth.message}")
     else:
-        case.reasons.append(case.cost_benefit.message)
+        case.lower(Level.SWAP, f"swap instead of drain: {worth.message}")
+        if case.asks and worth.swap <= 0 and not (ruled or costs.always):
+            case.lower(Level.AVOID, f"a swap loses {-worth.swap:.1f} GPU-hours, with those that idle until jobs end")

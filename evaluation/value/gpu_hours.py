@@ -5,27 +5,35 @@ not fail, until its own node is back; then it, or a similar one, runs there agai
 failure hits each job of its node with the probability that the job used that GPU; costs are expected values over this.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import product
 from typing import Final
 
 import numpy as np
 
 from evaluation.metrics.metrics import Interval, interval, resample
-from evaluation.value.load import HOUR_MS, LEAVE, Placements, ReplayedFleet, evicted
+from evaluation.value.load import HOUR_MS, LEAVE, Placements, ReplayedFleet, evicted, job_views
 from evaluation.value.marks import ReplayMarks
 from evaluation.value.probing import NO_CHECKPOINTS, NO_PROBES, Checkpoints, Probes
+from foundation.instants import from_ms
 from foundation.times import NEVER, duration_ms
 from policy.bounds import bound_of_sizes
 from policy.episodes import Floats, Ints
-from policy.ladder.cost_benefit import CostBenefitConfig, JobHours, Price
+from policy.fleet import JobView
+from policy.ladder.cost_benefit import CostBenefitConfig, JobHours, Price, hours_of
 from policy.ladder.probes import ProbeConfig
-from policy.ladder.rungs import Rung, prices
+from policy.ladder.rungs import Rung
+from policy.ladder.rungs import mean_prices as prices_of
 from policy.tiers import may_use_risk
 
 _CONFIDENCE: Final = 0.9
 """Confidence of a rung's precision bound; equal to that of rollout stages."""
+
+_PRICED: Final = 24
+"""Number of instants at which nodes are priced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,19 +224,20 @@ def net_row(no_action: ReplayOutcome, acted: ReplayOutcome, *, replicates: int, 
 
 
 def mean_prices(
-    fleet: ReplayedFleet, loads: Sequence[Placements], costs: CostBenefitConfig, probes: ProbeConfig
+    fleet: ReplayedFleet, loads: Sequence[Placements], reach: timedelta, costs: CostBenefitConfig, probes: ProbeConfig
 ) -> dict[Rung, Price]:
-    """Return the price of each rung on the average node, by the controller's own formulas."""
-    hours = np.mean([_mean_load(fleet, jobs, costs) for jobs in loads], axis=0)
-    return prices(float(fleet.gpus.mean()), JobHours(*hours.tolist()), costs, probes)
+    """Return the mean price of each rung over nodes, loads and times, by the controller's own formulas.
 
-
-def _mean_load(fleet: ReplayedFleet, jobs: Placements, costs: CostBenefitConfig) -> Floats:
-    """Return the fields of :class:`policy.ladder.cost_benefit.JobHours` for the average node."""
-    lasted = np.maximum(np.minimum(jobs.end, fleet.end) - np.maximum(jobs.start, fleet.begin), 0)
-    busy = jobs.size * lasted / (len(fleet.nodes) * (fleet.end - fleet.begin))
-    restart_hours = jobs.restart_times(costs) / HOUR_MS
-    ask, unsaved = costs.checkpoint / timedelta(hours=1), jobs.every / 2 / HOUR_MS
-    hit = busy * (unsaved + restart_hours) * jobs.gpus / fleet.gpus[jobs.node]
-    writing = busy * jobs.writes(np.arange(len(busy)))
-    return np.array([(busy * (ask + restart_hours)).sum(), hit.sum(), (writing * ask).sum(), (writing * unsaved).sum()])
+    ``reach``: time within which a failure follows an action.
+    """
+    step = (fleet.end - fleet.begin) / _PRICED
+    nodes: list[tuple[int, JobHours]] = []
+    for jobs, number in product(loads, range(_PRICED)):
+        at = fleet.begin + round((number + 0.5) * step)
+        running = jobs.running(at, jobs.end)
+        on_node: defaultdict[int, list[JobView]] = defaultdict(list)
+        for node, job in zip(jobs.node[running].tolist(), job_views(jobs, running, at), strict=True):
+            on_node[node].append(job)
+        by_node = enumerate(fleet.gpus.tolist())
+        nodes += [(gpus, hours_of(gpus, on_node[node], reach, costs, from_ms(at))) for node, gpus in by_node]
+    return prices_of(nodes, costs, probes)

@@ -144,7 +144,7 @@ class LadderReplay:
         self.risks = node_risks(self.fleet, self.scores)
         known = self.risks[~np.isnan(self.risks)]
         self.mean_risk = float(known.mean()) if len(known) else 0.0
-        self.prices = mean_prices(self.fleet, self.loads, self.costs, self.probes)
+        self.prices = mean_prices(self.fleet, self.loads, self.reach, self.costs, self.probes)
         self.findable = findable(self.fleet, self.probes.found, self.seed)
         self.no_action = count_outcome(self.fleet, self.loads, NO_ACTION, self.costs, reach=self.reach)
 

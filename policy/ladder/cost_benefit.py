@@ -66,6 +66,7 @@ class CostBenefit:
 
     ``saved``, ``lost``: expected GPU-hours: the risk times the saving of a needed drain, and its complement times the
     cost of an unneeded one.
+    ``swap``: expected GPU-hours gained by letting the jobs end instead.
     ``break_even``: minimum risk at which a drain pays; None: it never pays.
     ``wait``: expected GPU-hours gained by waiting instead of draining now (negative: lost), for the best time within
     the horizon at which a job ends or writes a checkpoint; None if no such time is known.
@@ -75,6 +76,7 @@ class CostBenefit:
     risk: float
     saved: float
     lost: float
+    swap: float
     break_even: float | None
     wait: float | None
     wait_until: datetime | None
@@ -91,27 +93,29 @@ def evaluate_drain(
     now: datetime,
     sensitivity: float = 1.0,
 ) -> CostBenefit:
-    """Evaluate a drain now.
+    """Evaluate a drain now, and a swap.
 
     ``risk``: calibrated probability that the node fails within ``horizon`` from now.
     ``sensitivity``: share of these failures that the diagnostic finds; the others occur after the node returns.
 
     A failure costs all GPUs of a job the work since its last checkpoint and a restart, and the node an unplanned
     repair. A drain costs the work since the last checkpoint (little if the job writes one on demand) and a restart;
-    then the node is out of service for a planned repair, or for a test if it is healthy. A node that is not drained is
-    assumed to run such jobs throughout the horizon. With a constant hazard, a failure precedes a drain delayed by r of
-    the horizon h with probability ``1 - (1 - risk) ** (r / h)``. Waiting is better if the expected extra cost of that
-    failure, plus the cost of stopping the jobs then, is below the cost of stopping them now.
+    then the node is out of service for a test, and for a planned repair if that finds a fault. A node that is not
+    drained is assumed to run such jobs throughout the horizon. With a constant hazard, a failure precedes a drain
+    delayed by r of the horizon h with probability ``1 - (1 - risk) ** (r / h)``. Waiting is better if the expected
+    extra cost of that failure, plus the GPUs that idle and the cost of stopping the jobs then, is below the cost of
+    stopping them now.
     """
-    hours = hours_of(jobs, config, now)
-    price, averted = drain_price(gpus, hours.fail, hours.stop, config, sensitivity)
+    hours = hours_of(gpus, jobs, horizon, config, now)
+    price = drain_price(gpus, hours, config, sensitivity)
     saved, lost, break_even = risk * price.saved, (1 - risk) * price.unneeded, price.break_even
     waits: list[tuple[float, datetime, str]] = []
     for until, turn in _turns(jobs, config):
         if now < until < now + horizon:
             meets = 1 - (1 - risk) ** ((until - now) / horizon)
             stop_later = (1 - meets) * _stop(jobs, config, now, until)
-            waits.append((hours.stop - stop_later - meets * averted, until, turn))
+            idle = _idle(gpus, jobs, now, until - now)
+            waits.append((hours.stop - stop_later - meets * (price.saved + hours.stop) - idle, until, turn))
     wait, wait_until, turn = max(waits, key=lambda waited: waited[0], default=(None, None, ""))
     worthy = config.always or (saved - lost > 0)
     choice: Literal["drain", "wait", "leave"] = "drain" if worthy else "leave"
@@ -124,22 +128,23 @@ def evaluate_drain(
     if wait is not None and wait_until is not None:
         side = "better" if wait > 0 else "worse"
         summary += f"; waiting for {turn} at {wait_until:%Y-%m-%d %H:%M} UTC is {abs(wait):.1f} {side}"
-    return CostBenefit(risk, saved, lost, break_even, wait, wait_until, choice, summary)
+    swap = swap_price(gpus, hours, config, sensitivity)
+    swap_gain = risk * swap.saved - (1 - risk) * swap.unneeded
+    return CostBenefit(risk, saved, lost, swap_gain, break_even, wait, wait_until, choice, summary)
 
 
-def drain_price(
-    gpus: float, fail: float, stop: float, config: CostBenefitConfig, sensitivity: float
-) -> tuple[Price, float]:
-    """Return the price of a drain, and the GPU-hours it averts if a failure follows.
+def drain_price(gpus: int, hours: "JobHours", config: CostBenefitConfig, sensitivity: float) -> Price:
+    """Return the price of a drain; faults that the diagnostic does not find return to service and fail."""
+    averted = sensitivity * (gpus * _hours(config.unplanned_repair - config.planned_repair) + hours.fail)
+    cost = hours.stop + gpus * _hours(config.verify)
+    return Price(cost, averted - cost)
 
-    ``fail``, ``stop``: of :class:`JobHours`; ``stop`` is 0 if jobs are left to finish. Faults that the diagnostic does
-    not find return to service and fail.
-    """
-    verify, planned, unplanned = (
-        gpus * _hours(duration) for duration in (config.verify, config.planned_repair, config.unplanned_repair)
-    )
-    averted = sensitivity * (unplanned + fail - planned)
-    return Price(stop + verify, averted - (1 - sensitivity) * verify - stop), averted
+
+def swap_price(gpus: int, hours: "JobHours", config: CostBenefitConfig, sensitivity: float) -> Price:
+    """Return the price of a swap, which averts only failures after the last job has ended."""
+    drain = drain_price(gpus, hours, config, sensitivity)
+    cost = hours.idle + gpus * _hours(config.verify)
+    return Price(cost, (1 - hours.occupied) * (drain.saved + drain.unneeded) - cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,24 +152,57 @@ class JobHours:
     """Costs of the jobs on a node in GPU-hours.
 
     ``stop``: cost of stopping them now; ``fail``: loss if the node fails.
-    ``checkpoint``: cost of checkpoints of the jobs that write them on demand; ``unsaved``: their work since the last.
+    ``checkpoint``: cost of checkpoints of the jobs that write them on demand; ``unsaved``: expected loss of their work
+    since the last, if the node fails before the next.
+    ``idle``: GPUs that idle within the horizon until the last job ends, if no new job starts.
+    ``occupied``: share of the horizon until the last job ends.
     """
 
     stop: float = 0.0
     fail: float = 0.0
     checkpoint: float = 0.0
     unsaved: float = 0.0
+    idle: float = 0.0
+    occupied: float = 0.0
 
 
-def hours_of(jobs: Sequence[JobView], config: CostBenefitConfig, now: datetime) -> JobHours:
-    """Return the expected costs of a node's jobs."""
-    with_checkpoint = [job for job in jobs if job.can_checkpoint and job.checkpointed_at is not None]
-    return JobHours(
-        _stop(jobs, config, now, now),
-        sum(job.gpus * _hours(_rework_at_failure(job, config, now) + _restart_time(job, config)) for job in jobs),
-        sum(job.gpus * _hours(config.checkpoint) for job in with_checkpoint),
-        sum(job.gpus * _hours(max(now - (job.checkpointed_at or now), timedelta(0))) for job in with_checkpoint),
-    )
+def hours_of(
+    gpus: int, jobs: Sequence[JobView], horizon: timedelta, config: CostBenefitConfig, now: datetime
+) -> JobHours:
+    """Return the expected costs of the jobs on a node with ``gpus`` GPUs, one of which fails."""
+    fail, checkpoint, unsaved = 0.0, 0.0, 0.0
+    for job in jobs:
+        hit = min(job.gpus / gpus, 1) * job.gpus  # weighted by the probability that it uses the failed GPU
+        fail += hit * _hours(_rework_at_failure(job, config, now) + _restart_time(job, config))
+        if job.can_checkpoint and job.checkpointed_at is not None:
+            age = max(now - job.checkpointed_at, timedelta(0))
+            checkpoint += job.gpus * _hours(config.checkpoint)
+            unsaved += hit * _hours(age) * share_until_checkpoint(age, horizon, config)
+    occupied = min(max((_remaining(job, now) for job in jobs), default=timedelta(0)), horizon)
+    idle = _idle(gpus, jobs, now, occupied)
+    return JobHours(_stop(jobs, config, now, now), fail, checkpoint, unsaved, idle, occupied / horizon)
+
+
+def share_until_checkpoint(unsaved: timedelta, horizon: timedelta, config: CostBenefitConfig) -> float:
+    """Return the share of the horizon until a job's next regular checkpoint."""
+    interval = config.checkpoint_every
+    return min(max(interval - unsaved, timedelta(0)) or interval, horizon) / horizon
+
+
+def _remaining(job: JobView, now: datetime) -> timedelta:
+    """Return the expected time until a job ends.
+
+    Without a known end it is the time since its start: jobs seen at a random time are, on average, halfway through.
+    """
+    if job.ends_at is not None and job.ends_at > now:
+        return job.ends_at - now
+    return timedelta.max if job.started_at is None else max(now - job.started_at, timedelta(0))
+
+
+def _idle(gpus: int, jobs: Sequence[JobView], now: datetime, duration: timedelta) -> float:
+    """Return the GPU-hours that idle on a node within ``duration`` from now if no new job starts."""
+    busy = sum(min(job.gpus, gpus) * _hours(min(_remaining(job, now), duration)) for job in jobs)
+    return max(gpus * _hours(duration) - busy, 0.0)
 
 
 def _turns(jobs: Sequence[JobView], config: CostBenefitConfig) -> list[tuple[datetime, str]]:

@@ -15,7 +15,7 @@ from policy.breaker import BreakerState
 from policy.config import PolicyConfig
 from policy.episodes import NEW_EVIDENCE, Floats
 from policy.fleet import JobView, Level, NodeView, Signals, UnitView
-from policy.ladder.cost_benefit import CostBenefitConfig, Price, hours_of
+from policy.ladder.cost_benefit import CostBenefitConfig, JobHours, Price, share_until_checkpoint
 from policy.ladder.probes import IdleNode, ProbeConfig, choose_probes
 from policy.ladder.rungs import prices
 from policy.limits import Case, is_blind
@@ -164,7 +164,7 @@ def probes_of(
         if candidate.barred["probe"] is not None or not candidate.idle or name in running:
             continue
         if units not in price_of:
-            price_of[units] = prices(units, hours_of((), costs, now), costs, config)["probe"]
+            price_of[units] = prices(units, JobHours(), costs, config)["probe"]
         break_even = price_of[units].break_even
         if break_even is not None and risk >= break_even:
             nodes[name] = IdleNode(name, risk, rested), candidate
@@ -218,9 +218,7 @@ def checkpoints_of(
         unsaved = _unsaved(job, costs, now)
         if unsaved is None or any(member.barred["checkpoint"] is not None for member, _ in members):
             continue
-        share_ahead = (
-            min(max(costs.checkpoint_every - unsaved, timedelta(0)) or costs.checkpoint_every, horizon) / horizon
-        )
+        share_ahead = share_until_checkpoint(unsaved, horizon, costs)
         risks = [member.risk for member, _ in members]
         spared = -math.expm1(share_ahead * math.fsum(math.log1p(-min(risk, 1 - 1e-12)) for risk in risks))
         gain = unsaved * spared - costs.checkpoint

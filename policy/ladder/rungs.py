@@ -1,11 +1,11 @@
 """Rungs of the ladder: cost, saving and break-even risk of each action on a node."""
 
-import math
 from collections.abc import Iterable
 from datetime import timedelta
+from statistics import fmean
 from typing import Final, Literal
 
-from policy.ladder.cost_benefit import CostBenefitConfig, JobHours, Price, drain_price
+from policy.ladder.cost_benefit import CostBenefitConfig, JobHours, Price, drain_price, swap_price
 from policy.ladder.probes import ProbeConfig
 
 Rung = Literal["publish", "avoid", "probe", "checkpoint", "swap", "drain"]
@@ -16,7 +16,7 @@ checkpoints from its jobs; accept no new jobs and take it out when the current o
 _HOUR = timedelta(hours=1)
 
 
-def prices(gpus: float, jobs: JobHours, costs: CostBenefitConfig, probes: ProbeConfig) -> dict[Rung, Price]:
+def prices(gpus: int, jobs: JobHours, costs: CostBenefitConfig, probes: ProbeConfig) -> dict[Rung, Price]:
     """Return the price of each rung on a node with these jobs.
 
     A checkpoint pays if the work since the last one exceeds C/p, where C is the cost of a checkpoint and p the risk
@@ -24,22 +24,23 @@ def prices(gpus: float, jobs: JobHours, costs: CostBenefitConfig, probes: ProbeC
     prediction", 2014).
     """
     energy = gpus * (probes.duration / _HOUR) * probes.idle_cost
-    swap, averted = drain_price(gpus, jobs.fail, 0.0, costs, probes.mean_found)
-    drain, _ = drain_price(gpus, jobs.fail, jobs.stop, costs, probes.mean_found)
+    drain = drain_price(gpus, jobs, costs, probes.mean_found)
     return {
         "publish": Price(0.0, 0.0),
         "avoid": Price(0.0, jobs.fail),
-        "probe": Price(energy, averted - energy),
+        "probe": Price(energy, drain.saved + drain.unneeded - energy),
         "checkpoint": Price(jobs.checkpoint, jobs.unsaved - jobs.checkpoint),
-        "swap": swap,
+        "swap": swap_price(gpus, jobs, costs, probes.mean_found),
         "drain": drain,
     }
 
 
-def pooled_break_even(
-    rung: Rung, nodes: Iterable[tuple[int, JobHours]], costs: CostBenefitConfig, probes: ProbeConfig
-) -> float:
-    """Return the pooled break-even risk of a rung over nodes, given as GPUs and jobs; 1 if it never pays."""
-    priced = [prices(gpus, jobs, costs, probes)[rung] for gpus, jobs in nodes]
-    pooled = Price(math.fsum(price.unneeded for price in priced), math.fsum(price.saved for price in priced))
-    return 1.0 if pooled.break_even is None else pooled.break_even
+def mean_prices(
+    nodes: Iterable[tuple[int, JobHours]], costs: CostBenefitConfig, probes: ProbeConfig
+) -> dict[Rung, Price]:
+    """Return the mean price of each rung over nodes, given as GPUs and jobs."""
+    priced = [prices(gpus, jobs, costs, probes) for gpus, jobs in nodes]
+    return {
+        rung: Price(fmean(price[rung].unneeded for price in priced), fmean(price[rung].saved for price in priced))
+        for rung in RUNGS
+    }

@@ -19,13 +19,16 @@ from evaluation.value.load import (
     ReplayedFleet,
     first_fit,
     generated_load,
+    job_views,
     jobs_of_table,
 )
 from evaluation.value.marks import NO_ACTION, ReplayMarks
+from foundation.instants import from_ms
 from foundation.times import NEVER
 from policy.fleet import NodeView
-from policy.ladder.cost_benefit import CostBenefitConfig
+from policy.ladder.cost_benefit import CostBenefitConfig, JobHours, Price, hours_of
 from policy.ladder.probes import ProbeConfig
+from policy.ladder.rungs import Rung, prices
 
 PHILLY = Path(__file__).resolve().parents[3] / "shared" / "data" / "philly-jobs" / "philly.csv"
 H = HOUR_MS
@@ -208,7 +211,9 @@ def test_an_elastic_gang_waits_for_no_restart_where_enough_of_it_is_left(fewest,
     gang = Placements.ordered(ints(0, 0), ints(0, 1), ints(8, 8), ints(0, 0), ints(200 * H, 200 * H), H, fewest=fewest)
     assert counted(NO_ACTION, load=gang).hit.sum() == pytest.approx(16 * (0.5 + again / 60))
     assert counted(DRAINED, load=gang).spent.sum() == pytest.approx(16 * (5 + again) / 60)
-    elastic, rigid = (mean_prices(FAILS, [load], COSTS, PERFECT)["drain"].break_even for load in (gang, GANG))
+    elastic, rigid = (
+        mean_prices(FAILS, [load], 24 * HOUR, COSTS, PERFECT)["drain"].break_even for load in (gang, GANG)
+    )
     assert (elastic < rigid) == (again == 2)
 
 
@@ -265,9 +270,52 @@ def test_a_mark_on_a_node_that_has_failed_already_foretells_nothing():
 
 
 def test_break_even_is_the_risk_at_which_a_drain_of_the_mean_node_pays():
-    even = mean_prices(FAILS, [GANG], COSTS, PERFECT)["drain"].break_even
+    even = mean_prices(FAILS, [GANG], 24 * HOUR, COSTS, PERFECT)["drain"].break_even
     stop, fail = 16 / 2 / 3, 16 / 2 * 0.75  # two of four nodes are busy
-    assert even == pytest.approx((stop + 16) / (stop + 16 + 8 * 12 + fail - stop))
+    assert even == pytest.approx((stop + 16) / (8 * 12 + fail))
+
+
+def priced(load: Placements, at: float, rung: Rung = "swap") -> tuple[JobHours, Price]:
+    running = load.running(round(at * H), load.end)
+    views = [
+        changed(view, ends_at=from_ms(int(load.end[entry])))
+        for entry, view in zip(running, job_views(load, running, round(at * H)), strict=True)
+        if load.node[entry] == 0
+    ]
+    hours = hours_of(8, views, 24 * HOUR, COSTS, from_ms(round(at * H)))
+    return hours, prices(8, hours, COSTS, PERFECT)[rung]
+
+
+@pytest.mark.parametrize("entries", [((2, 25), (4, 40)), ((8, 25),), ((4, 30), (4, 30)), ((1, 21), (1, 22), (2, 43))])
+def test_the_idle_time_in_the_price_of_a_swap_is_what_the_replay_counts(entries):
+    count = np.arange(len(entries))
+    gpus, ends = (ints(*column) for column in zip(*entries, strict=True))
+    load = Placements.ordered(count, 0 * count, gpus, 0 * count, ends * H, H)
+    idle = sum(8 - sum(size for size, end in entries if hour < end) for hour in range(20, max(ends)))
+    replayed = counted(mark(0, 20, max(ends), drained=False), where=fleet(), load=load)
+    assert (priced(load, 20)[0].idle, replayed.idle.sum()) == (pytest.approx(idle), pytest.approx(idle))
+
+
+SHORT = Placements.ordered(ints(0, 1), ints(0, 0), ints(2, 4), ints(0, 0), ints(25 * H, 30 * H), H)
+
+
+@pytest.mark.parametrize(
+    ("rung", "load", "marks", "where", "needed"),
+    [("drain", GANG, mark(0, 20, 92, found=True), FAILS, True),
+     ("drain", GANG, mark(0, 20, 22.1), fleet(), False),
+     ("drain", changed(GANG, on_request=False), mark(0, 20.75, 22.75 + 1 / 60), fleet(), False),
+     ("swap", SHORT, changed(mark(0, 20, 32), drained=ints(30 * H)), fleet(), False)],
+    ids=["a drain that finds a fault", "an unneeded one", "without checkpoints on request", "an unneeded swap"],
+)  # fmt: skip
+def test_the_replay_counts_for_an_action_what_its_price_says(rung, load, marks, where, needed):
+    net = net_of(counted(NO_ACTION, where, load), counted(marks, where, load)).sum()
+    price = priced(load, marks.at[0] / H, rung)[1]
+    assert net == pytest.approx(price.saved if needed else -price.unneeded)
+
+
+def test_a_gpu_failure_is_priced_by_the_share_of_the_node_that_a_job_has():
+    half = Placements.ordered(ints(0), ints(0), ints(4), ints(0), ints(90 * H), H)
+    assert priced(half, 20)[0].fail == pytest.approx(counted(NO_ACTION, load=half).hit.sum())
 
 
 def test_the_same_fleet_under_another_job_seed_saves_what_the_interval_allows():

@@ -36,7 +36,7 @@ def simulate(gpus, job_gpus, risk, wait_hours, config, *, age_hours, rounds=200_
     broke = gpus * hours["unplanned_repair"] + job_gpus * (every / 2 + hours["restart"])
     leave = np.where(fails, broke, 0.0)
     stop = job_gpus * (age_hours + hours["restart"])
-    drained = np.where(fails, gpus * hours["planned_repair"], gpus * hours["verify"])
+    drained = gpus * (hours["verify"] + np.where(fails, hours["planned_repair"], 0))
     met = fails & (when < wait_hours)
     return leave.mean(), (stop + drained).mean(), np.where(met, broke, drained).mean()
 
@@ -93,6 +93,18 @@ def test_a_job_that_ends_soon_is_waited_for_and_one_that_ends_late_is_not():
     assert beside.choice == "wait", "for the large one, though the other runs on"
 
 
+def test_gpus_that_idle_until_a_job_ends_count_against_waiting_for_it():
+    free = CostBenefitConfig(checkpoint=timedelta(0), restart=timedelta(0))
+    jobs = [job(gpus, can_checkpoint=True, ends_at=T0 + hours * HOUR) for gpus, hours in ((4, 6), (1, 2))]
+    assert evaluate_drain(8, jobs[:1], 0.0, DAY, free, T0).wait == pytest.approx(-4 * 6)
+    assert evaluate_drain(8, jobs, 0.0, DAY, free, T0).wait == pytest.approx(-3 * 2), "the first end is the better"
+
+
+def test_work_since_a_checkpoint_counts_for_another_as_far_as_the_node_fails_before_the_next_regular_one():
+    due = JobView("j", 4, checkpointed_at=T0 - 1.5 * HOUR, can_checkpoint=True)
+    assert hours_of(8, [due], DAY, CONFIG, T0).unsaved == pytest.approx(4 / 8 * 4 * 1.5 * 0.5 / 24)
+
+
 def test_a_job_of_which_only_its_start_is_known_writes_checkpoints_as_often_as_is_assumed():
     young, old, unknown = (
         evaluate_drain(8, [given], 0.3, DAY, CONFIG, T0)
@@ -147,7 +159,7 @@ def test_the_choice_is_the_best_of_the_three(gpus, job_gpus, risk, age, ends, ca
 def test_a_drain_is_priced_as_the_rung_of_the_ladder_is(found, risk):
     shares = ProbeConfig(found={"other": found})
     worth = evaluate_drain(8, [job(64)], risk, DAY, CONFIG, T0, found)
-    price = prices(8, hours_of([job(64)], CONFIG, T0), CONFIG, shares)["drain"]
+    price = prices(8, hours_of(8, [job(64)], DAY, CONFIG, T0), CONFIG, shares)["drain"]
     assert worth.saved == pytest.approx(risk * price.saved)
     assert worth.lost == pytest.approx((1 - risk) * price.unneeded)
     assert worth.break_even == (None if price.break_even is None else pytest.approx(price.break_even))

@@ -48,7 +48,7 @@ def test_a_stage_caps_what_is_done_and_the_decision_is_recorded_all_the_same(sta
 
 
 def test_actions_say_why_until_when_and_what_a_drain_is_worth():
-    busy = node("n", 0.9, 0.01, jobs=(JobView("j", 8, started_at=T0 - HOUR),))
+    busy = node("n", 0.9, 0.01, jobs=(JobView("j", 8, started_at=T0 - HOUR / 4),))
     plan = once([busy, *healthy(12)], config())
     drain = plan.actions[1]
     assert (drain.verb, drain.tier, drain.to) == ("drain", "high", Level.DRAIN)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policy.fleet import JobView, Level
-from policy.ladder.cost_benefit import CostBenefitConfig, evaluate_drain
+from policy.ladder.cost_benefit import CostBenefitConfig, evaluate_drain, hours_of
+from policy.ladder.rungs import RUNGS, prices
 from policy.node_tier.hysteresis import NodeRiskConfig
 from policy.tiers import TierThresholds
 from tests.policy.decide_world import HOUR, T0, config, healthy, node, once, verbs, why
@@ -43,6 +44,18 @@ def test_a_node_is_high_exactly_where_its_drain_saves_at_least_what_it_costs(ris
     assert (decision.tier == "high") == enough
     if enough and worth.saved - worth.lost > 1e-9:
         assert decision.target is Level.DRAIN
+
+
+def test_without_drain_among_the_rungs_high_is_the_break_even_of_a_swap():
+    rungs, job_ends = RUNGS[:-1], job(1, ends_at=T0 + 2 * HOUR)
+    settings = by_costs(rungs=rungs)
+    hours = hours_of(1, [job_ends], settings.horizon, settings.cost_benefit, T0)
+    even = prices(1, hours, settings.cost_benefit, settings.probes)["swap"].break_even
+    tiers = [
+        once([node("n", risk, jobs=(job_ends,)), *healthy(12)], settings).nodes["n"].tier
+        for risk in (even - 0.01, even + 0.01)
+    ]
+    assert tiers == ["elevated", "high"]
 
 
 def test_where_no_drain_is_ever_worth_it_no_node_is_high_but_by_a_rule():

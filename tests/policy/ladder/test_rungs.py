@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from policy.budget import BudgetConfig, DisruptionBudget
 from policy.fleet import JobView
-from policy.ladder.cost_benefit import CostBenefitConfig, JobHours
+from policy.ladder.cost_benefit import CostBenefitConfig, JobHours, hours_of
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS, prices
-from tests.policy.decide_world import T0, config, healthy, node, once, verbs
+from tests.policy.decide_world import HOUR, T0, config, healthy, node, once, verbs
 
 COSTS = CostBenefitConfig()
 HOURS = st.floats(0, 500)
-JOBS = st.builds(JobHours, HOURS, HOURS, HOURS, HOURS)
+JOBS = st.builds(JobHours, HOURS, HOURS, HOURS, HOURS, HOURS, st.floats(0, 1))
 
 
 @given(JOBS, st.floats(0, 1), st.floats(0.001, 0.999))
@@ -45,6 +45,29 @@ def test_a_diagnostic_that_finds_less_makes_a_drain_pay_later():
     ]
     assert evens[0] < evens[1]
     assert evens[2] is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.floats(0.1, 40)), min_size=1, max_size=4), st.floats(0, 30))
+def test_the_longer_gpus_idle_until_the_last_job_ends_the_later_a_swap_pays(jobs, longer):
+    evens = []
+    for extended in (0, longer):
+        rest = [hours + extended * (hours == max(jobs, key=lambda job: job[1])[1]) for _, hours in jobs]
+        views = [JobView("j", gpus, ends_at=T0 + HOUR * hours) for (gpus, _), hours in zip(jobs, rest, strict=True)]
+        even = prices(8, hours_of(8, views, 24 * HOUR, COSTS, T0), COSTS, ProbeConfig())["swap"].break_even
+        evens.append(2.0 if even is None else even)
+    assert evens[0] <= evens[1] + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("job", "rung"),
+    [({"ends_at": T0 + HOUR}, "swap"), ({"ends_at": T0 + 20 * HOUR}, "avoid"), ({}, "avoid"),
+     ({"started_at": T0 - HOUR}, "swap"), ({"started_at": T0 - 20 * HOUR}, "avoid"),
+     ({"started_at": T0 - HOUR, "ends_at": T0 + 20 * HOUR}, "avoid")],
+    ids=["ends soon", "ends late", "nothing known", "began just now", "began long ago", "a known end counts"],
+)  # fmt: skip
+def test_a_node_whose_gpus_would_idle_too_long_is_avoided_instead_of_swapped(job, rung):
+    sick = node("sick", 0.9, 0.01, jobs=(JobView("j", 1, **job),))
+    assert verbs(once([sick, *healthy(12)], config(rungs=RUNGS[:-1])), "sick")[0] == rung
 
 
 JOB = (JobView("j", 8, T0, T0, can_checkpoint=True),)

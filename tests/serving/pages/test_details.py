@@ -235,7 +235,7 @@ def test_drains_come_to_what_the_last_alert_before_them_was_judged_to_be_by_the_
     came = drains_came_to([*drains, {**drains[0], **unweighed}], alerts)
     assert (came["right"], came["wrong"], came["open"]) == (1, 1, 3)
     stop = 8 * (5 + 15) / 60  # a checkpoint and a restart; a failure costs half an interval more, and a longer repair
-    assert came["saved"] == pytest.approx(8 * 24 + 8 * 1.25 - (stop + 8 * 12))
+    assert came["saved"] == pytest.approx(8 * 24 + 8 * 1.25 - (stop + 8 * (2 + 12)))
     assert came["lost"] == pytest.approx(stop + 8 * 2)
 
 

@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from foundation.durations import format_duration
@@ -31,6 +30,9 @@ MAX_FILES: Final = 128
 
 MAX_BUCKETS: Final = 16
 """Limit on buckets to read; each is a random sample of the nodes."""
+
+_COLUMNS: Final = 8
+"""Channels read at a time: wide datasets must fit into memory, and each read merges the runs again."""
 
 SPARSE_STEPS: Final = 2
 """Limit on steps between two samples; above it a unit has less than half of the samples that scoring expects."""
@@ -67,15 +69,18 @@ def observe_dataset(
     units: dict[str, set[str]] = {name: set() for name in columns}
     reporting: set[str] = set()
     for bucket, since, until in spans:
-        keys = dataset.read_bucket(bucket, [meta.unit], since=since, until=until)[meta.unit].cast(pa.string())
-        reporting |= set(pc.unique(keys).to_pylist())
+        keys = dataset.read_bucket(bucket, [meta.unit], since=since, until=until)[meta.unit].combine_chunks()
+        names, codes = keys.dictionary.to_numpy(zero_copy_only=False), keys.indices.to_numpy()
+        reporting |= {*names[np.bincount(codes).nonzero()]}
         measured = np.zeros(len(keys), dtype=bool)
-        for name in columns:  # one channel at a time, so that wide datasets fit into memory
-            valid = pc.is_valid(dataset.read_bucket(bucket, [name], since=since, until=until)[name])
-            if name != XID_GAUGE:
-                measured |= valid.to_numpy()
-            values[name] += int(pc.sum(valid).as_py() or 0)
-            units[name] |= set(pc.unique(keys.filter(valid)).to_pylist())
+        for start in range(0, len(columns), _COLUMNS):
+            table = dataset.read_bucket(bucket, columns[start : start + _COLUMNS], since=since, until=until)
+            for name in table.column_names:
+                valid = pc.is_valid(table[name]).to_numpy()
+                if name != XID_GAUGE:
+                    measured |= valid
+                values[name] += int(np.count_nonzero(valid))
+                units[name] |= {*names[np.bincount(codes[valid]).nonzero()]}
         # Rows of a frozen sensor keep only the XID, and do not show what the exporter exports.
         rows += int(measured.sum())
     by_name = {name: ChannelSeen(name, len(units[name]), None, 1.0 - values[name] / rows) for name in columns if rows}

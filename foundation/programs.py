@@ -4,17 +4,17 @@ import os
 import signal
 import subprocess
 import tempfile
-import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 Run = Callable[[Sequence[str]], str]
 """Runs a program and returns its output; raises :class:`CommandError` on failure."""
 
 _LASTING: Final = ("unrecognized option", "invalid option", "accounting storage is")
 _MAX_ERROR_BYTES: Final = 16_384
-_CHUNK: Final = 1 << 18
+_POLL_S: Final = 0.1
 
 
 class CommandError(Exception):
@@ -54,44 +54,44 @@ def run_command(
 
 
 def run_program(
-    command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], max_bytes: int | None = None
-) -> ProgramResult:
-    """Run a program with exactly this environment; raises ``CommandError`` if it cannot start or exceeds a limit."""
-    output, expired = bytearray(), threading.Event()
+    command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str], max_bytes: int | None = None,
+    content: bytes = b"",
+) -> ProgramResult:  # fmt: skip
+    """Run a program with exactly this environment; raises ``CommandError`` if it cannot start or exceeds a limit.
 
-    def end() -> None:
-        if process.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # its children too: they may hold its output open
-
-    def expire() -> None:
-        expired.set()
-        end()
-
-    with tempfile.TemporaryFile() as errors:
+    ``content``: its input. ``max_bytes``: limit on its output.
+    On a limit, its process group is killed. Children that it leaves behind are not waited for.
+    """
+    # files, not pipes: a child left behind would keep a pipe open
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        given.write(content)
+        given.seek(0)
         try:
             process = subprocess.Popen(
-                list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment,
-                start_new_session=True,
-            )  # fmt: skip
+                list(command), stdin=given, stdout=output, stderr=errors, env=environment, start_new_session=True
+            )
         except (OSError, ValueError) as error:
             raise CommandError(command, getattr(error, "strerror", None) or str(error), lasting=True) from None
-        timer = threading.Timer(timeout_s, expire)
-        timer.start()
-        assert process.stdout is not None
+        end = time.monotonic() + timeout_s
         try:
-            with process.stdout as stream:
-                while chunk := stream.read(_CHUNK):
-                    output += chunk
-                    if max_bytes is not None and len(output) > max_bytes:
-                        raise CommandError(command, f"its output exceeds {max_bytes:,} bytes")
-            process.wait()
+            while process.poll() is None:
+                if time.monotonic() >= end:
+                    raise CommandError(command, f"no answer within {timeout_s:g} s")
+                _check_size(command, output, max_bytes)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, min(end - time.monotonic(), _POLL_S)))
         finally:
-            timer.cancel()
-            end()
-            process.wait()
-        if expired.is_set():
-            raise CommandError(command, f"no answer within {timeout_s:g} s")
+            if process.returncode is None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        _check_size(command, output, max_bytes)
+        output.seek(0)
         errors.seek(0)
         message = errors.read(_MAX_ERROR_BYTES).decode("utf-8", errors="replace")
-    return ProgramResult(process.returncode, bytes(output), " ".join(message.split()))
+        return ProgramResult(process.returncode, output.read(), " ".join(message.split()))
+
+
+def _check_size(command: Sequence[str], output: IO[bytes], max_bytes: int | None) -> None:
+    if max_bytes is not None and os.fstat(output.fileno()).st_size > max_bytes:
+        raise CommandError(command, f"its output exceeds {max_bytes:,} bytes")

@@ -58,7 +58,7 @@ class MemoryScheduler(SchedulerExtras):
         self.state: str | None = None
         self.state_version = 0
         self.lease: LeaseEntry | None = None
-        self._clock = clock
+        self._clock, self.server_time = clock, clock.now
 
     def edit(self, node: str, change: Callable[[MemoryNode], MemoryNode]) -> None:
         """Change a node like an operator or another tool, with a new version."""
@@ -101,10 +101,6 @@ class MemoryScheduler(SchedulerExtras):
             return WriteResult("already", "no change", (), str(node.version))
         self.nodes[action.node] = replace(node, object=written, version=node.version + 1)
         return WriteResult("done", "", writes, str(node.version + 1))
-
-    def server_time(self) -> datetime:
-        """Return the time."""
-        return self._clock.now()
 
     def load_state(self) -> StoredState:
         """Read the safety state."""
@@ -195,7 +191,7 @@ class FileScheduler(SchedulerExtras):
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
-        self.path, self._clock = path, clock
+        self.path, self._clock, self.server_time = path, clock, clock.now
         if not path.is_file():
             raise InputError("the cluster file does not exist", str(path), _SHAPE)
         self._active = self._lock("lease", timeout_s=0.0)
@@ -212,10 +208,6 @@ class FileScheduler(SchedulerExtras):
             self._load()
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"the cluster file is invalid: {error}", str(path), _SHAPE) from None
-
-    def server_time(self) -> datetime:
-        """Return the time of this machine, which is that of all controllers of the file."""
-        return self._clock.now()
 
     def hold_lease(self, holder: str, duration: timedelta) -> datetime | None:
         """Acquire or renew the lease."""

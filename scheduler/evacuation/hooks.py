@@ -1,28 +1,22 @@
 """Hooks of the operator: webhooks (POST) and commands, with an idempotency key and a timeout."""
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
-import tempfile
-import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from foundation.errors import InputError
 from foundation.http import BodyTooLarge, Connection, HttpError, ask
+from foundation.programs import CommandError, run_program
 from scheduler.evacuation.settings import CommandSettings, WebhookSettings
 from scheduler.ports.codec import json_object
 from scheduler.ports.workloads import HookKind, HookReply
 
 _MAX_ANSWER = 65_536
-_MAX_ANSWER_OUTPUT = 65_536
 _MAX_OUTPUT = 64 * 2**20
-_POLL_S = 0.1
 _STATES: Mapping[str, HookKind] = {"done": "done", "acknowledged": "done", "waiting": "waiting", "failed": "failed"}
 # Values of ``state`` in a reply to a checkpoint request.
 
@@ -96,50 +90,13 @@ class CommandHook:
     def tell(self, payload: Mapping[str, Any], key: str) -> HookReply:
         """Run the command; see :class:`scheduler.ports.workloads.Hook`."""
         argv = [*self._settings.argv, str(payload.get("kind", "")), key]
-        with tempfile.TemporaryFile() as request_body, tempfile.TemporaryFile() as answer_body:
-            request_body.write(json.dumps(payload, ensure_ascii=False, allow_nan=False).encode())
-            request_body.seek(0)
-            try:
-                # files, not pipes: a background child that keeps them open must not block us
-                process = subprocess.Popen(
-                    argv, stdin=request_body, stdout=answer_body, stderr=subprocess.DEVNULL, start_new_session=True,
-                    close_fds=True,
-                )  # fmt: skip
-            except OSError as error:
-                return HookReply("refused", f"{argv[0]} cannot be run: {error.strerror or error}")
-            try:
-                code = self._ended(process, answer_body)
-            except subprocess.TimeoutExpired:
-                _kill(process)
-                limit = "timeout" if os.fstat(answer_body.fileno()).st_size <= _MAX_OUTPUT else "output limit"
-                return HookReply("timeout", f"{argv[0]} exceeded its {limit} and was killed")
-            except BaseException:
-                _kill(process)
-                raise
-            content = _last_object(answer_body)
+        try:
+            ended = run_program(
+                argv, timeout_s=self._settings.timeout.total_seconds(), environment=os.environ, max_bytes=_MAX_OUTPUT,
+                content=json.dumps(payload, ensure_ascii=False, allow_nan=False).encode(),
+            )  # fmt: skip
+        except CommandError as error:
+            return HookReply("refused" if error.lasting else "timeout", f"{argv[0]}: {error.reason}")
         kinds: dict[int, HookKind] = {0: "done", os.EX_TEMPFAIL: "waiting"}
-        return _reply(kinds.get(code, "failed"), f"exit code {code}", content)
-
-    def _ended(self, process: subprocess.Popen[bytes], output: IO[bytes]) -> int:
-        """Return the exit code; raises ``TimeoutExpired`` if it runs too long or writes too much."""
-        end = time.monotonic() + self._settings.timeout.total_seconds()
-        while True:
-            left_s = end - time.monotonic()
-            try:
-                return process.wait(max(0.0, min(left_s, _POLL_S)))
-            except subprocess.TimeoutExpired:
-                if left_s <= _POLL_S or os.fstat(output.fileno()).st_size > _MAX_OUTPUT:
-                    raise
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _last_object(file: Any) -> Mapping[str, Any]:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _MAX_ANSWER_OUTPUT))
-    lines = [line for line in file.read().splitlines() if line.strip()]
-    return json_object(lines[-1]) if lines else {}
+        lines = [line for line in ended.output[-_MAX_ANSWER:].splitlines() if line.strip()]
+        return _reply(kinds.get(ended.status, "failed"), f"exit code {ended.status}", json_object((lines or [b""])[-1]))

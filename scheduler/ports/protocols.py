@@ -61,10 +61,6 @@ class SchedulerExtras(Protocol):
         """
         return None
 
-    def server_time(self) -> datetime | None:
-        """Return the time of the scheduler's own clock, at most seconds ago; None: unknown."""
-        return None
-
     def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
         """Restore current markers that the scheduler lost; never markers that an operator removed."""
         return ()
@@ -93,6 +89,9 @@ class SchedulerAdapter(SchedulerExtras, Protocol):
 
     def read_fleet(self) -> FleetReading:
         """Read all nodes and the switches, uncached."""
+
+    def server_time(self) -> datetime | None:
+        """Return the time of the scheduler's own clock, at most seconds ago; None: unknown."""
 
     def revalidate(self, node: str) -> NodeReading | None:
         """Re-read one node, uncached; None if it does not exist."""

@@ -46,7 +46,7 @@ class SlurmScheduler(SchedulerExtras):
 
     def __init__(self, port: SlurmPort, folder: SharedFolder, clock: Clock, settings: SlurmSettings) -> None:
         self.port, self.folder = port, folder
-        self._clock, self._settings = clock, settings
+        self._clock, self._settings, self.server_time = clock, settings, port.server_time
         self.read_switches, self.set_switches = folder.read_switches, folder.set_switches
         self.hold_lease, self.drop_lease = folder.hold_lease, folder.drop_lease
         self.load_state, self.save_state = partial(folder.load, STATE), partial(folder.save, STATE)
@@ -68,10 +68,6 @@ class SlurmScheduler(SchedulerExtras):
         self._note_nodes(nodes, read_at)
         readings = tuple(self._reading(node, None if jobs is None else jobs.get(node.name, ())) for node in nodes)
         return FleetReading(readings, read_at, switches, read_error or self.port.read_only(), partial=jobs is None)
-
-    def server_time(self) -> datetime | None:
-        """Return slurmctld's time."""
-        return self.port.server_time()
 
     def _note_nodes(self, nodes: Sequence[SlurmNode], now: datetime) -> None:
         """Note nodes that were added since the last list; a removed node may come back as another machine."""
@@ -181,9 +177,6 @@ class SlurmScheduler(SchedulerExtras):
         return None if known is None else str(round(known.timestamp() / BOOT_TOLERANCE.total_seconds()))
 
     def _refusal_of(self, action: Action, node: SlurmNode, precondition: Precondition) -> WriteResult | None:
-        refused = self.port.read_only()
-        if refused is not None:
-            return WriteResult("refused", refused)
         conflict, foreign = precondition.conflict(self._as_read(node, ())), self._slurm_marks(node).foreign
         if conflict is None and foreign is not None and action.verb != "release":
             return WriteResult("refused", f"not predrain's: {foreign}")

@@ -232,11 +232,17 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path):
 
 def test_a_command_that_writes_without_end_is_killed_before_it_fills_the_disk():
     reply = CommandHook(CommandSettings(("/bin/sh", "-c", "yes"), timedelta(seconds=300))).tell({}, KEY)
-    assert (reply.kind, reply.message) == ("timeout", "/bin/sh exceeded its output limit and was killed")
+    assert (reply.kind, "its output exceeds" in reply.message) == ("timeout", True)
 
 
 def test_a_command_that_is_not_there_is_refused():
-    assert "cannot be run" in CommandHook(CommandSettings(("/nowhere/hook",))).tell({}, KEY).message
+    reply = CommandHook(CommandSettings(("/nowhere/hook",))).tell({}, KEY)
+    assert (reply.kind, reply.message) == ("refused", "/nowhere/hook: No such file or directory")
+
+
+def test_a_command_that_leaves_a_child_behind_has_answered():
+    reply = CommandHook(CommandSettings(("/bin/sh", "-c", "sleep 60 &"), timedelta(seconds=50))).tell({}, KEY)
+    assert reply.kind == "done"
 
 
 def fence() -> Fence:

@@ -189,6 +189,7 @@ def observe_prometheus(
 
 def _identity_findings(catalogue: SeriesCatalogue) -> list[TelemetryFinding]:
     decision = catalogue.nodes.decision()
+    doubled = [f"{gpu} ({', '.join(sorted(at))})" for gpu, at in catalogue.targets.items() if len(at) > 1]
     nameless = decision.label is None and bool(decision.rejected) and not catalogue.nodes.has_other
     return findings_of(
         (
@@ -201,6 +202,12 @@ def _identity_findings(catalogue: SeriesCatalogue) -> list[TelemetryFinding]:
             catalogue.by_place,
             f"GPUs whose UUID is a placeholder are identified by node and PCI address: {catalogue.placed()}",
             "Check the driver or the virtual machine's vGPU profile; a replaced board has the same identity.",
+        ),
+        (
+            doubled,
+            f"several targets report {quantity(len(doubled), 'GPU')}, such as {next(iter(doubled), '')}",
+            "Scrape one exporter a node: values of a stale one are mixed with those of the other, and only large "
+            "counters (energy, violations) show which is stale.",
         ),
     )
 

@@ -103,7 +103,8 @@ _THOUSANDS: Final = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?\Z")
 _THOUSANDS_AND_POINT: Final = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+\.\d")
 _DECIMAL_COMMA: Final = re.compile(r"[+-]?(?:\d{1,3}(?:\.\d{3})+|\d*),(?:\d{1,2}|\d{4,})\Z|[+-]?0?,\d+\Z|.*\.\d{3},")
 _UNITS_OF_STATES: Final = ("bool", "action", "pages", ANY_UNIT)
-_PREFIXED: Final = re.compile(r"(?:p|x|gen ?|pcie gen ?|pcie )?(\d{1,2})x?\Z", re.IGNORECASE)
+_UNITS_WITH_PREFIX: Final = ("P-state", "generation", "lanes", "XID", ANY_UNIT)
+_PREFIXED: Final = re.compile(r"(?:p|x|gen ?|pcie gen ?|pcie |xid[ :=#]*(?=\d))?(\d{1,3})x?\Z", re.IGNORECASE)
 _GENERATION_OF_SPEED: Final = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6, 128.0: 7}
 _LARGEST_BYTE_FACTOR: Final = 1e-4
 _BLANKS: Final = re.compile(r"[\s\u00a0\u202f\u2019']")
@@ -241,8 +242,9 @@ def _number(
     if unit == "action" and text.strip("[] ").lower() == "none":
         return _Read(0.0, _VALUE)
     read = _word(text)
-    is_state = read.code == _VALUE and " ".join(text.lower().split()).strip("[]<>()# ") in _MEANINGS
-    return _Read(np.nan, _UNREADABLE) if is_state and unit not in _UNITS_OF_STATES else read
+    is_hex = text.strip().lower().startswith("0x")
+    units = _UNITS_WITH_PREFIX if _PREFIXED.match(text.strip().lower()) else _UNITS_OF_STATES
+    return _Read(np.nan, _UNREADABLE) if read.code == _VALUE and not is_hex and unit not in units else read
 
 
 def _word(text: str) -> _Read:

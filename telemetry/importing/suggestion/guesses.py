@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -312,7 +313,8 @@ def _channel_guess(file: Path, name: str, values: npt.NDArray[np.float64], chann
         return None
     units = words_for(channel.unit)
     words = [word.lower().replace("%", "pct") for word in re.findall(r"[A-Za-z]+|%", name)]
-    unit = next((word for word in reversed(words) if word in units), None)
+    rates = [f"{size}/{time}" for size, time in pairwise(["", *words])]  # gb_s
+    unit = next((word for word in (*reversed(rates), *reversed(words)) if word in units), None)
     scale, offset = units[unit] if unit else (1.0, 0.0)
     why = "by its name" + (f", from {unit}" if (scale, offset) != (1.0, 0.0) else "")
     if len(values) and _share(values * scale + offset, channel) < _FITS:

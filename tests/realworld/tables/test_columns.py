@@ -7,7 +7,7 @@ import pytest
 from foundation.errors import InputError
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.importing.mapping import load_mapping
-from telemetry.importing.suggestion.questions import find_questions
+from telemetry.importing.suggestion.questions import Inquiry, find_questions
 from tests.telemetry.helpers import all_samples, gpu, run_import, samples_frame, without_inventory
 
 ROWS = 6
@@ -67,12 +67,41 @@ def test_no_action_is_an_action_and_no_missing_value(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("channel", "word"),
-    [("power_w", "on"), ("fan_speed_pct", "Enabled"), ("pstate", "Active"), ("mem_temp_c", "no")],
+    [
+        ("power_w", "on"),
+        ("fan_speed_pct", "Enabled"),
+        ("pstate", "Active"),
+        ("mem_temp_c", "no"),
+        ("power_w", "P0"),
+        ("gpu_temp_c", "x16"),
+    ],
 )
 def test_a_state_is_no_number_of_another_unit(tmp_path: Path, channel: str, word: str) -> None:
     result = run_import(tmp_path, samples=[table(tmp_path, {channel: [7, word, 7, 7, 7, 7]})])
     assert all_samples(result)[channel].isna().tolist() == [False, True, False, False, False, False]
     assert result.quarantined == {"not a number": 1}
+
+
+def test_a_number_behind_the_name_of_its_channel_is_that_number(tmp_path: Path) -> None:
+    path = table(tmp_path, {"xid_last": ["none", "XID 79", "Xid: 79", "xid=119", "48", "XID 43"], "pstate": ["P0"] * 6})
+    rows = all_samples(run_import(tmp_path, samples=[path]))
+    assert rows["xid_last"].fillna(0).tolist() == [0, 79, 79, 119, 48, 43]
+    assert rows["pstate"].tolist() == [0] * 6
+
+
+@pytest.mark.parametrize(
+    ("name", "channel", "scale"),
+    [
+        ("nvlink_bandwidth_gb_s", "nvlink_bandwidth_mib_s", 953.674),
+        ("nvlink bandwidth (MB/s)", "nvlink_bandwidth_mib_s", 0.953674),
+        ("nvlink_bandwidth_mib_s", "nvlink_bandwidth_mib_s", 1.0),
+    ],
+)
+def test_a_rate_in_the_name_of_a_column_is_its_unit(tmp_path: Path, name: str, channel: str, scale: float) -> None:
+    given = {"samples": [table(tmp_path, {name: [20] * ROWS})]}
+    text = Inquiry(given, None, *find_questions(given, load_mapping(None), CATALOGUE)).mapping_text()
+    rows = all_samples(run_import(tmp_path, samples=given["samples"], mapping=text))
+    assert rows[channel].tolist() == pytest.approx([20 * scale] * ROWS, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["NVIDIA A100-SXM4-80GB", "Tesla V100", "H100 80GB HBM3", "AMD Instinct MI300X"])

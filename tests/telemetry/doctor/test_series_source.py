@@ -57,6 +57,12 @@ def test_nan_and_unknown_metrics() -> None:
         (page(ONE, more='DCGM_FI_DEV_POWER_USAGE{gpu="0 12\n'), {}, "1 malformed line: ", True),
         (page(ONE)[:-3], {}, "the page is truncated", True),
         (
+            "".join(page(ONE).replace("{", f'{{instance="10.0.0.{n}:9400",') for n in (1, 2)),
+            {},
+            "several targets report 2 GPUs, such as",
+            True,
+        ),
+        (
             page(ONE, more='DCGM_FI_DEV_POWER_USAGE{card="0"} 12\n'),
             {},
             "1 line of known channels without labels that name a GPU and a node",

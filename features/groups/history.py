@@ -7,12 +7,13 @@ that of a node covers all its GPUs and node-level events.
 
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from features.config import FAILURE_CLASSES, DomainScope, FeatureSection, LabelSection, Scope
+from features.config import FAILURE_CLASSES, FeatureSection, LabelSection, Scope
 from features.groups.domains import DOMAIN_EVENT_KINDS, Domain, domain_columns, domain_values
 from features.groups.history_kernel import EventVersions, sweep_history
 from features.labels.evidence import IncidentEvidence, xid_classes
@@ -162,19 +163,12 @@ class EventHistory:
             )
         windows = np.asarray([duration_ms(w) for w in (*features.history_windows, DISTINCT_WINDOW)], dtype=np.int64)
 
-        def domain(scope: DomainScope) -> Domain:
-            of_event = {
-                "installation": installation,
-                "time": time,
-                "known": known,
-                "until": ceases,
-                "kinds": kinds,
-                "count": count,
-            }
-            return Domain.of(scope, installations, inventory, **of_event)
-
-        domains = [domain(scope) for scope in features.domains]
-        fleet = domain("fleet") if domains else None
+        domain_of = partial(
+            Domain.of, installations=installations, inventory=inventory, installation=installation,
+            time=time, known=known, until=ceases, kinds=kinds, count=count,
+        )  # fmt: skip
+        domains = [domain_of(scope) for scope in features.domains]
+        fleet = domain_of("fleet") if domains else None
         nodes = pd.Index(nodes, dtype=object)
         columns = history_columns(features, unit=unit)
         return cls(columns, features, scopes, slot_of_installation, nodes, domains, fleet, installations, windows)

@@ -98,19 +98,8 @@ class EventArrays:
         texts = [pd.factorize(values, sort=True)[0] for values in (source, detail, code, kind, text(node))]
         order = np.lexsort((*texts, unit, time, known))
         order = order[known[order] <= as_of_ms]
-        return cls(
-            time=time[order],
-            known=known[order],
-            unit=unit[order],
-            node_wide=node_wide[order],
-            node=node[order],
-            type=kind[order],
-            code=code[order],
-            detail=detail[order],
-            source=source[order],
-            xid=xid[order],
-            count=count[order],
-        )
+        columns: tuple[Any, ...] = (time, known, unit, node_wide, node, kind, code, detail, source, xid, count)
+        return cls(*(column[order] for column in columns))
 
     def is_by_predrain(self) -> BoolArray:
         """Return which events predrain's controller caused."""

@@ -87,20 +87,24 @@ class Maintenance:
         Returns: never before ``known``; :data:`NEVER`: outside maintenance, or never known to be inside.
         """
         out = np.full(len(time), NEVER, dtype=np.int64)
-        if not len(self.entity):
-            return out
-        row = Timeline(self.entity, self.start, int(self.entity[-1]) + 1).last(
-            np.where(entity > self.entity[-1], -1, entity), time
-        )
-        todo = np.flatnonzero(row >= 0)
-        row = row[todo]
-        while todo.size:
-            holds = (time[todo] < self.end[row]) & (known[todo] < self.until[row])
-            since = np.where(holds, np.maximum(self.known[row], known[todo]), NEVER)
-            out[todo] = np.minimum(out[todo], since)
-            goes_on = (row > 0) & (self.entity[row - 1] == self.entity[row]) & (self.reach[row - 1] > time[todo])
-            todo, row = todo[goes_on], row[goes_on] - 1
+        for occurrence, row in self._recent(entity, time, time):
+            holds = (time[occurrence] < self.end[row]) & (known[occurrence] < self.until[row])
+            since = np.where(holds, np.maximum(self.known[row], known[occurrence]), NEVER)
+            out[occurrence] = np.minimum(out[occurrence], since)
         return out
+
+    def _recent(self, entity: Int64Array, time: Int64Array, after: Int64Array) -> Iterator[tuple[Int64Array, ...]]:
+        """Yield positions in ``entity`` with a window each that starts by ``time`` and may end later than ``after``.
+
+        The newest windows come first.
+        """
+        row = Timeline(self.entity, self.start, self.units + len(self.nodes)).last(entity, time)
+        position = np.flatnonzero(row >= 0)
+        row = row[position]
+        while position.size:
+            yield position, row
+            goes_on = (row > 0) & (self.entity[row - 1] == self.entity[row]) & (self.reach[row - 1] > after[position])
+            position, row = position[goes_on], row[goes_on] - 1
 
     def within(self, entity: Int64Array, time: Int64Array) -> BoolArray:
         """Return whether entities were in maintenance at the given times, in hindsight."""
@@ -123,13 +127,8 @@ class Maintenance:
     def recently(self, unit: Int64Array, time: Int64Array, span: int) -> BoolArray:
         """Return whether units were known to be in maintenance, or out of it for less than ``span`` (ms)."""
         out = np.zeros(len(time), dtype=bool)
-        row = Timeline(self.entity, self.start, self.units + len(self.nodes)).last(unit, time)
-        todo = np.flatnonzero(row >= 0)
-        row = row[todo]
-        while todo.size:
-            out[todo] |= (self.known[row] <= time[todo]) & (time[todo] - span < self.end[row])
-            goes_on = (row > 0) & (self.entity[row - 1] == self.entity[row]) & (self.reach[row - 1] > time[todo] - span)
-            todo, row = todo[goes_on], row[goes_on] - 1
+        for position, row in self._recent(unit, time, time - span):
+            out[position] |= (self.known[row] <= time[position]) & (time[position] - span < self.end[row])
         return out
 
     def last_end(self, unit: Int64Array, time: Int64Array) -> Int64Array:

@@ -21,11 +21,9 @@ from scipy.optimize import minimize
 from scipy.special import expit, logit
 
 from foundation.times import instants
+from models.calibration.fitting import EDGE
 from models.rows.ranking import Floats, Ints
 from models.rows.training_set import Labels, Matrix, TrainingRows, count_incidents, row_positions
-
-EDGE = 1e-6
-"""Distance that risks keep from 0 and 1 before log-odds are computed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 from telemetry.dataset.event import EVENT_TYPES
 from telemetry.identity.devices import normalise_pci_bus_id
 
-_DESCRIBED: Final = """
-    13 31 32 38 43 45 46 48 61 62 63 64 68 69 74 79 92 94 95 109 110 119 120 121 122 123
-    136 137 140 143 144 145 146 147 148 149 150 154 155 156 157 158 171 172
-"""
-DESCRIBED_XIDS: Final = frozenset(map(int, _DESCRIBED.split()))
-"""Codes described in NVIDIA's XID catalog (Ampere and later); events with other codes are kept and reported."""
-
 GPU_UUID: Final = re.compile(r"(?i:GPU)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 DETAIL_LENGTH: Final = 400  # characters
 _NVLINK5 = range(144, 151)

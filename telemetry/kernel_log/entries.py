@@ -51,11 +51,9 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _REPEATED = re.compile(r"message repeated \d+ times: \[ ?")
 _NEXT_MESSAGE: Final = re.compile(r"\n|\d{2,5} (?=<\d{1,3}>1 \d{4}-)")
 # Log stores merge lines, and syslog over TCP separates messages by their length alone (RFC 6587).
-_JSON_LINE = re.compile(r'"|[}\]],?\Z|[\[{](?:\s*[\[{])?\Z|},?\s*\{\Z|-?\d[\d.eE+-]*,?\Z|(?:true|false|null),?\Z')
 _LOWERING_DECODER: Final = json.JSONDecoder(
     object_pairs_hook=lambda pairs: {name.lower(): value for name, value in pairs}
 )
-_OPENINGS: Final = ("{", "[", "[{", "[ {")
 _BEGINNINGS: Final = ("{", "[", " ", "\t", "_", "\x1e", "d")
 _HOST_LINE: Final = re.compile(
     r'Common labels: .*?"(?:host|hostname|node|nodename|node_name|instance)":\s*"([\w.-]+)|'
@@ -93,7 +91,6 @@ class EntryReader:
         self._is_wanted = is_wanted
         self._kind = ""
         self._record: list[str] = []
-        self._depth = 0
         self._host: str | None = None
         self._relative = RelativeStamps()
 
@@ -127,9 +124,7 @@ class EntryReader:
         return ()
 
     def _read_on(self, line: str) -> Iterator[Entry]:
-        if self._kind == "json":
-            yield from self._read_json(line)
-        elif self._belongs(line):
+        if self._belongs(line):
             self._record.append(line)
             if len(self._record) > _MAX_RECORD_LINES:
                 self._kind = ""
@@ -145,10 +140,7 @@ class EntryReader:
 
     def _begin(self, line: str) -> Iterator[Entry]:
         bare = line.strip().removeprefix("\x1e").removeprefix("data: ")
-        if bare in _OPENINGS:
-            self._kind, self._record, self._depth = "json", [], 0
-            yield from self._read_json(line)
-        elif bare.startswith(("{", "[{")):
+        if bare.startswith(("{", "[{")):
             entries = json_entries(bare, self.number)
             self.extra += max(len(entries) - 1, 0)
             yield from entries or self._parts(plain_entry(self.number, line))
@@ -162,31 +154,8 @@ class EntryReader:
         self.extra += len(parts) - 1
         return parts
 
-    def _read_json(self, line: str) -> Iterator[Entry]:
-        """Read a line of pretty-printed JSON; elements of an outermost list are documents."""
-        bare = line.strip()
-        if bare and not _JSON_LINE.match(bare):
-            # A brace in a text log, or truncated JSON.
-            yield from self._finish()
-            yield from self._read(line)
-            return
-        is_end = bare[:1] == "}" and self._depth == 1
-        if self._depth or bare[-1:] == "{":
-            self._record.append("}" if is_end else bare if self._depth else "{")
-            self._depth += bare.endswith(("{", "[")) - bare.startswith(("}", "]"))
-        is_long = len(self._record) > (_MAX_RECORD_LINES if bare in _OPENINGS else 2 * _MAX_RECORD_LINES)
-        if is_end or is_long:
-            text = "\n".join(self._record)
-            entries = json_entries(text, self.number) or list(_innermost(self._record, self.number))
-            self.extra += max(len(entries) - 1, 0)
-            yield from entries
-            is_begun = bare[-1] == "{"
-            self._record, self._depth = ["{"] * is_begun, int(is_begun)
-
     def _finish(self) -> Iterator[Entry]:
         kind, self._kind = self._kind, ""
-        if kind == "json":
-            yield from _innermost(self._record, self.number)
         if kind not in ("export", "verbose"):
             return
         fields: dict[str, str] = {}
@@ -250,20 +219,6 @@ def _parts(entry: Entry) -> Sequence[Entry]:
         # A line without a header has that of the line before, as has an indented one.
         return [entry._replace(text=first), *(entry._replace(text=f" {line}") for line in others)]
     return (entry,)
-
-
-def _innermost(lines: Sequence[str], number: int) -> Iterator[Entry]:
-    """Yield the messages of the innermost objects of a document that is truncated or too long."""
-    record, depth = list[str](), 0
-    for bare in lines:
-        if bare in _OPENINGS:
-            record, depth = [], int(bare[-1] == "{")
-        elif bare[:1] == "}" and depth == 1:
-            yield from json_entries("{" + "\n".join(record) + "}", number)
-            record, depth = [], int(bare[-1] == "{")
-        elif depth:
-            depth += bare.endswith(("{", "[")) - bare.startswith(("}", "]"))
-            record.append(bare)
 
 
 def _records(document: Any, parent: Mapping[str, Any] | None = None, depth: int = 0) -> Iterator[Mapping[str, Any]]:

@@ -1,7 +1,6 @@
 """Import of a saved kernel log."""
 
 import io
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
@@ -15,7 +14,7 @@ from foundation.files import check_regular
 from foundation.running import gc_paused
 from telemetry.accounting import Accounting
 from telemetry.dataset.event import Event
-from telemetry.kernel_log.catalogue import DESCRIBED_XIDS, MessageCatalogue, MessageRule, shipped
+from telemetry.kernel_log.catalogue import MessageCatalogue, MessageRule, shipped
 from telemetry.kernel_log.entries import MAX_LINE, EntryReader
 from telemetry.kernel_log.reader import KernelLogReader, log_lines
 from telemetry.kernel_log.stamps import LogContext
@@ -39,13 +38,11 @@ class KernelLog:
 
     ``events``: one column per field of :class:`telemetry.dataset.event.Event`; ``gpu`` is set only if the log gives
     the UUID.
-    ``unknown_codes``: number of events per XID without a description; these events are kept.
     ``unparsed``: line number (from 1), line and reason for each event that could not be parsed or dated.
     ``accounting``: covers all lines, in table :data:`telemetry.kernel_log.reader.TABLE`.
     """
 
     events: pd.DataFrame
-    unknown_codes: dict[str, int]
     unparsed: list[tuple[int, str, str]]
     accounting: Accounting
 
@@ -78,11 +75,9 @@ def parse_kernel_log(
         log = log_lines(splitter.read_all(lines), catalogue, LogContext(timezone, reference_time, boot_time))
         events = list(reader.read(log))
         reader.count(splitter.number + splitter.extra, len(log))
-        codes = Counter(str(event.code) for event in events if event.type == "xid")
         frame = pd.DataFrame(events, columns=list(Event._fields))
     frame["timestamp"] = pd.to_datetime(frame["timestamp"], utc=True).astype("datetime64[ms, UTC]")
-    unknown = {code: number for code, number in sorted(codes.items()) if int(code) not in DESCRIBED_XIDS}
-    return KernelLog(frame, unknown, reader.unused, reader.accounting)
+    return KernelLog(frame, reader.unused, reader.accounting)
 
 
 def read_lines(path: Path) -> Iterator[str]:

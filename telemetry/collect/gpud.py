@@ -26,7 +26,7 @@ from telemetry.collect.outbox import DROPPED, Outbox
 from telemetry.collect.scraping.collector import Fetch, ScrapeError, Watch
 from telemetry.collect.scraping.targets import Page, Target
 from telemetry.dataset.event import Event
-from telemetry.kernel_log.catalogue import DETAIL_LENGTH, shipped
+from telemetry.kernel_log.catalogue import DETAIL_LENGTH, KernelFinding, shipped
 from telemetry.kernel_log.mentions import named_gpu, xid_faults
 
 SOURCE: Final = "gpud"
@@ -97,8 +97,8 @@ def read_events(
                 by_digest[digest.hexdigest()[:16]] = f"{component.component}: {BAD_TIME}"
                 continue
             by_digest[digest.hexdigest()[:16]] = [
-                Event(entry.time, node, source=SOURCE, known_at=known_at(entry.time), **classified)
-                for classified in _events(component.component, entry, rules or default_rules())
+                Event(entry.time, node, finding.type, SOURCE, known_at(entry.time), *finding[1:5])
+                for finding in _findings(component.component, entry, rules or default_rules())
             ] or f"{NO_EVIDENCE}: {component.component} {entry.name}"
     return by_digest
 
@@ -115,35 +115,29 @@ def _written(entry: Any) -> str:
         return "nested too deeply"
 
 
-def _events(component: str, entry: _Entry, rules: KubernetesRules) -> list[dict[str, Any]]:
-    """Return type, code, detail and GPU of each event; empty for an entry without evidence about a GPU."""
+def _findings(component: str, entry: _Entry, rules: KubernetesRules) -> list[KernelFinding]:
+    """Return what an entry reports; empty without evidence about a GPU."""
     kernel = shipped().read(entry.message)  # an entry from NVSentinel
     if kernel is not None and kernel.type in ("failure", "other", "driver"):
-        return [_event(kernel.type, kernel.code, kernel.detail, kernel.gpu, kernel.pci_bus_id)]
+        return [kernel]
     detail = f"{entry.type}: {entry.message}"[:DETAIL_LENGTH]
     if sxid := _SXID.search(entry.message):
-        return [_event("failure" if entry.type == "Fatal" else "other", f"sxid_{int(sxid[1])}", detail)]
+        return [KernelFinding("failure" if entry.type == "Fatal" else "other", f"sxid_{int(sxid[1])}", detail)]
     rule = rules.for_condition(f"{SOURCE}/{component}/{entry.name}")
     if rule is None or rule.type == "ignore" or (entry.type not in _SERIOUS and rule.type != "xid" and not rule.code):
         return []
     if rule.type != "xid":
-        return [_event(rule.type, rule.code or f"{SOURCE}_{entry.name}", detail, *named_gpu(entry.message))]
+        return [KernelFinding(rule.type, rule.code or f"{SOURCE}_{entry.name}", detail, *named_gpu(entry.message))]
     faults = xid_faults("", "", entry.message)
     if not faults and entry.type in _SERIOUS:
-        return [_event("other", f"{SOURCE}_xid", detail)]
-    events = []
-    for fault in faults:
-        # An XID without a GPU would count for every GPU of the node.
-        is_clear = (fault.gpu or fault.pci_bus_id) and (fault.detail is not None or fault.code != _RECOVERY)
-        kind, code = ("xid", fault.code) if is_clear else ("other", f"xid_{fault.code}")
-        events.append(_event(kind, code, fault.detail or detail, fault.gpu, fault.pci_bus_id))
-    return events
+        return [KernelFinding("other", f"{SOURCE}_xid", detail)]
+    return [_with_meaning(fault)._replace(detail=fault.detail or detail) for fault in faults]
 
 
-def _event(
-    kind: str, code: str, detail: str | None, gpu: str | None = None, pci_bus_id: str | None = None
-) -> dict[str, Any]:
-    return {"type": kind, "code": code, "detail": detail, "gpu": gpu, "pci_bus_id": pci_bus_id}
+def _with_meaning(fault: KernelFinding) -> KernelFinding:
+    # An XID without a GPU would count for every GPU of the node.
+    is_clear = (fault.gpu or fault.pci_bus_id) and (fault.detail is not None or fault.code != _RECOVERY)
+    return fault if is_clear else fault._replace(type="other", code=f"xid_{fault.code}")
 
 
 @dataclass(frozen=True, slots=True)

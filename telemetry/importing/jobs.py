@@ -52,8 +52,8 @@ _STATE: Final = re.compile(r"[A-Z][A-Z_]+(?:\+| by .+)?")
 _NO_NODE, _NO_START = "none assigned", ("unknown", "none", "n/a")
 _NOT_STARTED: Final = ("pending", '["pending"]', "pd", "pend", "q", "waiting", "hold", "tolaunch")
 # States of Slurm, LSF, PBS and OAR.
-_RUNNING: Final = UNFINISHED | {"RUN", "SSUSP", "USUSP", "UNKWN", "R", "CF", "CG", "RS", "SO", "ST"}
-_RUNNING_IN_OAR: Final = {"Launching", "Running", "Suspended", "Resuming", "Finishing"}
+_RUNNING = UNFINISHED | {"RUN", "SSUSP", "USUSP", "UNKWN", "R", "CF", "CG", "RS", "SO", "ST"}
+_RUNNING |= {"Launching", "Running", "Suspended", "Resuming", "Finishing"}
 _FINISHED: Final = ("F", "C", "Terminated", "Error", "3", "4")  # in PBS, Torque, OAR and HTCondor
 NO_END: Final = "finished without an end"
 _HOSTS: Final = {
@@ -99,7 +99,7 @@ def read_jobs(
         frame = pd.DataFrame(content)
         # Not Series.map: without any Slurm state, it would return floats.
         states = pd.Series([_slurm_state(outcome) for outcome in frame["outcome"]], index=frame.index, dtype=object)
-        runs = states.fillna(frame["outcome"]).isin(_RUNNING | _RUNNING_IN_OAR)
+        runs = states.fillna(frame["outcome"]).isin(_RUNNING)
         elapsed, is_over = _elapsed(batch), frame["outcome"].notna() & ~runs
         frame["ended_at"] = frame["ended_at"].fillna((frame["started_at"] + elapsed).where(is_over))
         frame["ended_at"] = frame["ended_at"].mask(runs)  # squeue and bjobs print their time limit as the end

@@ -37,6 +37,7 @@ _MAX_MESSAGE: Final = 2000
 # The kernel truncates messages at about 1000 characters; regular expressions may take quadratic time.
 _NO_TIME: Final = timedelta(0)
 _GPU_LOST: Final = "79"
+_Form = tuple[int, ...]
 
 
 class LogLine(NamedTuple):
@@ -61,7 +62,7 @@ class LogLine(NamedTuple):
     line: str = ""
     quoted: bool = False
     assumed: str | None = None
-    form: tuple[int, ...] = ()
+    form: _Form = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +97,12 @@ KnownAt = Callable[[datetime, bool], datetime]
 """Earliest time an event could have been known, given its time and whether it predates the collector."""
 
 
-class _Occurrence(NamedTuple):
-    """A kernel message; ``forms``: those of the lines that have it."""
-
-    when: datetime
-    since_boot: float | None
-    forms: set[tuple[int, ...]]
-
-
 @dataclass(slots=True)
 class _Host:
     """State of a node that later messages depend on.
 
-    ``recent``: last time of each event, by code and GPU. ``seen``: recent occurrences of each message.
+    ``recent``: last time of each event, by code and GPU. ``seen``: the recent
+    times of each message, since boot too, and the forms of the lines that have it.
     """
 
     boot_id: str | None = None
@@ -116,7 +110,7 @@ class _Host:
     addresses: set[str] = field(default_factory=set)
     sentence: tuple[datetime, str | None] | None = None
     recent: dict[tuple[str, str | None], datetime] = field(default_factory=dict)
-    seen: OrderedDict[str, deque[_Occurrence]] = field(default_factory=OrderedDict)
+    seen: OrderedDict[str, deque[tuple[datetime, float | None, set[_Form]]]] = field(default_factory=OrderedDict)
     is_boot_reported: bool = False
 
 
@@ -334,14 +328,14 @@ def _is_reported(host: _Host, finding: KernelFinding, when: datetime) -> bool:
 def _is_seen(host: _Host, line: LogLine, when: datetime) -> bool:
     """Whether another program has already stored the message: the time since boot is unique, the form is another."""
     occurrences = host.seen.setdefault(line.message, deque(maxlen=_MAX_OCCURRENCES))
-    while occurrences and abs(when - occurrences[0].when) > _SENTENCE:
+    while occurrences and abs(when - occurrences[0][0]) > _SENTENCE:
         occurrences.popleft()
-    for occurrence in occurrences:
-        is_timed = occurrence.since_boot is not None and line.since_boot is not None
-        if occurrence.since_boot == line.since_boot if is_timed else line.form not in occurrence.forms:
-            occurrence.forms.add(line.form)
+    for _, since_boot, forms in occurrences:
+        is_timed = since_boot is not None and line.since_boot is not None
+        if since_boot == line.since_boot if is_timed else line.form not in forms:
+            forms.add(line.form)
             return True
-    occurrences.append(_Occurrence(when, line.since_boot, {line.form}))
+    occurrences.append((when, line.since_boot, {line.form}))
     if len(host.seen) > _REMEMBERED:
         host.seen.popitem(last=False)
     return False

@@ -90,7 +90,7 @@ def test_what_the_width_of_a_column_cuts_off_is_not_guessed(tmp_path: Path) -> N
     table = printed(SACCT, WIDTHS | {"JobID": 6, "NodeList": 8, "AllocTRES": 12}) + "text between columns\n"
     jobs, result = imported(tmp_path, "sacct.txt", table, max_loss=1.0)
     assert [(job[0], job[4]) for job in jobs] == [("1002_7", None), ("1003", None), ("1006", None), ("1007", None)]
-    reasons = {CUT: 2, "malformed row": 1, "not a number in gpus": 6, "missing timestamp in started_at": 1}
+    reasons = {CUT: 2, "malformed row": 1, "not a number in gpus": 6}
     assert result.quarantined == reasons
 
 

@@ -247,6 +247,7 @@ TITLES = [
     ("node-1: gpu #01: XID 79", "node-1", 3, "xid"),
     ("node-0: GPU index 1 (0000:11:00.0) lost", "node-0", 1, "failure"),
     (f"node-1: GPU 1 lost, serial of {gpu(2)}", "node-1", "several", "failure"),
+    ("host=node-1 gpu=1 lost", "node-1", 3, "failure"),
     ("node-0: GPUs 0-1 lost", "node-0", "several", "failure"),
     ("node-0: GPU 0 and GPU 1 lost", "node-0", "several", "failure"),
     ("node-0: GPU 7 lost", "node-0", None, "failure"),

@@ -21,7 +21,7 @@ from serving.logs import AccessLog
 from serving.server import Tls, serve
 from serving.service import Service
 from tests.http_server import certify
-from tests.processes import ROOT, answers, predrain, printed_by, serving
+from tests.processes import ROOT, answers, invoke, printed_by, serving
 from tests.serving.http.world import DECIDED, Client, record, routes_of, running, small_fleet
 from tests.serving.score_folder import write_scores
 from tests.waiting import wait
@@ -75,7 +75,7 @@ def test_the_command_answers_and_ends_orderly(tmp_path: Path) -> None:
 )
 def test_what_the_command_cannot_start_with_is_reported(tmp_path: Path, options: list[str], message: str) -> None:
     ports = ("--listen", "127.0.0.1:0", "--extender-listen", "127.0.0.1:0")
-    run = predrain("serve", "--scores", tmp_path, *ports, *options, code=1)
+    run = invoke("serve", "--scores", tmp_path, *ports, *options, code=1)
     assert run.stderr.startswith(f"predrain: error: {message}")
 
 

@@ -15,7 +15,7 @@ from telemetry.importing.mapping import TableMapping
 from telemetry.importing.sampling import interval_of_files, sampling_interval, step_for, step_of
 from telemetry.staging.compaction import CompactSettings, compact
 from telemetry.staging.folder import StagingFolder, staging_of
-from tests.processes import predrain
+from tests.processes import invoke
 from tests.telemetry.helpers import write_csv
 
 CHANNELS = resolve_channels({})
@@ -83,7 +83,7 @@ def test_the_step_of_an_existing_dataset_holds(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "samples.csv", samples(minutes(30)))
     assert step_of(tmp_path / "none", [path], TableMapping(), CHANNELS) == minutes(30)
     hosts = write_csv(tmp_path / "hosts.csv", inventory())
-    predrain("import", "--samples", path, "--inventory", hosts, "--out", tmp_path / "fleet")
+    invoke("import", "--samples", path, "--inventory", hosts, "--out", tmp_path / "fleet")
     faster = write_csv(tmp_path / "faster.csv", samples(minutes(1)))
     assert step_of(tmp_path / "fleet", [faster], TableMapping(), CHANNELS) == minutes(30)
 
@@ -98,8 +98,8 @@ def test_an_import_takes_the_step_from_its_samples_unless_one_is_set(tmp_path: P
     hosts = write_csv(tmp_path / "hosts.csv", inventory())
     (tmp_path / "params.yaml").write_text("telemetry: {step: 1h}\n")
     files = ["--samples", path, "--inventory", hosts]
-    predrain("import", *files, "--out", tmp_path / "measured", cwd=tmp_path.parent)
-    predrain("import", *files, "--out", tmp_path / "set", "--params", tmp_path / "params.yaml")
+    invoke("import", *files, "--out", tmp_path / "measured", cwd=tmp_path.parent)
+    invoke("import", *files, "--out", tmp_path / "set", "--params", tmp_path / "params.yaml")
     assert Dataset.open(tmp_path / "measured").meta.step == minutes(30)
     assert Dataset.open(tmp_path / "set").meta.step == minutes(60)
 

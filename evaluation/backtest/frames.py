@@ -211,6 +211,7 @@ def newly_alerted(
     if not len(node):
         return chosen
     order = np.lexsort((rank, time))
+    # Earlier than any episode, cool-down or day, so that a node without an alert needs no case of its own.
     long_ago = int(time.min()) - max(reach_ms, cooldown_ms, _DAY_MS) - 1
     alerted_at = np.full(int(node.max()) + 1, long_ago, dtype=np.int64)
     alerted_risk = np.zeros(len(alerted_at))

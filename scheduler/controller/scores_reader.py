@@ -140,6 +140,7 @@ class _Decision:
                     raise ValueError(f"line {self.lines} is too long, or there are too many lines")
                 self._take(line)
         models = Counter(record.model for record in self.records.values())
+        # Risks of two models do not compare; those of the smaller part are rejected.
         for model, _ in models.most_common()[1:]:
             for record in [record for record in self.records.values() if record.model == model]:
                 self._refuse(record.unit, record.node, "has a different model than the other records")

@@ -196,6 +196,7 @@ class Instruments:
         # A repetition starts when power or temperature changes, or when device fields disappear or reappear.
         changes = [_differs(values[name]) for name in RULES.fluctuating]
         is_start = join.is_head | np.append(True, np.logical_or.reduce([*changes, np.diff(fields > 0)]))
+        # A unit without history has nothing to repeat.
         is_start[join.heads + 1] |= known_samples[join.heads] == 0
         start = np.maximum.accumulate(np.where(is_start, join.position, 0))
         samples = join.position - start + known_samples[start]
@@ -215,6 +216,7 @@ class Instruments:
                 is_long &= ms - ms[start] >= minimum.minutes * _MINUTE_MS
                 is_certain |= holds() & is_long & ~join.is_head
         newest_certain = np.maximum.accumulate(np.where(is_certain, join.position, _NO_ROW))
+        # From the first certain row to the end of the repetition; a live decision has already used the rows before it.
         is_frozen = newest_certain >= start
         onset = np.flatnonzero(is_frozen & ~join.is_head & ~np.append(False, is_frozen[:-1]))
         frozen[rows] = is_frozen[join.rows]
@@ -242,6 +244,7 @@ class Instruments:
             code = int(unit[np.searchsorted(join.rows, chosen[first])])
             since_ms = int(ms[chosen[first]])
             if join.is_head[begin] and is_frozen[begin] and self.stretches[code]:
+                # The stretch of an earlier block goes on.
                 since_ms = self.stretches[code].pop()[0]
             self.stretches[code].append((since_ms, int(ms[chosen[last]])))
 
@@ -256,6 +259,7 @@ class Instruments:
         join = _WithHeads.of(block.unit[rows])
         with np.errstate(invalid="ignore"):
             is_busy = _column(block, RULES.load, rows) >= RULES.activity.busy_pct
+        # Only zeros of a busy GPU are evidence: an idle one measures zero.
         counted, is_nonzero = join(False, (values == 0) & is_busy), join(True, values != 0)
         known_samples, since_ms = join(self._state[samples_name], 0), join(self._state[since_name], _NO_ROW)
         start = np.maximum.accumulate(np.where(is_nonzero, join.position, 0))

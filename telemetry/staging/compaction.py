@@ -48,8 +48,8 @@ from telemetry.staging.inventory import (
     late_nodes,
     merge_observations,
     no_runs,
-    spell_nodes,
     under_names,
+    unify_spellings,
 )
 from telemetry.staging.staged import (
     AHEAD,
@@ -189,9 +189,10 @@ class _Compaction:
         runs = merge_observations(self._state("sightings"), waiting.observations)
         previous = self._state("derived")
         declared = self._without_overlaps(self._declared(inventory, previous, runs))
-        known = [] if declared is None else list(declared["node"])
-        runs = spell_nodes(runs, [*known, *([] if self.existing is None else self.existing.inventory()["node"])])
-        stored = () if self.existing is None else self.existing.inventory()["gpu"].dropna().tolist()
+        known = [frame for frame in (declared, self.existing and self.existing.inventory()) if frame is not None]
+        stored = [] if self.existing is None else self.existing.inventory()["gpu"].dropna().tolist()
+        nodes, gpus = ([name for frame in known for name in frame[column].dropna()] for column in ("node", "gpu"))
+        runs = unify_spellings(runs, nodes, [*stored, *gpus])
         sightings, twins = distinguish(runs, waiting.step, stored)
         has_strays = len(set(sightings["gpu"])) < len(set(runs["gpu"]))
         runs = under_names(sightings, twins)

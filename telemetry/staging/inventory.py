@@ -6,7 +6,7 @@ late observation of another location splits a run, so the order of files does no
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from foundation.times import NEVER, instants
 from telemetry.dataset.schema import EVENTS, INVENTORY, Unit, ms_of
-from telemetry.identity.devices import normalise_pci_bus_id, place_identity
+from telemetry.identity.devices import device_key, normalise_pci_bus_id, place_identity
 from telemetry.identity.nodes import node_key, one_spelling
 from telemetry.importing.evidence import ATTRIBUTES, correct_installations, records, shared_units
 
@@ -60,20 +60,26 @@ def merge_observations(runs: pd.DataFrame, observations: pd.DataFrame) -> pd.Dat
     return merged.reset_index(drop=True)[list(RUNS.names)]
 
 
-def spell_nodes(runs: pd.DataFrame, known: Iterable[str]) -> pd.DataFrame:
-    """Unify the spelling of each node, preferring known nodes, and merge the resulting runs.
+def unify_spellings(runs: pd.DataFrame, known: Iterable[str], known_gpus: Sequence[str]) -> pd.DataFrame:
+    """Unify the spelling of each node and GPU, preferring known ones, and merge the resulting runs.
 
-    Spellings that differ in letter case are different nodes if they have different GPUs at one PCI address.
+    Exporters write UUIDs with and without the prefix ``GPU-``. Spellings of a node that differ in letter case are
+    different nodes if they have different GPUs at one PCI address.
     """
     if runs.empty:
         return runs
     located = runs[runs["gpu"].notna() & runs["pci_bus_id"].notna()].assign(key=runs["node"].map(node_key))
     gpus = located.groupby(["key", "pci_bus_id"])[["node", "gpu"]].nunique()
     distinct = gpus.index[(gpus["node"] > 1) & (gpus["gpu"] > 1)].get_level_values("key")
-    ordered = runs.sort_values("first_ms", kind="stable")["node"]
-    spelled = one_spelling(ordered, known, distinct)
-    nodes = runs["node"].map(spelled)
-    return runs if (nodes == runs["node"]).all() else merge_observations(no_runs(), runs.assign(node=nodes))
+    ordered = runs.sort_values("first_ms", kind="stable")
+    by_key: dict[str, str] = {}
+    for gpu in (*known_gpus, *sorted(ordered["gpu"].dropna().unique(), key=len, reverse=True)):
+        by_key.setdefault(device_key(gpu), gpu)
+    named = {gpu: by_key[device_key(gpu)] for gpu in ordered["gpu"].dropna()} | {gpu: gpu for gpu in known_gpus}
+    nodes = runs["node"].map(one_spelling(ordered["node"], known, distinct))
+    gpus = runs["gpu"].map(named, na_action="ignore").where(runs["gpu"].notna(), None)
+    is_same = (nodes == runs["node"]).all() and (gpus[gpus.notna()] == runs["gpu"][gpus.notna()]).all()
+    return runs if is_same else merge_observations(no_runs(), runs.assign(node=nodes, gpu=gpus))
 
 
 def distinguish(

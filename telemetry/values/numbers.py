@@ -51,6 +51,11 @@ def split_header(name: str) -> tuple[str, str | None]:
     return (name.strip(), None) if match is None else (match["name"].strip(), match["unit"].strip())
 
 
+def is_unit(word: str) -> bool:
+    """Whether a word is a unit of a source."""
+    return _lookup(word) is not None
+
+
 def _lookup(word: str) -> tuple[str, float, float] | None:
     plain = _RATE.sub("/s", word.strip().replace("\u00b5", "u"))
     return _UNITS.get(plain) or _UNITS.get(plain.lower())

@@ -27,7 +27,7 @@ from telemetry.importing.quarantine import BY_MAPPING, Quarantine
 from telemetry.packing import read_errors
 from telemetry.values.dates import DateOrder
 from telemetry.values.names import spellings
-from telemetry.values.numbers import Decimal, clock_reason, read_numbers, split_header
+from telemetry.values.numbers import Decimal, clock_reason, is_unit, read_numbers, split_header
 
 OTHER_METRIC: Final = "a metric that is no channel"
 
@@ -35,6 +35,7 @@ _CLOCK_REASON: Final = re.compile(r"clocks_(?:event|throttle)_reasons[._](?!acti
 _CLOCK_REASONS: Final = "clocks_event_reasons"
 _LINK: Final = re.compile(r"(DCGM_FI_DEV_NVLINK_\w+)_L\d+")
 
+_UNIT_COLUMNS: Final = ("unit", "units")  # of a long table
 _PAIR: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_.]*)\s*=~?\s*"?((?:[^",}\\]|\\.)*)"?')
 
 
@@ -74,6 +75,10 @@ def widen(
         row = pd.DataFrame({"thing": group, "turn": repeat}).groupby(["thing", "turn"], sort=False).ngroup().to_numpy()
         first = np.unique(row, return_index=True)[1]
         values = as_text(batch.table.column(long.value), batch.table.num_rows)[chosen]
+        for unit in (name for name in keys.columns if name.lower() in _UNIT_COLUMNS):
+            known = np.array([word is not None and is_unit(word) for word in keys[unit]], bool)
+            is_value = known & (values != None)  # noqa: E711
+            values[is_value] = values[is_value] + " " + keys[unit].to_numpy()[is_value]
         columns = {name: pa.array(keys[name].to_numpy()[first], pa.string()) for name in keys.columns}
         for code in np.unique(codes).tolist():
             wide = np.full(len(first), None, dtype=object)
@@ -156,7 +161,8 @@ def count_unused(batch: Batch, channel_names: Container[str]) -> None:
     read = {*batch.columns.values(), *(name for parts in combined for name in parts)}
     for name in batch.table.column_names:
         number = len(batch.table) - batch.table.column(name).null_count
-        if name in read or is_inventory(name) or not number:
+        is_unit_of_value = batch.mapping.long is not None and name.lower() in _UNIT_COLUMNS
+        if name in read or is_inventory(name) or is_unit_of_value or not number:
             continue
         reason = "known, and not used" if left_out_of_samples(name) else BY_MAPPING
         if any(form in channel_names for form in spellings(split_header(name)[0])):

@@ -138,6 +138,19 @@ def test_two_exporters_of_one_gpu_are_one_installation(tmp_path: Path):
     assert places(collect(tmp_path, both)) == RIGHT
 
 
+@pytest.mark.parametrize("together", [True, False], ids=["in one compaction", "the later of two"])
+def test_two_exporters_that_spell_a_uuid_differently_report_one_gpu(tmp_path: Path, together: bool):
+    label_sets = {n: [{"Hostname": f"gpu-{n}"}] for n in (1, 2)}
+    lines = dump(tmp_path / "dcgm.om", label_sets).read_text()
+    bare = lines.replace("GPU-0", "0").replace("DCGM_FI_DEV_GPU_TEMP", "nvidia_smi_temperature_gpu")
+    assert bare != lines
+    (tmp_path / "smi.om").write_text(bare.replace("# EOF\n", "") + lines if together else bare)
+    files = [tmp_path / "smi.om"] if together else [tmp_path / "dcgm.om", tmp_path / "smi.om"]
+    for file in files:
+        inventory = collect(tmp_path, file)
+    assert places(inventory) == RIGHT
+
+
 def test_a_placeholder_is_replaced_by_node_and_address(tmp_path: Path):
     zeros = "GPU-00000000-0000-0000-0000-000000000000"
     label_sets = {n: [{"Hostname": f"gpu-{n}", "UUID": zeros}] for n in (1, 2)}

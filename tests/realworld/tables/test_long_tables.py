@@ -77,6 +77,19 @@ def test_progress_counts_the_rows_of_long_files_and_corrects_its_total_after_eac
     assert set(totals[2:]) == {totals[-1]}, "the files have the same size"
 
 
+def test_a_value_has_the_unit_that_its_row_names(tmp_path: Path) -> None:
+    given = [("power.draw", 300_000, "mW"), ("temperature.gpu", 122, "F"), ("utilization.gpu", 90, "Percent")]
+    given += [("pstate", 0, "None")]
+    rows = [(when, gpu(0), *row) for when in wide()["timestamp"].unique() for row in given]
+    frame = pd.DataFrame(rows, columns=["timestamp", "uuid", "metric", "value", "unit"])
+    frame.to_csv(tmp_path / "tidy.csv", index=False)
+    result = run_import(tmp_path, samples=[tmp_path / "tidy.csv"], mapping=TIDY)
+    first = all_samples(result).iloc[0]
+    expected = {"power_w": 300, "gpu_temp_c": pytest.approx(50), "gpu_util_pct": 90, "pstate": 0}
+    assert {name: first[name] for name in expected} == expected
+    assert not result.accounting.tables["sample values"].left_out
+
+
 def test_two_values_of_one_metric_at_one_time_conflict_and_are_set_aside(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {"timestamp": "2026-03-01T00:00:00Z", "uuid": gpu(0), "metric": "gpu_temp_c", "value": [50, 60]}

@@ -189,11 +189,11 @@ class _Compaction:
         runs = merge_observations(self._state("sightings"), waiting.observations)
         previous = self._state("derived")
         declared = self._without_overlaps(self._declared(inventory, previous, runs))
-        known = [frame for frame in (declared, self.existing and self.existing.inventory()) if frame is not None]
-        stored = [] if self.existing is None else self.existing.inventory()["gpu"].dropna().tolist()
-        nodes, gpus = ([name for frame in known for name in frame[column].dropna()] for column in ("node", "gpu"))
-        runs = unify_spellings(runs, nodes, [*stored, *gpus])
-        sightings, twins = distinguish(runs, waiting.step, stored)
+        known = INVENTORY.empty_table().to_pandas() if declared is None else declared
+        stored = INVENTORY.empty_table().to_pandas() if self.existing is None else self.existing.inventory()
+        nodes, gpus = [*known["node"], *stored["node"]], [*stored["gpu"].dropna(), *known["gpu"].dropna()]
+        runs = unify_spellings(runs, nodes, gpus)
+        sightings, twins = distinguish(runs, waiting.step, stored["gpu"].dropna().tolist())
         has_strays = len(set(sightings["gpu"])) < len(set(runs["gpu"]))
         runs = under_names(sightings, twins)
         if not any(files.values()) and (inventory is None or self.existing is None):

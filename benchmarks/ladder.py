@@ -3,9 +3,9 @@
     python benchmarks/ladder.py [--quick] [--fleets announced-311 base-312]
 
 Each fleet is simulated and assessed with ``predrain assess``, as an operator would. Assessments are stored under
-benchmarks/work/ladder. ``--fleets`` reassesses only some fleets; the page has all stored ones. ``base-77``, which is
-also assessed un-accelerated, is the fleet of the README: its plot (docs/images/ladder.svg) and its excerpt are written
-too.
+benchmarks/work/ladder. ``--fleets`` reassesses only some fleets; the page keeps the rows of others that are not
+stored, and names them. ``base-77``, which is also assessed un-accelerated, is the fleet of the README: its plot
+(docs/images/ladder.svg) and its excerpt are written too.
 """
 
 import argparse
@@ -98,15 +98,24 @@ def run(*words: object) -> str:
     return printed
 
 
-def page(fleets: dict[str, dict[str, Any]], command: str) -> str:
-    """Write the page; ``fleets``: assessments by name."""
+def earlier_rows(previous: str, fleet: str, columns: int) -> list[str]:
+    """Return the rows of a fleet in the table with ``columns`` columns of an earlier page; 1: its list items."""
+    rows = [row for row in previous.splitlines() if row.startswith((f"| {fleet} |", f"- {fleet}, "))]
+    return [row for row in rows if row.count(" | ") == columns - 1]
+
+
+def page(fleets: dict[str, dict[str, Any]], command: str, previous: str = "") -> str:
+    """Write the page; ``fleets``: assessments by name; ``previous``: page with the rows of fleets without any."""
+    names = [name for name in FLEETS if earlier_rows(previous, name, 5) or name in fleets] or [*fleets]
+    older = ", ".join(name for name in names if name not in fleets)
     lines = [
         "# Which actions pay on simulated fleets",
         "",
-        f"Made by `{command}`: {', '.join(fleets)} (scenario and seed; 100 days at five times the usual failure rates "
+        f"Made by `{command}`: {', '.join(names)} (scenario and seed; 100 days at five times the usual failure rates "
         "if not un-accelerated; 600 GPUs, base-77 2,000 with `--largest-job 512`). Each is assessed as by `predrain "
         "assess --params params/lightgbm.yaml`. No setting was chosen on these seeds, except base-77, the example "
-        "in the README. Net GPU-hours compared with no action, with 95 % intervals by node.",
+        "in the README. Net GPU-hours compared with no action, with 95 % intervals by node."
+        + (f" **Rows of an earlier version:** {older}." if older else ""),
         "",
         "## The recommended ladder",
         "",
@@ -114,7 +123,12 @@ def page(fleets: dict[str, dict[str, Any]], command: str) -> str:
         "|---|---|---|---|---|",
     ]
     short = []
-    for name, content in fleets.items():
+    for name in names:
+        if name not in fleets:
+            lines += earlier_rows(previous, name, 5)
+            short += earlier_rows(previous, name, 1)
+            continue
+        content = fleets[name]
         shapes = {size["gpus_per_job"]: size for size in content.get("by_job_size") or ()}
         replays = {"its own": content} | {SHAPES[size]: shapes[size] for size in SHAPES if size in shapes}
         for shape, replayed in replays.items():
@@ -141,7 +155,11 @@ def page(fleets: dict[str, dict[str, Any]], command: str) -> str:
         + " |"
     ]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
-    for name, content in fleets.items():
+    for name in names:
+        if name not in fleets:
+            lines += earlier_rows(previous, name, 9)
+            continue
+        content = fleets[name]
         rows = {row["rung"]: interval(row) for row in content["ladder"]}
         rules = next((row for row in content.get("policies") or () if row["policy"] == "hard rules alone"), None)
         cells = [rows.get(rung, "") for rung in ("avoid", "probe", "checkpoint", "swap", "drain")]
@@ -168,7 +186,7 @@ def main() -> None:
     for name in args.fleets or fleets:
         assess(name, fleets[name])
     contents = kept(fleets)
-    text = page(contents, "python benchmarks/ladder.py")
+    text = page(contents, "python benchmarks/ladder.py", "" if args.quick else PAGE.read_text(encoding="utf-8"))
     if args.quick:
         sys.stdout.write(text)
     else:

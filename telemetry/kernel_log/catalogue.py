@@ -49,11 +49,6 @@ class KernelFinding(NamedTuple):
     known: bool = False
 
 
-def mentions_xid(message: str) -> bool:
-    """Whether a message reports an XID, parsable or not."""
-    return _MENTION.search(message) is not None
-
-
 def parse_xid_message(message: str) -> KernelFinding | None:
     """Parse an XID message, with any prefix before ``NVRM:``; None if it has no code or no GPU.
 
@@ -199,7 +194,7 @@ class MessageCatalogue:
                 return _finding(rule, match, message)
         if xid := parse_xid_message(message):
             return xid
-        if mentions_xid(message):
+        if _MENTION.search(message):
             return KernelFinding("unclear")
         for words, _, rules in self._rules:
             if any(word in message for word in words):

@@ -79,6 +79,10 @@ def collected(folder: Path, *looks: list[dict[str, str]]) -> tuple[list[dict[str
         ("UncorrectableEccErrors", "False", "x", "", []),
         ("GpuHealthy", "False", "x", "", [("other", "GpuHealthy", None)]),
         ("GpuHealthy", "True", "x", "", []),
+        *((kind, "True", "x", "", []) for kind in ("GPUPresent", "NVLinkActive", "NvlinkUp", "HasGPU", "GPUConnected")),
+        ("NVLinkActive", "False", "x", "", [("other", "NVLinkActive", None)]),
+        ("GpuDisconnected", "True", "x", "", [("other", "GpuDisconnected", None)]),
+        ("NVLinkInactive", "True", "x", "", [("other", "NVLinkInactive", None)]),
         ("NvidiaDriverInstalled", "False", "x", "", [("other", "NvidiaDriverInstalled", None)]),
         ("NvidiaDriverInstalled", "True", "x", "", []),
         ("acme.com/gpu.health", "False", "x", "", [("other", "acme.com/gpu.health", None)]),
@@ -150,6 +154,8 @@ def test_conditions_without_a_rule_are_counted_by_name(tmp_path: Path) -> None:
         ("NVLinkDown", "link 4", [("other", "NVLinkDown", None)]),
         ("EccUncorrectable", "bank 3", [("other", "EccUncorrectable", None)]),
         ("ImageGCFailed", "disk", []),
+        ("NodeHasGPUFailure", GPU, [("other", "NodeHasGPUFailure", None)]),
+        ("NodeHasInsufficientPID", "pids", []),
     ],
 )
 def test_what_an_event_of_a_node_becomes(

@@ -90,13 +90,9 @@ class ObservedSlots:
     def __init__(self, runs: pd.DataFrame | None = None) -> None:
         self._in_slot: defaultdict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
         self._of_gpu: defaultdict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
-        for gpu, node, slot, first, last in (
-            ()
-            if runs is None
-            else runs[runs["slot"].notna()][["gpu", "node", "slot", "first_ms", "last_ms"]].itertuples(
-                index=False, name=None
-            )
-        ):
+        columns = ["gpu", "node", "slot", "first_ms", "last_ms"]
+        in_slots = pd.DataFrame(columns=columns) if runs is None else runs[runs["slot"].notna()][columns]
+        for gpu, node, slot, first, last in in_slots.itertuples(index=False, name=None):
             self._in_slot[node, slot_key(slot)].append((first, last, gpu))
             self._of_gpu[node, gpu].append((first, slot_key(slot)))
         self.nodes = frozenset(node for node, _ in self._in_slot)

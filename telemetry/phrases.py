@@ -24,7 +24,7 @@ OTHER: Final = "other"
 EventType = Literal["xid", "failure", "repair", "replacement", "driver", "diagnostic", "drain", "maintenance", "other"]
 Source = Literal["ticket", "reason"]
 _MAX_PHRASES: Final = 1_000
-_WORD_GAPS: Final = re.compile(r"(?<=[a-z])(?=[A-Z])|[\s_]+")
+_WORD_GAPS: Final = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z]{3})(?=[A-Z][a-z])|[\s_]+")
 _NUMBER: Final = re.compile(r"\d+")
 
 

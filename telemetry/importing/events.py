@@ -30,6 +30,7 @@ from telemetry.importing.tickets import (
     TICKET_COLUMNS,
     GpuPlaces,
     name_gpus,
+    names_xids,
     node_finder,
     nodes_of_list,
     one_row_per_xid,
@@ -37,6 +38,7 @@ from telemetry.importing.tickets import (
     resolve_tickets,
     strip_markup,
     types_of,
+    xids_of,
 )
 from telemetry.kernel_log.importing import last_written, parse_kernel_log, read_lines
 from telemetry.packing import read_errors
@@ -159,12 +161,15 @@ def parse_events(
     details = rows["detail"].copy()
     written = as_text(batch.column("type"), len(batch.rows))
     rows["type"] = types_of(kinds[wanted], written, rows, review or PhraseReview())
+    if names_xids(batch.columns.get("code", "")):
+        has_xid = np.array([code is not None and bool(xids_of(code)) for code in rows["code"]], dtype=bool)
+        rows["type"][has_xid & np.isin(rows["type"].astype(str), ("failure", "other"))] = "xid"
     details = details[one_row_per_xid(batch, rows)]
     instants = batch.instants("timestamp", day_end=True)  # for a date, no earlier time is certain
     assert instants is not None
     batch.refuse(NUMBER_AS_TYPE, pd.isna(rows["type"]))
     _write_ends(batch, rows, instants.ms)
-    batch.refuse("xid event without a code", (rows["type"] == "xid") & pd.isna(rows["code"]))
+    batch.refuse("xid event without a code", (rows["type"] == "xid") & (pd.isna(rows["code"]) | (rows["code"] == "0")))
     name_gpus(batch, rows, instants.ms, installations, counts)
     resolve_tickets(batch, rows, details, instants.ms, counts)
     known_ms = instants.ms + int(delay.total_seconds() * 1000)

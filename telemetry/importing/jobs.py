@@ -54,7 +54,8 @@ _NOT_STARTED: Final = ("pending", '["pending"]', "pd", "pend", "q", "waiting", "
 # States of Slurm, LSF, PBS and OAR.
 _RUNNING = UNFINISHED | {"RUN", "SSUSP", "USUSP", "UNKWN", "R", "CF", "CG", "RS", "SO", "ST"}
 _RUNNING |= {"Launching", "Running", "Suspended", "Resuming", "Finishing"}
-_FINISHED: Final = ("F", "C", "Terminated", "Error", "3", "4")  # in PBS, Torque, OAR and HTCondor
+_FINISHED: Final = ("F", "C", "Terminated", "Error", "3", "4", "Succeeded", "Failed")
+# In PBS, Torque, OAR, HTCondor and Kubernetes.
 NO_END: Final = "finished without an end"
 _HOSTS: Final = {
     "+": re.compile(r"\(?(?P<node>[A-Za-z0-9][\w.-]*)(?:/\d[\d,*-]*|(?:\[\d+\])?(?::\w+=[^:()]*)+)\)?"),

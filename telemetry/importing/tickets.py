@@ -20,6 +20,7 @@ from telemetry.dataset.event import EVENT_TYPES
 from telemetry.dataset.schema import ms_of
 from telemetry.identity.devices import GpuNames, is_placeholder, normalise_pci_bus_id
 from telemetry.importing.batch import Batch
+from telemetry.importing.columns import split_words
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.slots import is_index, slot_key
 from telemetry.kernel_log.mentions import gpu_names, listed_codes, xid_codes
@@ -102,7 +103,7 @@ def one_row_per_xid(batch: Batch, rows: dict[str, npt.NDArray[Any]]) -> npt.NDAr
     ``batch`` and ``rows`` are modified in place.
     """
     given = zip(rows["type"], rows["code"], strict=True)
-    codes = [_xids(code) if kind == "xid" and isinstance(code, str) else (code,) for kind, code in given]
+    codes = [(xids_of(code) or (code,)) if kind == "xid" and isinstance(code, str) else (code,) for kind, code in given]
     places = np.repeat(np.arange(len(codes)), [len(listed) for listed in codes])
     if len(places) > len(codes):
         batch.repeat(places)
@@ -111,12 +112,18 @@ def one_row_per_xid(batch: Batch, rows: dict[str, npt.NDArray[Any]]) -> npt.NDAr
     return places
 
 
+def names_xids(column: str) -> bool:
+    """Whether the codes of a column with this name are XIDs, whatever text stands beside them."""
+    return "xid" in split_words(column)
+
+
 @cache
-def _xids(text: str) -> Sequence[str]:
+def xids_of(text: str) -> Sequence[str]:
+    """Return the XIDs in a code; empty for 0, which stands for none, and for other text."""
     match = _ONE_XID.match(text)
     if match is not None:
-        return (str(int(match[1])),)
-    return xid_codes(text) or listed_codes(text) or (text,)
+        return (str(int(match[1])),) if int(match[1]) else ()
+    return xid_codes(text) or listed_codes(text)
 
 
 def node_finder(installations: InstallationIndex) -> Callable[[str | None], str | None]:

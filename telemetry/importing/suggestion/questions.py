@@ -26,6 +26,7 @@ from telemetry.importing.instants import MISSING, NAIVE, UndecidedOrderError, or
 from telemetry.importing.mapping import ImportMapping, TableMapping
 from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.suggestion.guesses import INSTANTS, Guess, known_columns, long_format, named, suggest
+from telemetry.importing.tickets import names_xids
 from telemetry.phrases import classify
 
 _HEADER: Final = """\
@@ -226,7 +227,7 @@ def find_questions(
                 unsure = {guess.target for guess in guesses if guess.role == role and not guess.sure}
                 texts = [guess.column for guess in guesses if guess.target == "type" and not guess.words]
                 text = ("type", texts[0]) if texts else ("detail", sources.get("detail", ""))
-                missing += _missing(role, file, {*sources, *section.constants} - unsure, text)
+                missing += _missing(role, file, {*sources, *section.constants} - unsure, text, sources.get("code", ""))
             if alike[tuple(names)] < _FILES_ALIKE:  # a few files with the same columns are enough
                 for column, setting, example in _open_instants(role, file, section, sources):
                     quoted = f"{example!r} ({file.name}, column {column!r})"
@@ -253,8 +254,11 @@ def _tables_among(paths: Sequence[Path], role: str) -> list[Path]:
     return [file for file in expand_sources(tuple(paths), role) if role != "events" or not is_kernel_log(file)]
 
 
-def _missing(role: str, file: Path, present: set[str], text: tuple[str, str]) -> Iterator[Question]:
-    """Yield a question for each missing column; ``text``: what the column with the text is, and its name or ''."""
+def _missing(role: str, file: Path, present: set[str], text: tuple[str, str], code: str) -> Iterator[Question]:
+    """Yield a question for each missing column.
+
+    ``text``: what the column with the text is, and its name or ''. ``code``: name of the column with codes, or ''.
+    """
     target, column = text
     for choice in _REQUIRED[role]:
         if present.isdisjoint(choice):
@@ -263,6 +267,8 @@ def _missing(role: str, file: Path, present: set[str], text: tuple[str, str]) ->
             if column and role == "events" and "node" in choice:
                 advice += f" If {column!r} names the node, map it to `[{target}, node]`."
                 answer = {role: {"columns": {column: [target, "node"]}}}
+            elif choice == ("type",) and names_xids(code):
+                answer = {role: {"constants": {"type": "xid"}}}
             yield Question(role, f"no column for {name!r}", str(file), advice, answer, missing=name)
 
 

@@ -164,7 +164,7 @@ def test_a_finished_job_without_an_end_does_not_run_on(tmp_path: Path) -> None:
     assert result.quarantined == {NO_END: sum(UNENDED.values())}
 
 
-UNENDED = {"COMPLETED": 1, "RUNNING": 0, "F": 1, "R": 0, "Terminated": 1, "Running": 0, "Error": 1}
+UNENDED = {"COMPLETED": 1, "RUNNING": 0, "F": 1, "R": 0, "Terminated": 1, "Running": 0, "Error": 1, "Succeeded": 1}
 
 
 @pytest.mark.parametrize(

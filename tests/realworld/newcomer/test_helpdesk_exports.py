@@ -106,6 +106,10 @@ CSV = {
     '"1","2026-03-01 00:10","node-0.cluster GPU 1 broken","bob","High","2026-03-01 02:00","2026-03-02 02:00"\n',
     "Zammad": "#;Titel;Kunde;Erstellt am;Geschlossen am\n"
     "1;node-0: GPU 1 ausgefallen;bob;01.03.2026 00:10;01.03.2026 02:00\n",
+    "history of alerts": "Starts,Ends,Alert,Instance,GPU,Severity\n"
+    "2026-03-01T00:10Z,2026-03-01T02:00Z,GPUFellOffBus,node-0:9400,1,critical\n",
+    "what was done": "Date,Node,GPU,Failure description,Action Taken,Date Fixed\n"
+    "2026-03-01 00:10,node-0,1,NVLink errors,Reseated,2026-03-01 02:00\n",
     "twelve hours, month first": "Date Opened,Host Name,GPU #,Problem,Date Closed\n"
     "3/1/2026 12:10 AM,node-0,1,GPU fell off bus,3/1/2026 2:00 AM\n3/13/2026 12:10 AM,node-9,0,paper jam,N/A\n",
 }
@@ -316,6 +320,19 @@ def test_words_that_a_mapping_gives_a_type_still_name_the_gpu_and_the_xid(tmp_pa
         [gpu(1), "replacement", "", "GPU 1 replaced"],
         [gpu(0), "repair", "", "board of GPU 0 changed"],
     ]
+
+
+@pytest.mark.parametrize("text", ["description", None])
+def test_the_codes_of_a_column_of_xids_are_xids_whatever_the_text_says(tmp_path: Path, text: str | None) -> None:
+    rows = ["79,fallen off the bus", '"48, 63",DBE', "13.0,app", "0,GPU lost", "94,replaced GPU 1"]
+    rows = [f"2026-03-01T0{hour}:00Z,node-0,1,{row}" for hour, row in enumerate(rows)]
+    rows = [row if text else row.rpartition(",")[0] for row in rows]
+    header = "time,host,gpu_index,xid" + (f",{text}" if text else "")
+    events = imported(tmp_path, "xids.csv", "\n".join([header, *rows]) + "\n")
+    assert set(events["gpu"]) == {gpu(1)}
+    xids = [("xid", code) for code in ("79", "48", "63", "13")]
+    last = [("failure", "0"), ("replacement", "94")] if text else [("xid", "94")]
+    assert list(zip(events["type"], events["code"], strict=True)) == [*xids, *last]
 
 
 def test_a_list_of_repairs_with_its_own_words_keeps_them(tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def _missing(role: str, file: Path, present: set[str], text: tuple[str, str], co
     target, column = text
     for choice in _REQUIRED[role]:
         if present.isdisjoint(choice):
-            name, answer = " or ".join(choice), {}
+            name, answer = " or ".join(choice), dict[str, Any]()
             advice = f"Map one, or give a constant: `{role}: {{constants: {{{choice[0]}: …}}}}`."
             if column and role == "events" and "node" in choice:
                 advice += f" If {column!r} names the node, map it to `[{target}, node]`."

@@ -305,18 +305,12 @@ class MemoryWorkloads:
     ``running``: by uid; may be changed to simulate owners and other tools.
     ``asked``: last checkpoint request of each workload, by uid.
     ``written``: keys of acknowledged requests.
-    ``cannot``: uids of workloads that cannot write a checkpoint.
-    ``blocked``: name of the disruption budget that protects a workload, by uid.
-    ``evicted``: accepted evictions: time, node, uid.
     """
 
     def __init__(self, workloads: Iterable[Workload], clock: Clock) -> None:
         self.running = {workload.uid: workload for workload in workloads}
         self.asked: dict[str, CheckpointAsk] = {}
         self.written: set[str] = set()
-        self.cannot: set[str] = set()
-        self.blocked: dict[str, str] = {}
-        self.evicted: list[tuple[datetime, str, str]] = []
         self.text: str | None = None
         self.version = 0
         self._clock = clock
@@ -340,8 +334,6 @@ class MemoryWorkloads:
         """Return the state of a request."""
         if workload.uid not in self.running:
             return CheckpointState("gone")
-        if workload.uid in self.cannot:
-            return CheckpointState("failed", "it has none")
         return CheckpointState("acknowledged" if key in self.written else "waiting")
 
     def evict(self, workload: Workload, fence: Fence) -> WriteResult:
@@ -352,10 +344,7 @@ class MemoryWorkloads:
         result = self.running[workload.uid]
         if result.ending:
             return WriteResult("already")
-        if result.uid in self.blocked:
-            return WriteResult("blocked", self.blocked[result.uid])
         self.running[result.uid] = replace(result, state="ending")
-        self.evicted.append((self._clock.now(), result.node, result.uid))
         return WriteResult("done", "", self.preview(result))
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:

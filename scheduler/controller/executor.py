@@ -10,15 +10,7 @@ from scheduler.controller.settings import ControllerSettings
 from scheduler.ledger.round_log import RoundLog
 from scheduler.ports.errors import described
 from scheduler.ports.protocols import LeaseLostError, SchedulerAdapter
-from scheduler.ports.readings import (
-    FleetReading,
-    NodeReading,
-    Precondition,
-    Switches,
-    Write,
-    WriteResult,
-    has_marks,
-)
+from scheduler.ports.readings import FleetReading, NodeReading, Precondition, Switches, Write, WriteResult, has_marks
 from scheduler.ports.records import Intent, Settled, key_of
 from scheduler.ports.report import Step
 

@@ -53,16 +53,13 @@ class ReportedFacts:
 
 
 class MemoryRisks:
-    """In-memory scores, or a failure."""
+    """In-memory scores."""
 
     def __init__(self, risks: Risks = NO_RISKS) -> None:
         self.risks = risks
-        self.failure: Exception | None = None
 
     def read(self) -> Risks:
-        """Return the scores, or raise the failure."""
-        if self.failure is not None:
-            raise self.failure
+        """Return the scores."""
         return self.risks
 
 

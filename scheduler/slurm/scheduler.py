@@ -251,9 +251,6 @@ BOOT_TOLERANCE: Final = timedelta(seconds=120)
 """Tolerance for boot times: slurmd derives them from the uptime at each registration, so they vary by seconds."""
 
 
-_MAX_LATE: int = 10_000
-
-
 class LateWrites:
     """Drains without a response, and what operators wrote to their nodes in the meantime; in memory only."""
 
@@ -264,7 +261,7 @@ class LateWrites:
         """Record the result of a write."""
         if answer.kind != "timeout":
             self._open.pop(node, None)
-        elif change.reason is not None and len(self._open) < _MAX_LATE:
+        elif change.reason is not None:
             self._open[node] = (change.reason, self._open.get(node, ("", None))[1])
 
     def note_read(self, node: SlurmNode, foreign: bool) -> None:

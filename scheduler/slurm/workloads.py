@@ -345,10 +345,9 @@ def _takes(node: SlurmNode, need: Requirements, gpus: int) -> bool:
 
 
 def _described(need: Requirements, gpus: int) -> str:
-    parts = [f"partition {','.join(sorted(need.partitions))}"] if need.partitions else []
-    parts += [f"reservation {need.reservation}"] if need.reservation else []
-    parts += [f"constraint {need.features}"] if need.features else []
-    parts += [f"{gpus} GPUs each"] if gpus else []
-    parts += [f"gres {','.join(sorted(need.gres))}"] if need.gres else []
-    parts += [f"{need.disk_mb} MB of disk"] if need.disk_mb else []
+    named = {
+        "partition": ",".join(sorted(need.partitions)), "reservation": need.reservation, "constraint": need.features,
+        "GPUs per node:": gpus, "gres": ",".join(sorted(need.gres)), "MB of disk:": need.disk_mb,
+    }  # fmt: skip
+    parts = [f"{name} {value}" for name, value in named.items() if value]
     return f" ({', '.join(parts)})" if parts else ""

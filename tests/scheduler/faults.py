@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from scheduler.file import MemoryScheduler
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import WriteResult
-from scheduler.ports.workloads import DiagnosticResult, Fence, Workload
+from scheduler.ports.workloads import CheckpointState, DiagnosticResult, Fence, Workload
 
 FaultKind = Literal[
     "conflict", "refused", "timeout_before", "timeout_after", "unreadable", "crash_before", "crash_after"
@@ -123,15 +124,35 @@ class FaultyScheduler(MemoryScheduler):
 
 
 class MemoryWorkloads(file.MemoryWorkloads):
-    """What runs on the nodes of a cluster in memory, with failures on demand."""
+    """What runs on the nodes of a cluster in memory, with failures on demand.
+
+    ``cannot``: uids of workloads that cannot write a checkpoint.
+    ``blocked``: name of the disruption budget that protects a workload, by uid.
+    ``evicted``: accepted evictions: time, node, uid.
+    """
 
     def __init__(self, workloads: Iterable[Workload], clock: Clock) -> None:
         super().__init__(workloads, clock)
+        self.cannot: set[str] = set()
+        self.blocked: dict[str, str] = {}
+        self.evicted: list[tuple[datetime, str, str]] = []
         self.faults = Faults()
         for name in ("ask_checkpoint", "evict", "save_progress"):
             setattr(self, name, partial(self.faults.write, name, getattr(self, name)))
         for name in ("checkpoint_state", "on_node", "load_progress"):
             setattr(self, name, partial(self.faults.read, name, getattr(self, name)))
+
+    def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
+        state = super().checkpoint_state(workload, key)
+        return CheckpointState("failed", "it has none") if workload.uid in self.cannot else state
+
+    def evict(self, workload: Workload, fence: Fence) -> WriteResult:
+        if workload.uid in self.blocked and workload.uid in self.running:
+            return WriteResult("blocked", self.blocked[workload.uid])
+        answer = super().evict(workload, fence)
+        if answer.kind == "done":
+            self.evicted.append((self._clock.now(), workload.node, workload.uid))
+        return answer
 
 
 class MemoryVerification:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
@@ -78,7 +79,7 @@ def test_marks_are_taken_off_also_where_no_score_can_be_read_and_the_units_are_n
     cluster.scored(n1=0.9)
     cluster.round()
     assert cluster.level("n1") is Level.DRAIN
-    cluster.risks.risks, cluster.risks.failure = NO_RISKS, SourceError("the scores are gone")
+    cluster.risks.risks, cluster.risks.read = NO_RISKS, Mock(side_effect=SourceError("the scores are gone"))
     cluster.restart()
     cluster.clock.move(STEP)
     report = cluster.round()

@@ -8,6 +8,7 @@ import pytest
 
 from foundation.running import Patience
 from policy.fleet import Level
+from policy.ladder.cost_benefit import CostBenefitConfig
 from scheduler.ports.readings import Precondition, Switches
 from scheduler.slurm.job import SlurmJob
 from tests.policy.decide_world import HOUR, STEP
@@ -260,6 +261,8 @@ def test_jobs_make_the_floors_of_their_nodes(world):
     assert [(j.name, j.gpus) for j in views["n3"].jobs] == [("7", 16)]
     assert ("job", "c/7") in views["n5"].scopes
     assert views["n0"].jobs == ()
+    world.policy = replace(world.policy, cost_benefit=CostBenefitConfig(always=True))
+    world.restart()
     world.scored(n3=0.9, n5=0.9)
     world.round()
     least, most = sorted((world.level("n3"), world.level("n5")))

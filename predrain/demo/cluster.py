@@ -147,7 +147,7 @@ class SimulatedCluster:
         self.fleet, self.jobs, self.policy, self.clock = fleet, jobs, policy, clock
         nodes = [MemoryNode(NodeObject(node.name), node, "boot") for node in fleet.nodes]
         self.scheduler = MemoryScheduler(nodes, self.clock)
-        self.workloads = MemoryWorkloads([], self.clock)
+        self.workloads = MemoryWorkloads()
         self.diagnostic = InMemoryDiagnostic(self.clock, policy.cost_benefit, fleet, reach, diagnostic)
         method = VerificationSettings(method="scheduler", timeout=timedelta(days=9))
         evacuation = Evacuation(

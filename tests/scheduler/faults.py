@@ -12,7 +12,7 @@ from scheduler.file import MemoryScheduler
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import WriteResult
-from scheduler.ports.workloads import CheckpointState, DiagnosticResult, Fence, Workload
+from scheduler.ports.workloads import CheckpointAsk, CheckpointState, DiagnosticResult, Fence, Workload
 
 FaultKind = Literal[
     "conflict", "refused", "timeout_before", "timeout_after", "unreadable", "crash_before", "crash_after"
@@ -132,7 +132,8 @@ class MemoryWorkloads(file.MemoryWorkloads):
     """
 
     def __init__(self, workloads: Iterable[Workload], clock: Clock) -> None:
-        super().__init__(workloads, clock)
+        super().__init__(workloads)
+        self._clock = clock
         self.cannot: set[str] = set()
         self.blocked: dict[str, str] = {}
         self.evicted: list[tuple[datetime, str, str]] = []
@@ -146,13 +147,27 @@ class MemoryWorkloads(file.MemoryWorkloads):
         state = super().checkpoint_state(workload, key)
         return CheckpointState("failed", "it has none") if workload.uid in self.cannot else state
 
+    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WriteResult:
+        return self._refusal(workload, fence) or super().ask_checkpoint(workload, ask, fence)
+
     def evict(self, workload: Workload, fence: Fence) -> WriteResult:
-        if workload.uid in self.blocked and workload.uid in self.running:
-            return WriteResult("blocked", self.blocked[workload.uid])
-        answer = super().evict(workload, fence)
-        if answer.kind == "done":
-            self.evicted.append((self._clock.now(), workload.node, workload.uid))
-        return answer
+        refusal = self._refusal(workload, fence)
+        if refusal is None and self.running[workload.uid].ending:
+            refusal = WriteResult("already")
+        if refusal is None and workload.uid in self.blocked:
+            refusal = WriteResult("blocked", self.blocked[workload.uid])
+        if refusal is not None:
+            return refusal
+        self.evicted.append((self._clock.now(), workload.node, workload.uid))
+        return super().evict(workload, fence)
+
+    def _refusal(self, workload: Workload, fence: Fence) -> WriteResult | None:
+        if self._clock.now() >= fence.until:
+            return WriteResult("refused", "the lease has ended")
+        if workload.uid in self.running:
+            return None
+        same = any(running.name == workload.name for running in self.running.values())
+        return WriteResult("conflict", "the name is taken by another workload") if same else WriteResult("gone")
 
 
 class MemoryVerification:

@@ -54,7 +54,7 @@ _NEXT_MESSAGE: Final = re.compile(r"\n|\d{2,5} (?=<\d{1,3}>1 \d{4}-)")
 _LOWERING_DECODER: Final = json.JSONDecoder(
     object_pairs_hook=lambda pairs: {name.lower(): value for name, value in pairs}
 )
-_BEGINNINGS: Final = ("{", "[", " ", "\t", "_", "\x1e", "d")
+_BEGINNINGS: Final = ("{", "[{", " ", "\t", "_", "\x1e", "d")
 _HOST_LINE: Final = re.compile(
     r'Common labels: .*?"(?:host|hostname|node|nodename|node_name|instance)":\s*"([\w.-]+)|'
     r"([\w.-]+) \| [A-Z]+ \| rc=\d+ >>\Z"
@@ -89,8 +89,7 @@ class EntryReader:
     def __init__(self, is_wanted: Callable[[str], object] = bool) -> None:
         self.number = self.extra = 0
         self._is_wanted = is_wanted
-        self._kind = ""
-        self._record: list[str] = []
+        self._record: list[str] = []  # of a journal, in the form export or verbose
         self._host: str | None = None
         self._relative = RelativeStamps()
 
@@ -110,10 +109,9 @@ class EntryReader:
         yield from self.close()
 
     def _read(self, line: str) -> Iterable[Entry]:
-        if self._kind:
+        if self._record:
             return self._read_on(line)
-        is_stamped = line[:1] == "[" and line[1:2] != "{" and line[-1] not in " \t[{"  # rather than opening JSON
-        if (line[:1] in _BEGINNINGS and not is_stamped) or "[s=" in line:
+        if line.startswith(_BEGINNINGS) or "[s=" in line:
             return self._begin(line)
         is_wanted = bool(self._is_wanted(line))
         stamp = self._relative.read(line, is_about_a_gpu=is_wanted)
@@ -127,13 +125,13 @@ class EntryReader:
         if self._belongs(line):
             self._record.append(line)
             if len(self._record) > _MAX_RECORD_LINES:
-                self._kind = ""
+                self._record = []
         else:
             yield from self._finish()
             yield from self._read(line)
 
     def _belongs(self, line: str) -> bool:
-        if self._kind == "verbose":
+        if " [s=" in self._record[0]:
             return line[:1].isspace()
         # A bare field name is followed by a binary value on the next line.
         return bool(_JOURNAL_FIELD.match(line)) or line in _BINARY_FIELDS or self._record[-1] in _BINARY_FIELDS
@@ -145,7 +143,7 @@ class EntryReader:
             self.extra += max(len(entries) - 1, 0)
             yield from entries or self._parts(plain_entry(self.number, line))
         elif line.startswith("__CURSOR=") or _VERBOSE_HEADER.match(line):
-            self._kind, self._record = "export" if line[0] == "_" else "verbose", [line]
+            self._record = [line]
         elif self._is_wanted(line):
             yield from self._parts(plain_entry(self.number, line)._replace(host=self._host))
 
@@ -155,12 +153,10 @@ class EntryReader:
         return parts
 
     def _finish(self) -> Iterator[Entry]:
-        kind, self._kind = self._kind, ""
-        if kind not in ("export", "verbose"):
-            return
+        record, self._record = self._record, []
         fields: dict[str, str] = {}
         name = ""
-        for line in self._record:
+        for line in record:
             match = _JOURNAL_FIELD.match(line)
             if match is not None:
                 name = match["name"].lower()
@@ -170,10 +166,7 @@ class EntryReader:
             elif name:
                 # The export format prefixes a multi-line value with its length in eight bytes.
                 fields[name] = f"{fields[name]}\n{line.strip()}" if name in fields else line[8:]
-        if kind == "verbose":
-            fields.setdefault("time", self._record[0].split(" [s=")[0])
-        entry = _entry(fields, self.number)
-        if entry is not None:
+        if record and (entry := _entry({"time": record[0].split(" [s=")[0], **fields}, self.number)) is not None:
             yield entry
 
 

@@ -136,7 +136,7 @@ def _jobs_in(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     is_numbered = isinstance(jobs, Mapping) and all(
         key[:1].isdecimal() and isinstance(job, Mapping) for key, job in jobs.items()
     )
-    return [{"job": key} | job for key, job in jobs.items()] if is_numbered else [value]
+    return [{"job": key} | job for key, job in jobs.items()] if jobs and is_numbered else [value]
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[str, str | None]]:

@@ -246,6 +246,8 @@ def collect_prometheus(
     from telemetry.dataset.channels import resolve_channels
     from telemetry.staging.folder import staging_of
 
+    if not prometheus:
+        raise InputError("no server is named", "--prometheus", f"Give its URL, or set {PROMETHEUS}.")
     if inventory is not None and no_compact:
         raise InputError(
             "the inventory is ignored",

@@ -52,7 +52,7 @@ FLEETS: Final = {
 QUICK: Final = {"announced-100": Part(128, days=45)}
 SHAPES: Final = {64: "64 GPUs", 256: "256 GPUs", None: "sizes of a trace"}
 EXCERPT: Final = (
-    "Are failures", "  precision if", "  recall", "  rung", *(f"  {rung} " for rung in RUNGS), "Recommended:",
+    "Are failures", "  precision if", "  recall: ", "  rung", *(f"  {rung} " for rung in RUNGS), "Recommended:",
     "  Net",
 )  # fmt: skip
 """Prefixes of the output lines that the README shows."""

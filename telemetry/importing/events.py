@@ -1,7 +1,7 @@
 """Reads event sources and assigns each event to a node and GPU."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -228,13 +228,6 @@ def read_events(
     return stack_events(frames)
 
 
-def stored_lines(file: Path, quarantine: Quarantine) -> Iterator[str]:
-    """Yield the lines of a kernel log; the rows of a table and the records of a document become JSON lines."""
-    if kind_of(file) == "csv":
-        return table_lines(file, quarantine)
-    return document_lines(file) if is_document(file) else read_lines(file)
-
-
 def _read_kernel_log(
     file: Path,
     mapping: KernelLogMapping,
@@ -248,7 +241,11 @@ def _read_kernel_log(
     settings["reference_time"] = settings["reference_time"] or last_written(file)
     with read_errors(file):
         try:
-            log = parse_kernel_log(stored_lines(file, quarantine), **settings, source=file.name)
+            if kind_of(file) == "csv":
+                lines = table_lines(file, quarantine)
+            else:
+                lines = document_lines(file) if is_document(file) else read_lines(file)
+            log = parse_kernel_log(lines, **settings, source=file.name)
         except InputError as error:
             location = error.location if error.location == str(file) else f"{file}, {error.location}"
             raise InputError(error.problem, location, error.advice) from error

@@ -51,10 +51,12 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _REPEATED = re.compile(r"message repeated \d+ times: \[ ?")
 _NEXT_MESSAGE: Final = re.compile(r"\n|\d{2,5} (?=<\d{1,3}>1 \d{4}-)")
 # Log stores merge lines, and syslog over TCP separates messages by their length alone (RFC 6587).
+_JSON_LINE = re.compile(r'"|[}\]],?\Z|[\[{](?:\s*[\[{])?\Z|},?\s*\{\Z|-?\d[\d.eE+-]*,?\Z|(?:true|false|null),?\Z')
 _LOWERING_DECODER: Final = json.JSONDecoder(
     object_pairs_hook=lambda pairs: {name.lower(): value for name, value in pairs}
 )
-_BEGINNINGS: Final = ("{", "[{", " ", "\t", "_", "\x1e", "d")
+_OPENINGS: Final = ("{", "[", "[{", "[ {")
+_BEGINNINGS: Final = ("{", "[", " ", "\t", "_", "\x1e", "d")
 _HOST_LINE: Final = re.compile(
     r'Common labels: .*?"(?:host|hostname|node|nodename|node_name|instance)":\s*"([\w.-]+)|'
     r"([\w.-]+) \| [A-Z]+ \| rc=\d+ >>\Z"
@@ -89,7 +91,9 @@ class EntryReader:
     def __init__(self, is_wanted: Callable[[str], object] = bool) -> None:
         self.number = self.extra = 0
         self._is_wanted = is_wanted
-        self._record: list[str] = []  # of a journal, in the form export or verbose
+        self._kind = ""
+        self._record: list[str] = []
+        self._depth = 0
         self._host: str | None = None
         self._relative = RelativeStamps()
 
@@ -109,9 +113,10 @@ class EntryReader:
         yield from self.close()
 
     def _read(self, line: str) -> Iterable[Entry]:
-        if self._record:
+        if self._kind:
             return self._read_on(line)
-        if line.startswith(_BEGINNINGS) or "[s=" in line:
+        is_stamped = line[:1] == "[" and line[1:2] != "{" and line[-1] not in " \t[{"  # rather than opening JSON
+        if (line[:1] in _BEGINNINGS and not is_stamped) or "[s=" in line:
             return self._begin(line)
         is_wanted = bool(self._is_wanted(line))
         stamp = self._relative.read(line, is_about_a_gpu=is_wanted)
@@ -122,28 +127,33 @@ class EntryReader:
         return ()
 
     def _read_on(self, line: str) -> Iterator[Entry]:
-        if self._belongs(line):
+        if self._kind == "json":
+            yield from self._read_json(line)
+        elif self._belongs(line):
             self._record.append(line)
             if len(self._record) > _MAX_RECORD_LINES:
-                self._record = []
+                self._kind = ""
         else:
             yield from self._finish()
             yield from self._read(line)
 
     def _belongs(self, line: str) -> bool:
-        if " [s=" in self._record[0]:
+        if self._kind == "verbose":
             return line[:1].isspace()
         # A bare field name is followed by a binary value on the next line.
         return bool(_JOURNAL_FIELD.match(line)) or line in _BINARY_FIELDS or self._record[-1] in _BINARY_FIELDS
 
     def _begin(self, line: str) -> Iterator[Entry]:
         bare = line.strip().removeprefix("\x1e").removeprefix("data: ")
-        if bare.startswith(("{", "[{")):
+        if bare in _OPENINGS:
+            self._kind, self._record, self._depth = "json", [], 0
+            yield from self._read_json(line)
+        elif bare.startswith(("{", "[{")):
             entries = json_entries(bare, self.number)
             self.extra += max(len(entries) - 1, 0)
             yield from entries or self._parts(plain_entry(self.number, line))
         elif line.startswith("__CURSOR=") or _VERBOSE_HEADER.match(line):
-            self._record = [line]
+            self._kind, self._record = "export" if line[0] == "_" else "verbose", [line]
         elif self._is_wanted(line):
             yield from self._parts(plain_entry(self.number, line)._replace(host=self._host))
 
@@ -152,11 +162,36 @@ class EntryReader:
         self.extra += len(parts) - 1
         return parts
 
+    def _read_json(self, line: str) -> Iterator[Entry]:
+        """Read a line of pretty-printed JSON; elements of an outermost list are documents."""
+        bare = line.strip()
+        if bare and not _JSON_LINE.match(bare):
+            # A brace in a text log, or truncated JSON.
+            yield from self._finish()
+            yield from self._read(line)
+            return
+        is_end = bare[:1] == "}" and self._depth == 1
+        if self._depth or bare[-1:] == "{":
+            self._record.append("}" if is_end else bare if self._depth else "{")
+            self._depth += bare.endswith(("{", "[")) - bare.startswith(("}", "]"))
+        is_long = len(self._record) > (_MAX_RECORD_LINES if bare in _OPENINGS else 2 * _MAX_RECORD_LINES)
+        if is_end or is_long:
+            text = "\n".join(self._record)
+            entries = json_entries(text, self.number) or list(_innermost(self._record, self.number))
+            self.extra += max(len(entries) - 1, 0)
+            yield from entries
+            is_begun = bare[-1] == "{"
+            self._record, self._depth = ["{"] * is_begun, int(is_begun)
+
     def _finish(self) -> Iterator[Entry]:
-        record, self._record = self._record, []
+        kind, self._kind = self._kind, ""
+        if kind == "json":
+            yield from _innermost(self._record, self.number)
+        if kind not in ("export", "verbose"):
+            return
         fields: dict[str, str] = {}
         name = ""
-        for line in record:
+        for line in self._record:
             match = _JOURNAL_FIELD.match(line)
             if match is not None:
                 name = match["name"].lower()
@@ -166,7 +201,10 @@ class EntryReader:
             elif name:
                 # The export format prefixes a multi-line value with its length in eight bytes.
                 fields[name] = f"{fields[name]}\n{line.strip()}" if name in fields else line[8:]
-        if record and (entry := _entry({"time": record[0].split(" [s=")[0], **fields}, self.number)) is not None:
+        if kind == "verbose":
+            fields.setdefault("time", self._record[0].split(" [s=")[0])
+        entry = _entry(fields, self.number)
+        if entry is not None:
             yield entry
 
 
@@ -212,6 +250,20 @@ def _parts(entry: Entry) -> Sequence[Entry]:
         # A line without a header has that of the line before, as has an indented one.
         return [entry._replace(text=first), *(entry._replace(text=f" {line}") for line in others)]
     return (entry,)
+
+
+def _innermost(lines: Sequence[str], number: int) -> Iterator[Entry]:
+    """Yield the messages of the innermost objects of a document that is truncated or too long."""
+    record, depth = list[str](), 0
+    for bare in lines:
+        if bare in _OPENINGS:
+            record, depth = [], int(bare[-1] == "{")
+        elif bare[:1] == "}" and depth == 1:
+            yield from json_entries("{" + "\n".join(record) + "}", number)
+            record, depth = [], int(bare[-1] == "{")
+        elif depth:
+            depth += bare.endswith(("{", "[")) - bare.startswith(("}", "]"))
+            record.append(bare)
 
 
 def _records(document: Any, parent: Mapping[str, Any] | None = None, depth: int = 0) -> Iterator[Mapping[str, Any]]:

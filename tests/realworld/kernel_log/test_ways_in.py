@@ -44,11 +44,14 @@ def stamped(when: datetime, form: int, message: str) -> str:
         f"{when.isoformat()} stderr F [12.5] {message}",
         f"{when.timestamp():.6f} h1 kernel: {message}",
         json.dumps({"log": message + "\n", "time": when.isoformat()}),
-        json.dumps({"__REALTIME_TIMESTAMP": str(int(when.timestamp() * 1e6)), "_HOSTNAME": "h1", "MESSAGE": message}),
-    ][form]
+        json.dumps(journal := {
+            "__REALTIME_TIMESTAMP": str(int(when.timestamp() * 1e6)), "_HOSTNAME": "h1", "MESSAGE": message,
+        }),
+        json.dumps(journal, indent="\t"),
+    ][form]  # fmt: skip
 
 
-logs = st.lists(st.tuples(st.sampled_from(EXAMPLES), st.integers(0, 6), st.integers(0, 90)), min_size=1, max_size=30)
+logs = st.lists(st.tuples(st.sampled_from(EXAMPLES), st.integers(0, 7), st.integers(0, 90)), min_size=1, max_size=30)
 
 
 def collected(folder: Path, log: Path) -> tuple[StagingFolder, int]:
@@ -83,8 +86,8 @@ def test_importing_and_collecting_give_the_same_events(tmp_path_factory: pytest.
     found["timestamp"] = pd.to_datetime(found["timestamp"], utc=True).astype("datetime64[ms, UTC]")
     expected = read.events[COLUMNS].astype(object).where(read.events[COLUMNS].notna(), None)
     assert found.astype(object).where(found.notna(), None).to_dict("records") == expected.to_dict("records")
-    messages = sum(1 + line.count("#012") for line in lines)
-    assert n_lines == read.accounting.tables[TABLE].read == messages
+    counted = sum(1 + line.count("#012") + line.count("\n") for line in lines)
+    assert n_lines == read.accounting.tables[TABLE].read == counted
     assert read.accounting.tables[TABLE].unaccounted == 0
 
 

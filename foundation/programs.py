@@ -59,7 +59,7 @@ def run_program(
 ) -> ProgramResult:  # fmt: skip
     """Run a program with exactly this environment; raises ``CommandError`` if it cannot start or exceeds a limit.
 
-    ``content``: its input. ``max_bytes``: limit on its output.
+    ``content``: its input. ``max_bytes``: limit on its stdout and stderr, each.
     On a limit, its process group is killed. Children that it leaves behind are not waited for.
     """
     # files, not pipes: a child left behind would keep a pipe open
@@ -77,7 +77,7 @@ def run_program(
             while process.poll() is None:
                 if time.monotonic() >= end:
                     raise CommandError(command, f"no answer within {timeout_s:g} s")
-                _check_size(command, output, max_bytes)
+                _check_size(command, max_bytes, output, errors)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, min(end - time.monotonic(), _POLL_S)))
         finally:
@@ -85,13 +85,13 @@ def run_program(
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        _check_size(command, output, max_bytes)
+        _check_size(command, max_bytes, output, errors)
         output.seek(0)
         errors.seek(0)
         message = errors.read(_MAX_ERROR_BYTES).decode("utf-8", errors="replace")
         return ProgramResult(process.returncode, output.read(), " ".join(message.split()))
 
 
-def _check_size(command: Sequence[str], output: IO[bytes], max_bytes: int | None) -> None:
-    if max_bytes is not None and os.fstat(output.fileno()).st_size > max_bytes:
+def _check_size(command: Sequence[str], max_bytes: int | None, *files: IO[bytes]) -> None:
+    if max_bytes is not None and max(os.fstat(file.fileno()).st_size for file in files) > max_bytes:
         raise CommandError(command, f"its output exceeds {max_bytes:,} bytes")

@@ -12,7 +12,7 @@ from typing import Final
 import yaml
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
-from kubernetes.config import exec_provider
+from kubernetes.config import exec_provider, kube_config
 from kubernetes.config.config_exception import ConfigException
 
 from foundation.errors import InputError
@@ -35,7 +35,7 @@ class _Plugin(subprocess.Popen[str]):
                 raise
 
 
-exec_provider.subprocess = SimpleNamespace(Popen=_Plugin, PIPE=subprocess.PIPE)
+exec_provider.subprocess = kube_config.subprocess = SimpleNamespace(Popen=_Plugin, PIPE=subprocess.PIPE)
 
 
 def connect(
@@ -77,7 +77,10 @@ def _configuration(kubeconfig: Path | None, context: str | None) -> Configuratio
                 client_configuration=configuration,
                 persist_config=False,
             )
-    except (ConfigException, yaml.YAMLError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        ConfigException, yaml.YAMLError, subprocess.TimeoutExpired, OSError, ValueError, KeyError, TypeError,
+        AttributeError,
+    ) as error:  # fmt: skip
         reason = str(error).strip().splitlines()
         raise InputError(
             f"no connection to the Kubernetes API server: {reason[0] if reason else type(error).__name__}",

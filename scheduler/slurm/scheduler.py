@@ -161,9 +161,10 @@ class SlurmScheduler(SchedulerExtras):
 
     def _as_read(self, node: SlurmNode, jobs: Sequence[JobView] | None) -> NodeReading:
         view = view_of(node, jobs or (), self._settings, self._clock.now())
+        boot_id = self._boot_id(node)
         # each start of a node in the cloud is another machine
-        since = node.booted_at if "CLOUD" in node.states else self._joined.get(node.name)
-        return NodeReading(replace(view, since=since), node.version, self._boot_id(node), jobs_known=jobs is not None)
+        since = (self._booted if "CLOUD" in node.states else self._joined).get(node.name)
+        return NodeReading(replace(view, since=since), node.version, boot_id, jobs_known=jobs is not None)
 
     def _boot_id(self, node: SlurmNode) -> str | None:
         """Derive a boot id from the first boot time seen; other processes derive nearly the same ids.

@@ -50,11 +50,8 @@ def _after(now: datetime, value: object, name: str = "") -> list[tuple[str, date
         return [late for key, item in value.items() if key != "support" for late in _after(now, item, key)]
     if isinstance(value, list):
         return [late for item in value for late in _after(now, item, name)]
-    if (
-        name in ("expires_at", "counted_until")
-        or not isinstance(value, str)
-        or not re.match(r"\d{4}-\d\d-\d\dT", value)
-    ):
+    ends = name in ("expires_at", "counted_until", "seen_until")
+    if ends or not isinstance(value, str) or not re.match(r"\d{4}-\d\d-\d\dT", value):
         return []
     at = datetime.fromisoformat(value)
     return [(name, at)] if at > now else []

@@ -230,8 +230,9 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path):
         pytest.fail("the child still runs")
 
 
-def test_a_command_that_writes_without_end_is_killed_before_it_fills_the_disk():
-    reply = CommandHook(CommandSettings(("/bin/sh", "-c", "yes"), timedelta(seconds=300))).tell({}, KEY)
+@pytest.mark.parametrize("command", ["yes", "yes >&2"])
+def test_a_command_that_writes_without_end_is_killed_before_it_fills_the_disk(command):
+    reply = CommandHook(CommandSettings(("/bin/sh", "-c", command), timedelta(seconds=300))).tell({}, KEY)
     assert (reply.kind, "its output exceeds" in reply.message) == ("timeout", True)
 
 

@@ -255,7 +255,8 @@ def test_fail_is_taken_off_by_way_of_drain(world, tmp_path):
 
 
 def test_jobs_make_the_floors_of_their_nodes(world):
-    job = SlurmJob(7, "7", 7, "7.0.1", ("n3", "n5"), frozenset({"RUNNING"}), "ann", 16)
+    states, now = frozenset({"RUNNING"}), world.clock.now()
+    job = SlurmJob(7, "7", 7, "7.0.1", ("n3", "n5"), states, "ann", 16, started_at=now)  # cheap to stop
     world.slurm.running[7] = job
     views = {node.view.name: node.view for node in world.scheduler.read_fleet().nodes}
     assert [(j.name, j.gpus) for j in views["n3"].jobs] == [("7", 16)]
@@ -286,6 +287,12 @@ def test_scores_of_a_machine_before_do_not_drain_another_one_under_its_name(worl
     others["n0"] = replace(old, states=states, booted_at=world.clock.now(), extra="")
     if cloud:
         world.restart()
+        world.round()
+        world.clock.move(timedelta(minutes=1))  # the lease of the process before expires
+    assert world.round().active
+    assert world.level("n0") is Level.NONE
+    others["n0"] = replace(others["n0"], booted_at=None)  # as after an UNDRAIN
+    world.clock.move(timedelta(minutes=1))
     world.round()
     assert world.level("n0") is Level.NONE
     world.clock.move(timedelta(minutes=5))

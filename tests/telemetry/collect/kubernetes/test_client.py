@@ -5,7 +5,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -217,20 +217,25 @@ def test_a_kubeconfig_gives_address_and_token(server: Server, tmp_path: Path) ->
         connect(file, "nothing")
 
 
-def test_a_credential_plug_in_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by_provider", [False, True])
+def test_a_credential_plug_in_that_hangs_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_provider: bool
+) -> None:
     monkeypatch.setattr("foundation.kubernetes.credentials._PLUGIN_S", 2.0)
     plugin, started = tmp_path / "plugin", tmp_path / "started"
     plugin.write_text(f"#!/bin/sh\necho $$ > {started}\nexec sleep 600\n")
     plugin.chmod(0o755)
     command = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin), "interactiveMode": "Never"}
+    provider = {"name": "gcp", "config": {"cmd-path": str(plugin), "cmd-args": "token"}}
     content = {
         "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
-        "users": [{"name": "u", "user": {"exec": command}}],
+        "users": [{"name": "u", "user": {"auth-provider": provider} if by_provider else {"exec": command}}],
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "x",
     }
     (tmp_path / "config").write_text(yaml.safe_dump(content))
-    connect(tmp_path / "config")
+    with pytest.raises(InputError, match="timed out") if by_provider else nullcontext():
+        connect(tmp_path / "config")
     process = Path(f"/proc/{int(started.read_text())}/stat")
     wait(lambda: not process.exists() or process.read_text().split()[2] == "Z")
 

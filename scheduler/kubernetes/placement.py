@@ -45,7 +45,7 @@ class PlacementCheck:
         """Return where a pod can run; failed reads leave it undecided."""
         try:
             return self._checked(pod)
-        except UndecidedError as undecided:
+        except (UndecidedError, SchedulerError) as undecided:
             return Placement(None, str(undecided))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             return Placement(None, f"its specification cannot be parsed: {error!r}")

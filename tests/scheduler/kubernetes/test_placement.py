@@ -314,8 +314,11 @@ def test_a_claim_that_other_pods_use_keeps_its_pods_where_its_devices_are(place,
     place.world.kinds = ("/resourceslices", "/nodes")
     claim = {"metadata": {"name": "gpus"}, "status": {"reservedFor": [{"name": user} for user in users]}}
     place.world.put("/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/gpus", claim)
-    decided = place.decide(resourceClaims=[{"name": "g", "resourceClaimName": "gpus"}])
-    assert decided.elsewhere is elsewhere
+    claims = [{"name": "g", "resourceClaimName": "gpus"}]
+    assert place.decide(resourceClaims=claims).elsewhere is elsewhere
+    place.world.fail("GET", "resource.k8s.io/v1$", 403, content={"message": "no"}, times=9)
+    place.elapsed.move(seconds=-60)  # the devices are still cached
+    assert place.decide(resourceClaims=claims).elsewhere is None
 
 
 def test_a_pod_with_claims_needs_a_node_with_devices_of_the_same_drivers(place):

@@ -19,10 +19,10 @@ import pyarrow as pa
 from foundation.slurm import UNFINISHED, expand_hostlist, gpus_of, shares_a_gpu, state_of
 from telemetry.dataset.schema import JOB_OPTIONS, JOBS
 from telemetry.importing.batch import Batch
-from telemetry.importing.columns import ELAPSED, missing_column, names_of_jobs
+from telemetry.importing.columns import ELAPSED, missing_column, names_of_jobs, split_words
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
-from telemetry.values.numbers import read_numbers
+from telemetry.values.numbers import conversion, read_numbers
 
 _MAX_COUNTS = {"gpus": 100_000, "min_gpus": 1_000_000}
 """Larger numbers are not GPU counts."""
@@ -66,6 +66,7 @@ _HOSTS: Final = {
 The first also matches PBS ``exec_vnode``: ``(n1:ncpus=8:ngpus=4)+(n2[0]:ncpus=8:ngpus=4)``.
 """
 
+_LONGEST_S: Final = 10 * 365 * 86_400
 _CONDOR_SLOT: Final = re.compile(r"\bslot\d+(?:_\d+)?@")
 """``slot1_3@node-0``, the host of a job of HTCondor."""
 
@@ -128,14 +129,19 @@ def read_jobs(
 
 
 def _elapsed(batch: Batch) -> pd.Series:
-    """Return how long each job ran: ``1-02:03:04``, ``02:03:04``, ``03:04`` or seconds; NaT where that is unknown."""
+    """Return how long each job ran: ``1-02:03:04``, ``02:03:04``, ``03:04`` or a number; NaT where that is unknown.
+
+    Numbers are in the unit at the end of the column's name, otherwise in seconds.
+    """
     column = batch.column(ELAPSED)
     if column is None:
         return pd.Series(pd.NaT, index=range(len(batch.rows)), dtype="timedelta64[ms]")
     texts = column.cast(pa.string()).to_pandas()
-    seconds = pd.to_timedelta(pd.to_numeric(texts, errors="coerce"), unit="s")
+    unit = conversion(split_words(batch.columns.get(ELAPSED, ELAPSED))[-1], "s")
+    numbers = pd.to_numeric(texts, errors="coerce") * (unit.scale if unit is not None else 1)
+    seconds = pd.to_timedelta(numbers.where(numbers < _LONGEST_S), unit="s")
     clocks = texts.str.replace("-", " days ").str.replace(r"\A(\d+:\d+)\Z", r"00:\1", regex=True)
-    return seconds.fillna(pd.to_timedelta(clocks.where(seconds.isna()), errors="coerce")).dt.as_unit("ms")
+    return seconds.fillna(pd.to_timedelta(clocks.where(numbers.isna()), errors="coerce")).dt.as_unit("ms")
 
 
 def _leave_out_others(batch: Batch, known_keys: set[str]) -> None:

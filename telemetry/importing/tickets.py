@@ -54,7 +54,7 @@ _MARKUP: Final = re.compile(
 )
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _INDEX_IN_TEXT: Final = re.compile(
-    r"\bgpus?[\s#:=._-]*(?:(?:no|number|index|idx|id|slot)\b[\s#:=._-]*)?(?P<index>\d{1,2})\b"
+    r"(?<!gres[/:=])(?<!--)(?:\bgpus?[\s#:._-]*|(?<![\w/.:=-])gpu\s*=\s*)(?:(?:no|number|index|idx|id|slot)\b[\s#:=._-]*)?(?P<index>\d{1,2})\b"
     r"(?P<more>\s*(?:[-–/,&+]|and|or|to|bis|und|et)\s*#?\d)?"
     r"(?!\s*(?:%|°|×|(?:x|of\s+\d+|gi?b|[wc]|gpus?|(?:hour|day|minute|time|node|server|error|failure)s?)\b)|[.:]\d)",
     re.IGNORECASE,

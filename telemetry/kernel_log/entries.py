@@ -282,9 +282,8 @@ def _records(document: Any, parent: Mapping[str, Any] | None = None, depth: int 
         if pairs := _pairs(_lookup(document, place)):
             document = {**document, **pairs}
     rows = next((document[name] for name in ("rows", "datarows", "values") if name in document), None)
-    names = [
-        _name(column) for column in document.get("columns") or document.get("schema") or document.get("fields") or ()
-    ]
+    columns = next((document[name] for name in ("columns", "schema", "fields") if document.get(name)), None)
+    names = [_name(column) for column in columns] if isinstance(columns, list) else []
     if names and isinstance(rows, list):  # a table from Azure, InfluxDB, SQL or Splunk
         records = [dict(zip(names, row, strict=False)) for row in rows if isinstance(row, list)]
         document = {"rows": records}

@@ -95,7 +95,7 @@ _VALUE: Final = re.compile(
 
 
 _NO_TABLES: Final = {
-    r"=====|\+-----|<\?xml|GPU \d+: .*\(UUID: ": (
+    r"=====|\+-----|<\?xml|GPU \d+: .*\(UUID: [^()]*\)\s*\Z": (
         "this is not a table but a report, such as that of `nvidia-smi`, `-q`, `-L` or `nvlink`",
         "Record a table: `nvidia-smi --query-gpu=timestamp,uuid,… --format=csv`, or `nvidia-smi dmon -o DT`.",
     ),

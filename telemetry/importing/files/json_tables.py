@@ -112,7 +112,7 @@ def _rows_in(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any] | Malformed
             raised = {name if name in lists else f"{key}.{name}": inner for name, inner in part.items()}
             yield from _rows_in({**{name: outer for name, outer in value.items() if name != key}, **raised})
             return
-    cards = _devices({key: card for key, card in value.items() if isinstance(card, Mapping) and key[-1:].isdigit()})
+    cards = _devices({key: card for key, card in value.items() if _NUMBERED.fullmatch(key)})
     shared = {key: outer for key, outer in value.items() if key not in {card["device"] for card in cards}}
     yield from [{**shared, **card} for card in cards] if cards else [dict(value)]
 

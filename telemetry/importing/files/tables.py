@@ -157,8 +157,10 @@ def _with_combined(batches: Iterable[FileRows]) -> Iterator[FileRows]:
 
 def count_unused(batch: Batch, channel_names: Container[str]) -> None:
     """Count the values of columns that are not read: a user may know better."""
-    combined = (parts for parts in _combined(batch.table.column_names).values())
-    read = {*batch.columns.values(), *(name for parts in combined for name in parts)}
+    read = {*batch.columns.values()}
+    # The table has the combined columns already.
+    combined = _combined([name for name in batch.table.column_names if name not in read])
+    read |= {name for parts in combined.values() for name in parts}
     for name in batch.table.column_names:
         number = len(batch.table) - batch.table.column(name).null_count
         is_unit_of_value = batch.mapping.long is not None and name.lower() in _UNIT_COLUMNS

@@ -174,6 +174,7 @@ WHOLE = {
     ),
     "Splunk export": wrapped(result={"_time": "2026-03-01T02:20:00.000+00:00", "host": "node-0", "_raw": XID}),
     "Splunk HEC": wrapped(time=EPOCH_S, host="node-0", event=XID),
+    "numbers where a table has its columns": wrapped(time=ISO, host="node-0", msg=XID, fields=3, schema=1),
     "OpenObserve": wrapped(_timestamp=US, hostname="node-0", message=XID),
     "Seq": json.dumps({"@t": ISO, "@m": XID, "host": "node-0"}),
     "Elastic, original": json.dumps({"@timestamp": ISO, "log": {"original": XID}}),

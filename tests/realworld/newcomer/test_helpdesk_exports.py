@@ -110,6 +110,8 @@ CSV = {
     "2026-03-01T00:10Z,2026-03-01T02:00Z,GPUFellOffBus,node-0:9400,1,critical\n",
     "what was done": "Date,Node,GPU,Failure description,Action Taken,Date Fixed\n"
     "2026-03-01 00:10,node-0,1,NVLink errors,Reseated,2026-03-01 02:00\n",
+    "what nvidia-smi -L prints": "Summary,Created,Resolved,Host\n"
+    f"GPU 1: NVIDIA H100 (UUID: {gpu(1)}) lost,2026-03-01 00:10,2026-03-01 02:00,node-0\n",
     "twelve hours, month first": "Date Opened,Host Name,GPU #,Problem,Date Closed\n"
     "3/1/2026 12:10 AM,node-0,1,GPU fell off bus,3/1/2026 2:00 AM\n3/13/2026 12:10 AM,node-9,0,paper jam,N/A\n",
 }
@@ -252,6 +254,9 @@ TITLES = [
     ("node-0: GPU index 1 (0000:11:00.0) lost", "node-0", 1, "failure"),
     (f"node-1: GPU 1 lost, serial of {gpu(2)}", "node-1", "several", "failure"),
     ("host=node-1 gpu=1 lost", "node-1", 3, "failure"),
+    ("node-0: srun --gpus=1, GPU lost", "node-0", None, "failure"),
+    ("node-0: GPU lost, gres/gpu=1", "node-0", None, "failure"),
+    ("node-0: GPU lost, utilization.gpu=1", "node-0", None, "failure"),
     ("node-0: GPUs 0-1 lost", "node-0", "several", "failure"),
     ("node-0: GPU 0 and GPU 1 lost", "node-0", "several", "failure"),
     ("node-0: GPU 7 lost", "node-0", None, "failure"),

@@ -1,5 +1,6 @@
 """Columns and states of exported tables: none is lost or misread unseen."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,12 +52,16 @@ def test_a_column_that_only_looks_like_a_field_of_nvidia_smi_is_asked_about(tmp_
         ("odd", "samples: {ignore_others: true}", "left out by the mapping"),
         ("odd", "samples: {columns: {odd: null}}", "left out by the mapping"),
         ("temperature.gpu", None, "another column has the channel"),
+        ("DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L0", None, None),
+        ("clocks_event_reasons.sw_power_cap", None, None),
     ],
 )
-def test_values_of_a_column_that_is_not_read_are_counted(tmp_path: Path, name: str, mapping, reason: str) -> None:
+def test_values_of_a_column_that_is_not_read_are_counted(
+    tmp_path: Path, name: str, mapping: str | None, reason: str | None
+) -> None:
     path = table(tmp_path, {name: [1, None, 3, 4, 5, 6]})
     account = run_import(tmp_path, samples=[path], mapping=mapping).accounting.tables["sample values"]
-    assert account.left_out == {f"column {name!r}: {reason}": 5}
+    assert account.left_out == ({f"column {name!r}: {reason}": 5} if reason else {})
     assert account.unaccounted == 0
 
 
@@ -110,6 +115,11 @@ def test_the_name_of_a_product_identifies_no_gpu(tmp_path: Path, name: str) -> N
         without_inventory(tmp_path, samples_frame(gpus=1).assign(gpu=name))
 
 
+@pytest.mark.parametrize("name", ["h100-sxm-001", "gpu01-sxm5-03", "a100-80gb-07"])
+def test_a_name_that_begins_like_a_product_identifies_a_gpu(tmp_path: Path, name: str) -> None:
+    assert set(all_samples(without_inventory(tmp_path, samples_frame(gpus=1).assign(gpu=name)))["gpu"]) == {name}
+
+
 def test_a_mig_instance_does_not_contradict_its_gpu_without_an_inventory(tmp_path: Path) -> None:
     frame = samples_frame(gpus=1, times=1)[["timestamp", "node", "gpu"]]
     frame = frame.loc[[0, 0]].assign(gpu=[gpu(0), f"MIG-{gpu(0)}/1/0"], fb_used_mib=[100, 40])
@@ -125,6 +135,7 @@ def test_a_mig_instance_does_not_contradict_its_gpu_without_an_inventory(tmp_pat
         '[{"model": "NVIDIA H100", "uuid": "UUID"}, {"model": "ConnectX-7", "pci_bus_id": "0000:20:00.0"}]',
         '[{"description": "3D controller", "uuid": "UUID"}, {"description": "Ethernet interface", "serial": "8"}]',
         '{"0": {"uuid": "UUID"}, "1": {"name": "nvme0n1", "serial": "9"}}',
+        '[{"name": "HBM3 memory, Grace CPU", "uuid": "UUID"}, {"name": "CPU 0", "serial": "10"}]',
     ],
 )
 def test_an_inventory_of_all_devices_has_its_gpus(tmp_path: Path, devices: str) -> None:
@@ -133,3 +144,11 @@ def test_an_inventory_of_all_devices_has_its_gpus(tmp_path: Path, devices: str) 
     result = run_import(tmp_path, samples=samples_frame(gpus=1), inventory=path)
     assert result.dataset.inventory()["gpu"].tolist() == [gpu(0)]
     assert result.accounting.tables["inventory"].left_out == {"a device that is no GPU": 1}
+
+
+def test_an_object_beside_the_cards_hides_none(tmp_path: Path) -> None:
+    path = tmp_path / "smi.json"
+    record = {"timestamp": "2026-03-01T00:00:00Z", "card0": {"uuid": gpu(0), "power_w": 50}, "v2": {"driver": "6"}}
+    path.write_text(json.dumps(record))
+    result = run_import(tmp_path, samples=[path], mapping="samples: {ignore_others: true}")
+    assert all_samples(result)["gpu"].tolist() == [gpu(0)]

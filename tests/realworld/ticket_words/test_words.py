@@ -81,8 +81,12 @@ WORDS = {
             "GPU 1 HS", "la carte GPU ne répond plus", "GPU non détecté", "GPU 1 no detectada", "fallo de GPU",
             "GPU caída", "GPU guasta", "GPU com defeito", "GPU丢失", "GPU 認識しない", "GPU falling off bus",
             "gres/gpu count reported lower than configured (7 < 8)", "GPUFellOffBus", "GPUMissing",
+            "GPU off the bus after MCE errors", "cpu=8 uncorrectable ECC",
         ],
-        "xid": ["Xid79 on gpu3", "SXid 20034", "NVRM: Xid (PCI:0000:10:00): 79", "XID error code 79", "GPUXid79"],
+        "xid": [
+            "Xid79 on gpu3", "SXid 20034", "NVRM: Xid (PCI:0000:10:00): 79", "XID error code 79", "GPUXid79",
+            "Xid 79 after MCE errors",
+        ],
         "diagnostic": ["Diagnostics", "burn-in"],
         "driver": ["Driver update"],
         "other": [

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from foundation.errors import InputError
-from tests.telemetry.helpers import all_samples, gpu, inventory_frame, run_import, samples_frame
+from tests.telemetry.helpers import all_samples, gpu, inventory_frame, run_import, samples_frame, without_inventory
 
 
 def imported(tmp_path: Path, **columns: list[str | None]):
@@ -107,3 +107,13 @@ def test_an_inventory_of_nodes_does_not_make_one_series_of_the_gpus_of_a_node(tm
     mapping = "samples: {columns: {gpu: null}}\n"
     result = run_import(tmp_path, samples=one_each, inventory=nodes, mapping=mapping)
     assert (result.dataset.meta.unit, len(all_samples(result)), result.quarantined) == ("node", 12, {})
+
+
+@pytest.mark.parametrize("column", ["serial", "gpu_serial", "SerialNumber"])
+def test_samples_of_gpus_that_only_serial_numbers_tell_apart_are_not_one_series(tmp_path: Path, column: str) -> None:
+    samples = samples_frame().rename(columns={"gpu": column})
+    with pytest.raises(InputError, match="serial number"):
+        without_inventory(tmp_path, samples)
+    (tmp_path / "mapping.yaml").write_text(f"samples: {{columns: {{{column}: gpu}}}}\n")
+    result = without_inventory(tmp_path, samples, mapping=tmp_path / "mapping.yaml")
+    assert sorted(result.dataset.inventory()["gpu"]) == sorted(samples[column].unique())

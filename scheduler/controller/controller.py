@@ -201,7 +201,11 @@ class Controller:
             if server_time is None:
                 log.report.notes.append("expired markers stay: neither the lease nor the scheduler's time is known")
                 return
-            expired_before = min(self.clock.now(), server_time) - _OVERDUE
+            now = self.clock.now()
+            if abs(server_time - now) > CLOCK_SKEW:
+                clocks = f"{now:%Y-%m-%d %H:%M} UTC here and {server_time:%Y-%m-%d %H:%M} UTC in the scheduler"
+                log.report.notes.append(f"markers expire by the earlier of two clocks: {clocks}")
+            expired_before = min(now, server_time) - _OVERDUE
         due = _due(fleet, expired_before, log.report)
         expected = expected_of(fleet, (reading.view for reading in fleet.nodes))
         executor = Executor(self.scheduler, log, self.settings, expected, self._newest, expired_before=expired_before)

@@ -470,6 +470,7 @@ def test_a_replica_whose_clock_is_ahead_releases_no_valid_mark_without_the_lease
     report = cluster.round()
     assert set(cluster.levels()) == ({"n1"} if left else set())
     assert any("expired markers stay" in note for note in report.notes) is (server_time is None)
+    assert any("two clocks" in note for note in report.notes) is (server_time is not None)
     cluster.scheduler.set_switches(Switches(release_all=True))
     cluster.scheduler.server_time = Mock()
     cluster.round()

@@ -95,8 +95,11 @@ class KubernetesRules(Section):
 
 
 _GOOD_NAME: Final = re.compile(
-    r"(?i:(?<!un)(?<!not)(?<!in)(?<!dis)(?:ready|health|healthy|available|ok|passed|operational|installed|loaded|online"
-    r"|present|active|enabled|configured|running|connected))$|(?<=[a-z])Up$|^No(?=[A-Z])|^Has(?:GPU|Gpu)s?$"
+    r"(?i:(?<!un)(?<!not)(?:ready|health|healthy|available|ok|passed|operational|installed|loaded|online))$"
+    r"|^(?i:(?!.*(?:error|fault|fail|problem|issue|alert|xid|dbe|correct|throttl|slowdown|brake|over|degrad|pending|reset"
+    r"|hang|lost|missing|leak|maintenance|diag|drain|cordon|quarantine))"
+    r".*(?<!in)(?<!dis)(?<!not)(?:present|active|enabled|configured|running|connected))$"
+    r"|(?<=[a-zU])(?<!ang)(?<!ock)Up$|^No(?=[A-Z])|^Has(?:GPU|Gpu)s?$"
 )
 # For patterns without a status: of conditions with such a name, False is the faulty status, otherwise True.
 _OF_HARDWARE: Final = Rule(condition="*", type="other")

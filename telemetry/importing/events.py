@@ -163,7 +163,8 @@ def parse_events(
     rows["type"] = types_of(kinds[wanted], written, rows, review or PhraseReview())
     if names_xids(batch.columns.get("code", "")):
         has_xid = np.array([code is not None and bool(xids_of(code)) for code in rows["code"]], dtype=bool)
-        rows["type"][has_xid & np.isin(rows["type"].astype(str), ("failure", "other"))] = "xid"
+        is_open = np.isin(rows["type"].astype(str), ("failure", "other")) & (kinds[wanted] != "other")
+        rows["type"][has_xid & is_open] = "xid"
     details = details[one_row_per_xid(batch, rows)]
     instants = batch.instants("timestamp", day_end=True)  # for a date, no earlier time is certain
     assert instants is not None

@@ -340,6 +340,11 @@ def test_the_codes_of_a_column_of_xids_are_xids_whatever_the_text_says(tmp_path:
     assert list(zip(events["type"], events["code"], strict=True)) == [*xids, *last]
 
 
+def test_an_event_that_is_given_as_no_fault_is_none_whatever_its_xid(tmp_path: Path) -> None:
+    text = f"timestamp,gpu,type,xid\n2026-03-01T00:10Z,{gpu(1)},other,13\n2026-03-01T00:20Z,{gpu(1)},failure,79\n"
+    assert imported(tmp_path, "t.csv", text)["type"].tolist() == ["other", "xid"]
+
+
 def test_a_list_of_repairs_with_its_own_words_keeps_them(tmp_path: Path) -> None:
     text = (
         "date,opened,closed,node,category,comment\n"

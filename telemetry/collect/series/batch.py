@@ -284,12 +284,19 @@ class SeriesBook:
     def read(
         self, index: npt.NDArray[np.int32], values: npt.NDArray[np.float64], left_out: Counter[str]
     ) -> Iterator[SeriesValue]:
-        """Yield the values whose series is identified; the others are counted as in :meth:`places`."""
-        names = [dict(labels).get("__name__", "") for labels in self._numbers]
+        """Yield the values whose series is identified; the others are counted as in :meth:`places`.
+
+        The catalogue has their targets then: an exporter that restarted had another address in older samples.
+        """
+        label_sets = [dict(labels) for labels in self._numbers]
         places = self.places(index, left_out)
+        self._catalogue.targets.clear()
         for number, place, value in zip(index.tolist(), places.tolist(), values.tolist(), strict=True):
             if place >= 0:
-                yield SeriesValue(names[number], self.series[place], value)
+                series, labels = self.series[place], label_sets[number]
+                if "instance" in labels:
+                    self._catalogue.targets[series.gpu].add(labels["instance"])
+                yield SeriesValue(labels.get("__name__", ""), series, value)
 
 
 def read_batch(

@@ -121,7 +121,7 @@ class SeriesCatalogue:
         self.by_place: dict[str, str] = {}
         """GPUs identified by node and PCI address or slot instead of UUID or serial number, and their placeholders."""
         self.targets: defaultdict[str, set[str]] = defaultdict(set)
-        """The targets (label ``instance``) that report a GPU."""
+        """The targets (label ``instance``) of the values that were read last, by GPU."""
 
     def remember(self, path: Path) -> None:
         """Load the saved choice of node label from ``path`` and save later choices there, so that runs agree."""
@@ -164,11 +164,8 @@ class SeriesCatalogue:
                 continue
             if len(self._devices) >= _DEVICES_KEPT:
                 self._devices.clear()
-                self.targets.clear()
             self._devices[key] = None
             gpu, placeholder = self._gpu(labels)
-            if gpu is not None and "instance" in labels:
-                self.targets[gpu].add(labels["instance"])
             if gpu is not None or placeholder is not None:
                 address = self._first("pci_bus_id", labels)
                 place = self._first("slot", labels) if address is None else normalise_pci_bus_id(address)

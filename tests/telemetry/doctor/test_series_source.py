@@ -168,3 +168,14 @@ def test_what_stopped_and_targets_that_are_down_are_findings() -> None:
     assert seen.channels["power_w"].gpus == 0
     old = ask_prometheus("", "DCGM_FI_DEV_POWER_USAGE")
     assert "the newest sample is 10,680 s old" in [finding.what for finding in old.findings]
+
+
+@pytest.mark.parametrize(("gone_hours", "doubled"), [(0, True), (2, False)])
+def test_an_exporter_that_restarted_at_another_address_is_one_target(gone_hours: int, doubled: bool) -> None:
+    server, now_ms = FakePrometheus(), to_ms(NOW)
+    for target, last_ms in (("10.0.0.1:9400", now_ms - gone_hours * HOUR_MS), ("10.0.0.2:9400", now_ms)):
+        samples = [(ms, 50.0) for ms in range(now_ms - 20 * HOUR_MS, last_ms, 300_000)]
+        server.add("DCGM_FI_DEV_GPU_TEMP", {**gpu_labels(0), "instance": target}, samples)
+    with serving_prometheus(server) as url:
+        seen = observe_prometheus(Connection(url), channels=CATALOGUE, now=NOW)
+    assert any("several targets" in finding.what for finding in seen.findings) == doubled

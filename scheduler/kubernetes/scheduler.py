@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, Final
@@ -153,7 +153,7 @@ class KubernetesScheduler(SchedulerExtras):
     def server_time(self) -> datetime | None:
         """Return the date of the API server's last response."""
         date = self.api.client.response_date
-        return None if date is None else parsedate_to_datetime(date)
+        return None if date is None else parsedate_to_datetime(date).replace(tzinfo=UTC)  # HTTP dates are in GMT
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
         """Return the writes of each action on the node as read, or re-read if that version is no longer cached."""

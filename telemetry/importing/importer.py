@@ -230,20 +230,13 @@ class _Files:
             columns = resolve_columns(
                 column_names(file, long=self.rules.long),
                 self.rules,
-                ["gpu", "node", "serial", *GPU_PLACE],
+                ["gpu", "node", *GPU_PLACE],
                 str(file),
                 aliases=aliases,
                 extras=True,
             )
             names = {*columns, *self.rules.constants}
             unit = "node" if unit == "node" and names.isdisjoint(("gpu", *GPU_PLACE)) else "gpu"
-            if unit == "node" and "serial" in names:
-                raise InputError(
-                    "the samples name GPUs by serial number alone, and no inventory does",
-                    str(file),
-                    f"Map that column (`columns: {{{columns['serial']}: gpu}}`; null if it is the node's), or give "
-                    "--inventory.",
-                )
             if "node" not in names:
                 raise InputError(
                     "the samples do not name the node of each row, and no inventory does",

@@ -7,28 +7,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from policy.breaker import BreakerConfig, CommonCauseConfig
-from policy.fleet import Fact, JobView, Level, UnitView
+from policy.fleet import JobView, Level, UnitView
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS
-from policy.plan import Action
 from scheduler.controller import controller as controller_module
 from scheduler.controller.executor import Executor
 from scheduler.evacuation.engine import Evacuation
 from scheduler.evacuation.settings import VerificationSettings
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
-from scheduler.ports.readings import Precondition, Switches, WriteResult
+from scheduler.ports.readings import Switches, WriteResult
 from scheduler.ports.report import RoundReport
-from scheduler.ports.risks import ReportedFacts
 from scheduler.ports.workloads import CheckpointOffer, HookReply
 from tests import waiting
-from tests.policy.decide_world import STEP, T0, config
-from tests.scheduler.cluster import Cluster, at_risk, marked, without_our_taints
+from tests.policy.decide_world import STEP, config
+from tests.scheduler.cluster import Cluster, at_risk, marked
 from tests.scheduler.evacuation.emptying_cluster import FAST, Recording, workload
 from tests.scheduler.faults import MemoryVerification, MemoryWorkloads
 
@@ -415,104 +412,3 @@ def test_a_model_that_is_dated_in_the_future_has_no_known_age_and_drains_nobody(
     report = cluster.round()
     assert any("in the future" in note for note in report.notes)
     assert not any(level.hard for level in cluster.levels().values())
-
-
-def test_an_overdue_mark_is_released_without_the_lease_and_a_current_one_stays() -> None:
-    cluster = marked(4, n1=0.9)
-    cluster.clock.move(STEP)
-    cluster.scored(n1=None, n2=0.9)
-    cluster.round()
-    hold_lease, apply = cluster.scheduler.hold_lease, cluster.scheduler.apply
-    cluster.scheduler.hold_lease = Mock(side_effect=SchedulerError("the folder hangs"))
-    for minutes, left in ((0, {"n1", "n2"}), (9, {"n1", "n2"}), (1, {"n2"})):
-        cluster.clock.move((timedelta(0) if minutes else STEP) + timedelta(minutes=minutes))
-        report = cluster.round()
-        assert (report.active, report.errors) == (False, ["the lease cannot be read: the folder hangs"])
-        assert set(cluster.levels()) == left
-    assert [(step.action.node, step.outcome) for step in report.steps] == [("n1", "done")]
-    assert [node for _, node, out in cluster.ledger.service(T0) if not out] == ["n1"]
-
-    def renewed(action: Action, precondition: Precondition) -> WriteResult:
-        cluster.scheduler.apply = apply
-        cluster.scheduler.hold_lease = hold_lease
-        cluster.restart()
-        cluster.scored(n2=0.9)
-        cluster.round()
-        cluster.scheduler.hold_lease = Mock(side_effect=SchedulerError("the folder hangs"))
-        return apply(action, precondition)
-
-    cluster.clock.move(STEP)
-    cluster.scheduler.apply, overdue = renewed, cluster.controller
-    report = overdue.round()
-    assert [step.message for step in report.steps] == ["its markers were renewed"]
-    assert set(cluster.levels()) == {"n2"}
-    cluster.scheduler.set_switches(Switches(release_all=True))
-    overdue.round()
-    assert cluster.levels() == {}
-    cluster.scheduler.set_switches(Switches())
-    cluster.scheduler.hold_lease = hold_lease
-    cluster.clock.move(timedelta(minutes=1))
-    cluster.scored(n1=0.9, n2=0.9)
-    cluster.round()
-    assert set(cluster.levels()) == {"n1", "n2"}, "nobody took the marks off by hand"
-
-
-@pytest.mark.parametrize(("server_minutes", "left"), [(9, True), (10, False), (600, False), (None, True)])
-def test_a_replica_whose_clock_is_ahead_releases_no_valid_mark_without_the_lease(
-    server_minutes: int | None, left: bool
-) -> None:
-    cluster = marked(4, n1=0.9)
-    until = T0 + 2 * STEP
-    cluster.scheduler.hold_lease = Mock(side_effect=SchedulerError("the folder hangs"))
-    server_time = None if server_minutes is None else until + timedelta(minutes=server_minutes)
-    cluster.scheduler.server_time = lambda: server_time
-    cluster.clock.move(2 * STEP + timedelta(hours=1))
-    report = cluster.round()
-    assert set(cluster.levels()) == ({"n1"} if left else set())
-    assert any("expired markers stay" in note for note in report.notes) is (server_time is None)
-    assert any("two clocks" in note for note in report.notes) is (server_time is not None)
-    cluster.scheduler.set_switches(Switches(release_all=True))
-    cluster.scheduler.server_time = Mock()
-    cluster.round()
-    assert cluster.levels() == {}
-    assert not cluster.scheduler.server_time.called, "it may hang"
-
-
-@pytest.mark.parametrize(
-    ("risk", "why", "set_again"),
-    [(0.4, "expired", True), (0.9, "expired", True), (0.9, "renewed late", True), (0.01, "fault", True),
-     (0.9, "release all", True), (0.9, "by hand", False), (0.9, "by hand before the end", False)],
-)  # fmt: skip
-def test_a_mark_that_was_released_without_the_lease_is_set_again_and_one_that_a_person_removed_is_not(
-    risk: float, why: str, set_again: bool
-) -> None:
-    cluster = at_risk(4, n1=risk)
-    if why == "fault":
-        cluster.facts.facts = {"n1-0": ReportedFacts((Fact("xid 79", T0),))}
-    cluster.round()
-    before = cluster.levels()
-    view = cluster.scheduler.revalidate("n1").view
-    until = view.marks.published.expires_at
-    if why == "renewed late":  # evidence that lasts longer, but not by as much as policy.renew
-        cluster.clock.move(timedelta(minutes=30))
-        cluster.scored(n1=risk)
-        cluster.round()
-    hold_lease = cluster.scheduler.hold_lease
-    cluster.scheduler.hold_lease = Mock(side_effect=SchedulerError("the folder hangs"))
-    early = "before" in why or why == "release all"
-    cluster.clock.move(until + timedelta(minutes=-1 if early else 10) - cluster.clock.now())
-    cluster.scheduler.set_switches(Switches(release_all=why == "release all"))
-    if "by hand" in why:
-        cluster.write("n1", lambda node: without_our_taints(node, cluster))
-    else:
-        cluster.round()
-        assert cluster.levels() == {}
-    cluster.scheduler.hold_lease = hold_lease
-    cluster.restart()
-    cluster.scored(n1=risk)
-    cluster.round()
-    cluster.scheduler.set_switches(Switches())
-    if why == "fault":
-        cluster.facts.facts = {"n1-0": ReportedFacts((Fact("xid 79", cluster.clock.now()),))}
-    cluster.round()
-    assert cluster.levels() == (before if set_again else {"n1": Level.PUBLISH})

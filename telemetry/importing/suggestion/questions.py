@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import compress
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from foundation.yaml import overlaid, read_yaml
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.event import EVENT_TYPES
 from telemetry.importing.batch import time_of_column
-from telemetry.importing.columns import ELAPSED, refuse_absent, targets_of
+from telemetry.importing.columns import ELAPSED, GPU_PLACE, KEY_ALIASES, refuse_absent, targets_of
 from telemetry.importing.files.sources import expand_sources, is_kernel_log
 from telemetry.importing.files.tables import column_names, read_batches
 from telemetry.importing.instants import MISSING, NAIVE, UndecidedOrderError, order_shown, parse_instants
@@ -28,6 +29,7 @@ from telemetry.importing.quarantine import Quarantine
 from telemetry.importing.suggestion.guesses import INSTANTS, Guess, known_columns, long_format, named, suggest
 from telemetry.importing.tickets import names_xids
 from telemetry.phrases import classify
+from telemetry.values.names import spellings
 
 _HEADER: Final = """\
 # Columns that predrain does not know, with a guess each, and proposed answers to questions. Check every line.
@@ -214,6 +216,7 @@ def find_questions(
     naive: list[str] = []
     undecided: dict[str, list[str]] = {}
     missing: list[Question] = []
+    by_serial: dict[str, Question] = {}
     for role, paths in tables.items():
         section: TableMapping = getattr(mapping, role)
         guessed = {guess.column: guess.target for guess in guesses if guess.role == role and guess.target}
@@ -228,6 +231,8 @@ def find_questions(
                 texts = [guess.column for guess in guesses if guess.target == "type" and not guess.words]
                 text = ("type", texts[0]) if texts else ("detail", sources.get("detail", ""))
                 missing += _missing(role, file, {*sources, *section.constants} - unsure, text, sources.get("code", ""))
+            if role == "samples" and not tables.get("inventory") and sources.keys().isdisjoint(("gpu", *GPU_PLACE)):
+                by_serial |= _serial_number(file, names, section)
             if alike[tuple(names)] < _FILES_ALIKE:  # a few files with the same columns are enough
                 for column, setting, example in _open_instants(role, file, section, sources):
                     quoted = f"{example!r} ({file.name}, column {column!r})"
@@ -247,7 +252,7 @@ def find_questions(
         problem = f"timestamps are naive (without a time zone), such as {', '.join(naive[:_MAX_EXAMPLES])}"
         advice = "Give `timezone: UTC`, with the zone that they were written in."
         questions.insert(0, Question("timezone", problem, "all tables", advice, {"timezone": "UTC"}))
-    return guesses, questions + missing
+    return guesses, [*questions, *by_serial.values(), *missing]
 
 
 def _tables_among(paths: Sequence[Path], role: str) -> list[Path]:
@@ -270,6 +275,18 @@ def _missing(role: str, file: Path, present: set[str], text: tuple[str, str], co
             elif choice == ("type",) and names_xids(code):
                 answer = {role: {"constants": {"type": "xid"}}}
             yield Question(role, f"no column for {name!r}", str(file), advice, answer, missing=name)
+
+
+def _serial_number(file: Path, names: Sequence[str], section: TableMapping) -> dict[str, Question]:
+    """Return the question whether GPUs are named by their serial number, if there is such a column, by its name."""
+    free = [name for name in names if name not in section.columns]
+    is_serial = (any(KEY_ALIASES.get(key, key) == "serial" for key in spellings(name)) for name in free)
+    column = next(compress(free, is_serial), None)
+    if column is None:
+        return {}
+    problem = "GPUs are named by serial number alone"
+    advice = f"Map {column!r} to `gpu`, or to null if it is the node's."
+    return {column: Question("samples", problem, str(file), advice, {"samples": {"columns": {column: "gpu"}}})}
 
 
 def _open_instants(

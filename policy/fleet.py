@@ -67,7 +67,7 @@ class Score:
 class Fact:
     """A reported fault that hard rules may act on, without the model.
 
-    ``name``: as in :data:`policy.node_tier.hard_rules.RULES`: ``xid 79``, ``row_remap_failure``.
+    ``name``: as in :data:`policy.node_tier.hard_rules.RULES`: ``xid 79``, ``diagnostic_failed``.
     ``seen_at``: when it happened (an event) or was last read (a state such as a pending remap). Never the scrape time
     of a gauge that keeps the last XID forever: such a fact would never expire.
     """

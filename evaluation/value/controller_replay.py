@@ -30,7 +30,7 @@ from policy.fleet import NO_MARKS, Fact, JobView, Level, NodeView, Signals, Unit
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.remedies import Remedy, duration_of
 from policy.maintenance import planned
-from policy.node_tier.hard_rules import BOOT, KINDS, MAX_HOLD, REPAIRS, RULES, Reported, reported
+from policy.node_tier.hard_rules import BOOT, DEFAULT_RULES, KINDS, REPAIRS, Reported, reported
 from policy.plan import Plan, PolicyState
 
 Diagnostic = Literal["none", "blind", "perfect", "stated"]
@@ -53,7 +53,7 @@ _COUNTED: Final = (UnitView(""),)
 def rule_events(events: pd.DataFrame, more: Iterable[dict[Any, Any]] = ()) -> list[dict[Any, Any]]:
     """Return the events that hard rules use, maintenance, and ``more``, sorted by ``known_at``."""
     code = events["code"].astype("str").str.strip()
-    named = (events["type"] != "xid") | ("xid " + code).isin([rule.fact for rule in RULES]) | (code == "154")
+    named = (events["type"] != "xid") | code.isin(DEFAULT_RULES.xids)
     boots = (events["type"] == BOOT[0]) & (code == BOOT[1])
     of_units = named & events["type"].isin(KINDS) & events["gpu"].notna()
     used = of_units | boots | events["type"].isin(("maintenance", *REPAIRS))
@@ -282,7 +282,8 @@ class Controlled:
 
     def _fleet_at(self, now: datetime, newest: ScoredDecision) -> tuple[list[NodeView], list[ObservedNode]]:
         """Return the nodes to decide about, and those at rest, which are only counted."""
-        oldest = min(now - MAX_HOLD, newest.decided_at)  # older reports are neither valid nor void anything
+        # Older reports are neither valid nor void anything.
+        oldest = min(now - DEFAULT_RULES.max_hold, newest.decided_at)
         reports, down = self._reports(oldest, now), self.fleet.down(self._now)
         reported_units = {unit for unit, time in self._void.items() if time > oldest}
         reported_units |= {unit for unit, fact in self._failed.items() if fact.seen_at > oldest}

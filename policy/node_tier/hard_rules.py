@@ -41,8 +41,6 @@ class HardRule:
 
 
 RULES: tuple[HardRule, ...] = (
-    HardRule("row_remap_failure", "high", _DAY, "row remap failed: no spare memory rows left"),
-    HardRule("row_remap_pending", "elevated", _DAY, "row remap pending until the next reset", remedy="reset"),
     HardRule("xid 64", "high", 7 * _DAY, "XID 64: a row remap or page retirement failed", event=True, remedy="reset"),
     HardRule("xid 79", "high", 2 * _DAY, "XID 79: the GPU has fallen off the bus", event=True, remedy="reboot"),
     HardRule("xid 95", "high", _DAY, "XID 95: an uncontained memory error", event=True, remedy="reset"),
@@ -61,10 +59,8 @@ RULES: tuple[HardRule, ...] = (
     HardRule("diagnostic_failed", "high", 7 * _DAY, "a diagnostic failed", event=True),
 )
 """NVIDIA's XID catalogue (64: reset and support; 79: restart of the machine; 95: reset) and its driver's recovery
-action (NVML field 230, also announced by XID 154). A pending remap does not affect running work and takes effect at the
-next reset, so it only keeps new work away. If a reset did not help, ``row_remap_failure`` persists and requires a
-replacement. The validities are our choice, for nodes whose remedy is not reported: a state (remap, recovery action) is
-read repeatedly, so a day suffices; an event is reported once."""
+action (NVML field 230, as announced by XID 154). The validities are our choice, for nodes whose remedy is not reported:
+a state (recovery action) is read repeatedly, so a day suffices; an event is reported once."""
 
 REPORTED = ("timestamp", "node", "gpu", "type", "code", "detail", "known_at")
 """Columns of events that :func:`reported` reads."""
@@ -78,24 +74,55 @@ KINDS = ("xid", "diagnostic", *REPAIRS)
 BOOT = ("other", "boot")
 """Type and code of node events that :func:`reported` uses."""
 
-XIDS = frozenset(rule.fact.removeprefix("xid ") for rule in RULES if rule.fact.startswith("xid ")) | {"154"}
-"""XID codes that :func:`reported` uses."""
-
-MAX_HOLD = max(rule.holds for rule in RULES)
-"""Maximum age of a relevant report: the longest validity of any rule."""
-
-_NAMES = frozenset(rule.fact for rule in RULES)
-_CURED = frozenset(rule.fact for rule in RULES if rule.remedy in ("reset", "reboot"))
 _RECOVERY = re.compile(r"recovery action\b[^(]*\((0x[0-9a-f]+)\)", re.IGNORECASE)
 _ACTIONS = {1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset"}
 """Recovery actions by number (NVML's nvmlDeviceGpuRecoveryAction_t); 0 withdraws the request."""
+
+_FACT = re.compile(rf"xid [1-9][0-9]*|recovery_action ({'|'.join(_ACTIONS.values())})|diagnostic_failed")
+
+
+@checked(frozen=True, slots=True)
+class HardRulesConfig:
+    """Settings of hard rules.
+
+    ``rules``: at most one per fact; ``holds``: validity after the fact was last seen.
+    ``repeat``: a fault that recurs within this time after a reset or reboot requires a replacement.
+    """
+
+    rules: tuple[HardRule, ...] = RULES
+    repeat: PositiveTime = 7 * _DAY
+
+    def __post_init__(self) -> None:
+        names = [rule.fact for rule in self.rules]
+        if unknown := sorted({name for name in names if not _FACT.fullmatch(name)}):
+            raise ValueError(
+                f"rules names facts that nothing reports: {', '.join(unknown)}: give `xid NUMBER`, `recovery_action "
+                f"NAME` ({', '.join(_ACTIONS.values())}) or `diagnostic_failed`"
+            )
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"rules has more than one rule on {', '.join(repeated)}: give one rule per fact")
+
+    @property
+    def xids(self) -> frozenset[str]:
+        """XID codes that :func:`reported` uses."""
+        return frozenset({"154", *(rule.fact.removeprefix("xid ") for rule in self.rules if rule.fact[:4] == "xid ")})
+
+    @property
+    def max_hold(self) -> timedelta:
+        """Maximum age of a relevant report: the longest validity of any rule."""
+        return max((rule.holds for rule in self.rules), default=timedelta(0))
 
 
 Reported = tuple[tuple[Fact, ...], datetime | None]
 """Facts of a unit, and the time before which its facts are void."""
 
+DEFAULT_RULES = HardRulesConfig()
 
-def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, Reported]:
+
+def reported(
+    rows: Iterable[Mapping[str, Any]], now: datetime, rules: HardRulesConfig = DEFAULT_RULES
+) -> dict[str, Reported]:
     """Return for each unit the facts from events known by ``now``, and the time before which facts are void.
 
     ``rows``: events of units, boots and repairs of nodes, with :data:`REPORTED` and, for repeated events, ``last_at``.
@@ -111,6 +138,8 @@ def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, Repo
     void: dict[str, datetime] = {}
     requested: dict[str, Fact] = {}
     known = tuple(_known(rows, now))
+    names, oldest = {rule.fact for rule in rules.rules}, now - rules.max_hold
+    curable = {rule.fact for rule in rules.rules if rule.remedy in ("reset", "reboot")}
     cured = _cured(known)
     for row, seen_at, code in known:
         unit, kind = row["gpu"], row["type"]
@@ -123,15 +152,15 @@ def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, Repo
             if action is not None and (unit not in requested or requested[unit].seen_at <= seen_at):
                 requested[unit] = Fact(f"recovery_action {_ACTIONS.get(int(action[1], 16), '')}", seen_at)
         name = f"xid {code}" if kind == "xid" else "diagnostic_failed"
-        if name in _NAMES and (kind == "xid" or (kind == "diagnostic" and code == "fail")):
+        if name in names and (kind == "xid" or (kind == "diagnostic" and code == "fail")):
             minute = seen_at.replace(second=0, microsecond=0)  # at most one a minute
             earlier = facts[unit].get((name, minute))
-            if seen_at > now - MAX_HOLD and (earlier is None or earlier.seen_at < seen_at):
+            if seen_at > oldest and (earlier is None or earlier.seen_at < seen_at):
                 facts[unit][name, minute] = Fact(name, seen_at)
         elif kind in REPAIRS or (kind == "diagnostic" and code == "pass"):
             void[unit] = max(void.get(unit, seen_at), seen_at)
     for unit, fact in requested.items():
-        if fact.name in _NAMES and fact.seen_at > now - MAX_HOLD:
+        if fact.name in names and fact.seen_at > oldest:
             facts[unit][fact.name, fact.seen_at] = fact
     homes = {row["gpu"]: row["node"] for row, _, _ in known}
     result: dict[str, Reported] = {}
@@ -139,7 +168,7 @@ def reported(rows: Iterable[Mapping[str, Any]], now: datetime) -> dict[str, Repo
         ends = [end for key in (unit, (homes.get(unit, unit),)) if (end := cured.get(key)) is not None]
         end = max(ends, default=None)
         facts_left = tuple(
-            fact for fact in facts[unit].values() if end is None or fact.name not in _CURED or fact.seen_at >= end
+            fact for fact in facts[unit].values() if end is None or fact.name not in curable or fact.seen_at >= end
         )
         repaired = max((time for time in (void.get(unit), void.get(homes.get(unit, ""))) if time), default=None)
         if facts_left or repaired is not None:
@@ -170,24 +199,6 @@ def _cured(known: Iterable[_Known]) -> dict[str | tuple[str], datetime]:
         if key is not None:
             ends[key] = max(ends.get(key, seen_at), seen_at)
     return ends
-
-
-@checked(frozen=True, slots=True)
-class HardRulesConfig:
-    """Settings of hard rules.
-
-    ``rules``: at most one per fact; ``holds``: validity after the fact was last seen.
-    ``repeat``: a fault that recurs within this time after a reset or reboot requires a replacement.
-    """
-
-    rules: tuple[HardRule, ...] = RULES
-    repeat: PositiveTime = 7 * _DAY
-
-    def __post_init__(self) -> None:
-        names = [rule.fact for rule in self.rules]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise ValueError(f"rules has more than one rule on {', '.join(repeated)}: give one rule per fact")
 
 
 @dataclass(frozen=True, slots=True)

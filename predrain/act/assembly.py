@@ -13,6 +13,7 @@ from foundation.version import VERSION
 if TYPE_CHECKING:
     from features.config import LabelSection
     from policy.episodes import OutcomeEvent
+    from policy.node_tier.hard_rules import HardRulesConfig
     from scheduler.controller.facts import NodeHistories
     from scheduler.controller.settings import ActSettings
     from scheduler.evacuation.engine import Evacuation
@@ -160,12 +161,14 @@ def facts_of(
     events: Path | None,
     evacuation: "Evacuation | None",
     ledger: "SqliteLedger",
+    rules: "HardRulesConfig",
     scores: Path | None = None,
 ) -> "FactSource":
     """Create the source of facts: reports of GPUs, results of diagnostics, and outcomes of alerts.
 
     ``events``: a dataset, or its ``events.parquet``. Without an inventory in the same folder, no alert is evaluated.
     ``ledger``: records when predrain took a node out of service.
+    ``rules``: name the facts to report.
     """
     from scheduler.controller.facts import EventFacts, VerifiedFacts
     from scheduler.ports.risks import MemoryFacts
@@ -175,7 +178,7 @@ def facts_of(
 
     if events is not None and events.is_dir():
         events /= "events.parquet"
-    known: FactReader = MemoryFacts() if events is None else EventFacts(events)
+    known: FactReader = MemoryFacts() if events is None else EventFacts(events, rules)
     if events is None or not (events.parent / "inventory.parquet").is_file():
         return VerifiedFacts(known, results)
     return VerifiedFacts(known, results, DatasetHistory(events.parent, events, scores).read, ledger.service)

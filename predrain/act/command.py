@@ -293,7 +293,8 @@ def _controller(
             if not undo:
                 _refuse_unknown_groups(settings, chosen)
             evacuation = evacuation_of(chosen, settings, clock, undo=undo)
-            facts = sources_limit.call("the events", lambda: facts_of(events, evacuation, record, scores))
+            rules = settings.policy.rules
+            facts = sources_limit.call("the events", lambda: facts_of(events, evacuation, record, rules, scores))
             risks = risks if scores is None else ScoresReader(scores, clock, settings.controller.max_score_lifetime)
     except Exception as error:  # a release needs none of it
         unusable = None if undo else described(error)

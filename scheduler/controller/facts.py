@@ -13,7 +13,16 @@ from foundation.files import stamp_of
 from policy.episodes import OUTCOME_TIMEOUT, Alert, AlertOutcome, OutcomeEvent, evaluate_alert
 from policy.fleet import Fact
 from policy.maintenance import planned
-from policy.node_tier.hard_rules import BOOT, KINDS, REMEDIED, REPAIRS, REPORTED, XIDS, reported
+from policy.node_tier.hard_rules import (
+    BOOT,
+    DEFAULT_RULES,
+    KINDS,
+    REMEDIED,
+    REPAIRS,
+    REPORTED,
+    HardRulesConfig,
+    reported,
+)
 from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.protocols import FactReader
@@ -40,12 +49,14 @@ class NodeHistories:
     until: datetime | None = None
 
 
-def facts_at(rows: Sequence[Mapping[str, Any]], now: datetime) -> dict[str, ReportedFacts]:
+def facts_at(
+    rows: Sequence[Mapping[str, Any]], now: datetime, rules: HardRulesConfig = DEFAULT_RULES
+) -> dict[str, ReportedFacts]:
     """Return the facts known at ``now`` by unit, and by node for planned maintenance.
 
     ``rows``: as in :func:`policy.node_tier.hard_rules.reported`, plus maintenance events.
     """
-    facts = {unit: ReportedFacts(*known) for unit, known in reported(rows, now).items()}
+    facts = {unit: ReportedFacts(*known) for unit, known in reported(rows, now, rules).items()}
     for node, periods in planned(rows, now).items():
         facts[node] = replace(facts.get(node, ReportedFacts()), planned=periods)
     return facts
@@ -57,8 +68,9 @@ class EventFacts:
     ``unreadable_events``: number of rows ignored for a time outside 1970 to 9999.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, rules: HardRulesConfig = DEFAULT_RULES) -> None:
         self.file = file
+        self._rules = rules
         self.unreadable_events = 0
         self._stamp: tuple[int, ...] | None = None
         self._rows: list[dict[str, Any]] = []
@@ -69,7 +81,7 @@ class EventFacts:
         Raises ``SourceError`` if the file is missing or cannot be read.
         """
         self._load()
-        return facts_at(self._rows, now)
+        return facts_at(self._rows, now, self._rules)
 
     def _load(self) -> None:
         import pyarrow as pa  # needed for events only
@@ -95,7 +107,7 @@ class EventFacts:
             code = pc.utf8_lower(pc.utf8_trim_whitespace(pc.field("code")))
             of_units = pc.field("type").isin(KINDS) & pc.field("gpu").is_valid() | pc.field("type").isin(REPAIRS)
             boots = (pc.field("type") == BOOT[0]) & (pc.field("code") == BOOT[1])
-            xids = of_units & (pc.field("type") == "xid") & code.isin(sorted(XIDS))
+            xids = of_units & (pc.field("type") == "xid") & code.isin(sorted(self._rules.xids))
             # A failing GPU can log millions of equal XIDs. Rules count one a minute, so two rows a minute lose nothing.
             # XID 154 differs: its detail names the recovery action.
             floods = table.filter(xids & (code != "154"))

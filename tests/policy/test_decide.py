@@ -9,7 +9,7 @@ import pytest
 from policy.budget import BudgetConfig, DisruptionBudget
 from policy.decide import decide
 from policy.fleet import Fact, JobView, Level, Marks, UnitView
-from policy.node_tier.hard_rules import RULES, HardRulesConfig, rule_hits
+from policy.node_tier.hard_rules import RULES, HardRule, HardRulesConfig, rule_hits
 from policy.plan import PolicyState
 from policy.stages import StagesConfig
 from scheduler.ports.stored_state import state_from_json, state_json
@@ -292,9 +292,8 @@ def test_each_rule_reaches_its_action_whatever_the_model_says_and_ends_with_its_
 
 def test_the_rules_named_by_the_vendor_are_there():
     high = {rule.fact for rule in RULES if rule.tier == "high"}
-    assert {"row_remap_failure", "xid 64", "xid 79", "xid 95"} <= high
+    assert {"xid 64", "xid 79", "xid 95", "diagnostic_failed"} <= high
     assert {"recovery_action reset", "recovery_action reboot", "recovery_action drain_and_reset"} <= high
-    assert {rule.fact for rule in RULES if rule.tier == "elevated"} == {"row_remap_pending"}
 
 
 def test_a_gauge_that_keeps_its_last_xid_would_hold_a_node_for_ever_and_the_time_of_the_event_does_not():
@@ -318,9 +317,10 @@ def test_what_a_repair_or_a_wrong_clock_made_void_does_not_count():
 
 def test_the_worst_rule_comes_first_and_each_fact_once_with_its_newest_time():
     unit = node("n").units[0]
-    facts = (Fact("row_remap_pending", T0), Fact("xid 79", T0 - HOUR), Fact("xid 79", T0))
-    hits = rule_hits(replace(node("n"), units=(replace(unit, facts=facts),)), RULED, T0)
-    assert [hit.rule.fact for hit in hits] == ["xid 79", "row_remap_pending"]
+    facts = (Fact("xid 63", T0), Fact("xid 79", T0 - HOUR), Fact("xid 79", T0))
+    rules = HardRulesConfig((HardRule("xid 63", "elevated", HOUR, "a row remap is pending"), *RULES))
+    hits = rule_hits(replace(node("n"), units=(replace(unit, facts=facts),)), rules, T0)
+    assert [hit.rule.fact for hit in hits] == ["xid 79", "xid 63"]
     assert hits[0].seen_at == T0
     assert hits[0].reason == (
         "n-0: XID 79: the GPU has fallen off the bus (seen 2026-03-01 00:00 UTC, valid until 2026-03-03 00:00 UTC;"

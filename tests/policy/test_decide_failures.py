@@ -171,13 +171,13 @@ def test_a_node_that_a_person_returned_would_be_taken_again_and_is_left_alone_fo
 
 
 def test_a_person_is_overruled_by_a_new_fault_but_not_by_an_old_state_read_again():
-    fleet, state = marked(0.9, facts=["row_remap_failure"])
+    fleet, state = marked(0.9, facts=["recovery_action reset"])
     now = T0 + HOUR
-    seen = replace(node("n", 0.9, facts=["row_remap_failure"]), marks=NO_MARKS)
+    seen = replace(node("n", 0.9, facts=["recovery_action reset"]), marks=NO_MARKS)
     plan = once([seen, *fleet[1:]], config(), now, state)
     assert not hard(plan)
     now = T0 + 2 * HOUR
-    read_again = replace(seen, units=node("n", 0.9, at=now, facts=["row_remap_failure"]).units)
+    read_again = replace(seen, units=node("n", 0.9, at=now, facts=["recovery_action reset"]).units)
     assert not hard(once([read_again, *fleet[1:]], config(), now, plan.state))
     new_fault = replace(seen, units=node("n", 0.9, at=now, facts=["xid 79"]).units)
     assert hard(once([new_fault, *fleet[1:]], config(), now, plan.state)) == {"n"}

@@ -9,7 +9,7 @@ from policy.budget import DisruptionBudget, RateLimit
 from policy.fleet import JobView, Score
 from policy.node_tier.hard_rules import RULES, HardRule, HardRulesConfig
 from policy.stages import Bar
-from tests.policy.decide_world import T0
+from tests.policy.decide_world import HOUR, T0
 
 ZERO = timedelta(0)
 
@@ -23,7 +23,12 @@ ZERO = timedelta(0)
         (RateLimit, {"scope": "fleet"}, "the rate limit of scope fleet has no limit: give max_nodes or max_share"),
         (Bar, {"min_precision": 1.5}, "min_precision"),
         (HardRule, {"fact": "x", "tier": "high", "holds": ZERO, "description": ""}, "holds"),
-        (HardRulesConfig, {"rules": (*RULES, RULES[0])}, "rules has more than one rule on row_remap_failure: .*"),
+        (HardRulesConfig, {"rules": (*RULES, RULES[0])}, "rules has more than one rule on xid 64: .*"),
+        (
+            HardRulesConfig,
+            {"rules": (HardRule("row_remap_failure", "high", HOUR, "no spare rows"),)},
+            "rules names facts that nothing reports: row_remap_failure: .*",
+        ),
         (Score, {"risk": 1.5, "decided_at": T0, "expires_at": T0}, "risk is 1.5: give a number from 0 to 1, or None"),
         (JobView, {"name": "j", "gpus": 0}, "gpus of job j is 0: give a positive number"),
     ],

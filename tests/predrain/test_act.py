@@ -10,11 +10,14 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from policy.risk_record import RiskReason
 from scheduler.file import FileScheduler
 from scheduler.ports.clock import SystemClock
+from telemetry.dataset.schema import EVENTS
 from tests.processes import hanging, invoke, predrain
 from tests.scheduler.score_files import record, write
 
@@ -245,6 +248,20 @@ def test_a_pinned_group_that_does_not_exist_is_refused_and_nothing_new_is_done(p
         assert "policy.stages.pinned names 'c/gg'" in refused
         assert "'c/g'" in refused
     assert len(node(place)["taints"]) == 1
+
+
+def test_a_rule_of_the_settings_is_fed_by_the_events_that_it_names(place):
+    now = datetime.now(UTC)
+    event = dict.fromkeys(EVENTS.names) | {
+        "timestamp": now, "known_at": now, "node": "n5", "gpu": "gpu5", "type": "xid", "code": "63", "source": "test",
+    }  # fmt: skip
+    pq.write_table(pa.Table.from_pylist([event], schema=EVENTS), "events.parquet")
+    assert "n5" not in invoke(*GO, "--events", "events.parquet", "--dry-run").stdout
+    rule = "{fact: xid 63, tier: elevated, holds: 1d, description: a row remap is pending}"
+    Path("act.yaml").write_text(SETTINGS.replace("controller:", f"  rules: {{rules: [{rule}]}}\ncontroller:"))
+    shown = invoke(*GO, "--events", "events.parquet", "--dry-run").stdout
+    assert "would    avoid n5 (elevated)" in shown
+    assert "a row remap is pending" in shown
 
 
 def test_a_reason_forges_no_line_and_moves_no_cursor(place):

@@ -9,6 +9,7 @@ from policy.fleet import JobView
 from policy.ladder.cost_benefit import CostBenefitConfig, JobHours, hours_of
 from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import RUNGS, prices
+from policy.node_tier.hard_rules import HardRule, HardRulesConfig
 from tests.policy.decide_world import HOUR, T0, config, healthy, node, once, verbs
 
 COSTS = CostBenefitConfig()
@@ -85,9 +86,11 @@ def test_a_prediction_leads_to_no_rung_that_the_settings_leave_out(rungs, jobs, 
     assert (done or ["publish"])[-1] == last
 
 
-@pytest.mark.parametrize(("fact", "verb"), [("xid 79", "drain"), ("row_remap_pending", "avoid")])
-def test_a_reported_fault_is_acted_on_whatever_the_rungs(fact, verb):
-    plan = once([node("sick", 0.01, facts=[fact], jobs=JOB), *healthy(12)], config(rungs=("publish",)))
+@pytest.mark.parametrize(("tier", "verb"), [("high", "drain"), ("elevated", "avoid")])
+def test_a_reported_fault_is_acted_on_whatever_the_rungs(tier, verb):
+    rules = HardRulesConfig((HardRule("xid 63", tier, HOUR, "a row remap is pending"),))
+    policy = config(rungs=("publish",), rules=rules)
+    plan = once([node("sick", 0.01, facts=["xid 63"], jobs=JOB), *healthy(12)], policy)
     assert verb in verbs(plan, "sick")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy.fleet import Fact
-from policy.node_tier.hard_rules import RULES, reported
+from policy.node_tier.hard_rules import RULES, HardRule, HardRulesConfig, reported
 from scheduler.controller.facts import EventFacts
 from scheduler.ports.errors import SourceError
 from scheduler.ports.risks import ReportedFacts
@@ -43,6 +43,11 @@ def test_events_that_rules_name_are_facts_and_a_repair_voids_what_was_before(tmp
         "c": ReportedFacts((), T0),
     }
     assert EventFacts(file).read(T0) == {}, "nothing is known before it was"
+    rules = HardRulesConfig((HardRule("xid 31", "elevated", HOUR, "a fault of memory paging"),))
+    assert EventFacts(file, rules).read(T0 + HOUR / 2) == {
+        "a": ReportedFacts((Fact("xid 31", T0),)), "c": ReportedFacts((), T0)
+    }  # fmt: skip
+    assert EventFacts(file, rules).read(T0 + 2 * HOUR)["b"] == ReportedFacts((), T0 + HOUR)
 
 
 @pytest.mark.parametrize("column", ["timestamp", "known_at", "last_at"])

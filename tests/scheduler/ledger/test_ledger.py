@@ -15,6 +15,7 @@ from foundation.errors import InputError
 from foundation.running import Patience
 from policy.config import PolicyConfig
 from policy.fleet import Fact, JobView, Level, Marks, NodeView, Published, Score, Signals, UnitView
+from policy.node_tier.hard_rules import HardRule, HardRulesConfig
 from policy.plan import PolicyState
 from scheduler.ledger import schema
 from scheduler.ledger.reader import LedgerReader
@@ -38,8 +39,11 @@ def file(tmp_path):
 def history(file):
     """A drain, a person's undoing, an over-budget node, an expiry."""
     cluster = Cluster(ledger=SqliteLedger(file))
+    rules = HardRulesConfig((HardRule("xid 63", "elevated", STEP, "a row remap is pending"),))
+    cluster.policy = replace(cluster.policy, rules=rules)
+    cluster.restart()
     cluster.scored(n1=0.9, n2=0.4)
-    cluster.facts.facts = {"n6-1": ReportedFacts((Fact("row_remap_pending", T0),))}
+    cluster.facts.facts = {"n6-1": ReportedFacts((Fact("xid 63", T0),))}
     cluster.round()
     cluster.clock.move(STEP)
     cluster.scored(n1=0.9, n3=0.8, n4=0.7, n5=0.95)

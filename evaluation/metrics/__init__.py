@@ -1,5 +1,5 @@
 """Metrics of predictions, with cluster bootstrap intervals and comparisons at equal numbers of alerts.
 
-Input: predictions with labels. Output: an ``Evaluation``. Start with ``evaluation``. ``aggregation`` turns predictions
-of units into decisions about nodes; ``metrics`` resamples clusters.
+``evaluation``, the module to read first, computes an ``Evaluation`` from labelled predictions. ``aggregation`` combines
+the risks of units into risks of nodes; ``metrics`` resamples clusters.
 """

@@ -191,7 +191,7 @@ class KubernetesClient:
                     self._rate.wait()
                     pool = self._pool
                     response = self._send(method, _url(path, params), data, headers, end)
-                    # The credentials have been replaced: try the new ones at once, within the same attempt.
+                    # Retry with the renewed credentials within the same attempt.
                     if response.status == _UNAUTHORIZED and self._pool is not pool:
                         response = self._send(method, _url(path, params), data, headers, end)
                     if response.status in _TRANSIENT and response.status not in final:

@@ -24,7 +24,7 @@ _PLUGIN_S: Final = 60.0
 
 
 class _Plugin(subprocess.Popen[str]):
-    """A credential plug-in of a kubeconfig with a timeout, which the package does not set."""
+    """Process of a credential plug-in that is killed after a timeout, because the package sets none."""
 
     def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:
         try:

@@ -72,7 +72,7 @@ class HeldRows:
                 return ring[rows % self._capacity]
             out = np.empty((len(rows), self._columns), dtype=np.float32)
             out[cached] = ring[rows[cached] % self._capacity]
-        # Outside the lock: several threads may read old rows at once.
+        # Outside the lock, so that several threads can read old rows concurrently.
         out[~cached] = self._matrix.values(rows[~cached])
         return out
 

@@ -151,7 +151,7 @@ class PlacementCheck:
         return next((v for v in CLAIM_VERSIONS if self._reads.api.read(f"{_CLAIMS}/{v}") is not None), None)
 
     def _check_shared_claims(self, pod: Object) -> None:
-        """Raise ``UndecidedError`` if other pods use a pod's claim: its devices stay allocated on this node."""
+        """Raise ``UndecidedError`` if other pods share a resource claim: it stays allocated on this node."""
         metadata, claims = pod["metadata"], pod["spec"].get("resourceClaims") or ()
         for name in filter(None, (claim.get("resourceClaimName") for claim in claims)):
             folder = f"{_CLAIMS}/{self._claims_version()}/namespaces/{metadata.get('namespace') or 'default'}"

@@ -116,7 +116,7 @@ def _written(entry: Any) -> str:
 
 
 def _findings(component: str, entry: _Entry, rules: KubernetesRules) -> list[KernelFinding]:
-    """Return what an entry reports; empty without evidence about a GPU."""
+    """Return the events of an entry; empty if it is not about a GPU."""
     kernel = shipped().read(entry.message)  # an entry from NVSentinel
     if kernel is not None and kernel.type in ("failure", "other", "driver"):
         return [kernel]

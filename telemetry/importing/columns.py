@@ -90,7 +90,7 @@ def are_pci_addresses(column: pa.ChunkedArray) -> bool | None:
 
 
 ELAPSED: Final = "elapsed"
-"""Column of how long a job ran, which stands for its start or its end."""
+"""Column with the duration of a job, from which a missing start or end is computed."""
 
 _JOB_FACTS: Final = frozenset({"job", "node", "started_at", "ended_at", "gpus", "outcome"})
 

@@ -113,13 +113,13 @@ def one_row_per_xid(batch: Batch, rows: dict[str, npt.NDArray[Any]]) -> npt.NDAr
 
 
 def names_xids(column: str) -> bool:
-    """Whether the codes of a column with this name are XIDs, whatever text stands beside them."""
+    """Return whether a column with this name has XIDs, regardless of the text in the row."""
     return "xid" in split_words(column)
 
 
 @cache
 def xids_of(text: str) -> Sequence[str]:
-    """Return the XIDs in a code; empty for 0, which stands for none, and for other text."""
+    """Return the XIDs in a code; empty for 0 (no XID) and for other text."""
     match = _ONE_XID.match(text)
     if match is not None:
         return (str(int(match[1])),) if int(match[1]) else ()

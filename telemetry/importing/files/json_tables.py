@@ -125,7 +125,7 @@ def _devices(listed: Any) -> list[dict[str, Any]]:
 
 
 def _is_other(device: Mapping[str, Any]) -> bool:
-    """Whether a device says that it is no GPU."""
+    """Return whether the fields of a device identify it as something other than a GPU."""
     text = " ".join(str(part) for key, part in device.items() if key.lower() in COLUMN_NAMES["kinds_of_device"])
     return bool(_OTHER_DEVICE.search(text)) and not _GPU.search(text)
 

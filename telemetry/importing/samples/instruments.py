@@ -244,7 +244,7 @@ class Instruments:
             code = int(unit[np.searchsorted(join.rows, chosen[first])])
             since_ms = int(ms[chosen[first]])
             if join.is_head[begin] and is_frozen[begin] and self.stretches[code]:
-                # The stretch of an earlier block goes on.
+                # Continues a stretch that began in an earlier block.
                 since_ms = self.stretches[code].pop()[0]
             self.stretches[code].append((since_ms, int(ms[chosen[last]])))
 

@@ -34,7 +34,6 @@ VALUE = "value.json"
 """File of the GPU-hours that actions on a backtest's risks would have saved and spent."""
 
 _ATTRIBUTIONS = "attributions.parquet"
-# `predrain doctor` reads this file for the importance of channels.
 
 _EXTRA = "extra_"
 _FIGURES = (

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from telemetry.dataset.channels import Channel
     from telemetry.doctor.diagnosis import Observation
 
-_BACKTEST, _BUNDLE = Path("data/backtest"), Path("data/models/candidate")
+_BUNDLE = Path("data/models/candidate")
 
 
 @grouped
@@ -45,10 +45,6 @@ def doctor(
     channels: Annotated[
         bool, typer.Option("--channels", help="Print the catalogue of channels (docs/reference/channels.md) and exit.")
     ] = False,
-    backtest: Annotated[
-        Path | None,
-        typer.Option(help="Backtest with the importance of channels. Default: data/backtest."),
-    ] = None,
     model: Annotated[
         Path | None,
         typer.Option(
@@ -77,7 +73,7 @@ def doctor(
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a source of telemetry: available and missing channels, their importance, and how to enable them.
+    """Check a source of telemetry: available and missing channels, and how to enable them.
 
     With --model and --matrix, check a trained model for drift of fleet, telemetry, workload or failures.
 
@@ -123,7 +119,7 @@ def doctor(
     else:
         assert source is not None
         observation = _source(source, mapping, known, settings.labels, access, timeout_s or 10.0)
-    healthy = _report(observation, backtest, model, known, as_json=as_json)
+    healthy = _report(observation, model, known, as_json=as_json)
     if not healthy:
         raise typer.Exit(FAILED)
 
@@ -198,26 +194,17 @@ def _with_selection(observation: "Observation", place: "Place", labels: "LabelSe
     return replace(observation, findings=(TelemetryFinding(problem, advice), *observation.findings))
 
 
-def _report(
-    observation: "Observation",
-    backtest: Path | None,
-    model: Path | None,
-    known: "Mapping[str, Channel]",
-    *,
-    as_json: bool,
-) -> bool:
+def _report(observation: "Observation", model: Path | None, known: "Mapping[str, Channel]", *, as_json: bool) -> bool:
     import json
 
     from foundation.errors import InputError
     from telemetry.doctor.diagnosis import as_dict, as_text, diagnose
-    from telemetry.doctor.importance import read_importance
+    from telemetry.doctor.model_channels import read_used_channels
 
-    for option, folder in (("--backtest", backtest), ("--model", model)):
-        if folder is not None and not folder.is_dir():
-            raise InputError(f"there is no folder {folder}", option, "Give the output of `backtest` or `train`.")
-    backtest = backtest or (_BACKTEST if _BACKTEST.is_dir() else None)
-    model = model or (_BUNDLE if _BUNDLE.is_dir() else None)
-    importance, importance_source = read_importance(backtest, model, known)
-    diagnosis = diagnose(observation, importance, importance_source, known)
+    if model is not None and not model.is_dir():
+        raise InputError(f"there is no folder {model}", "--model", "Give the output of `predrain train`.")
+    diagnosis = diagnose(
+        observation, *read_used_channels(model or (_BUNDLE if _BUNDLE.is_dir() else None), known), known
+    )
     sys.stdout.write(json.dumps(as_dict(diagnosis), sort_keys=True) + "\n" if as_json else as_text(diagnosis))
     return diagnosis.healthy

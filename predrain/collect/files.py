@@ -114,7 +114,7 @@ def tickets(
 
 
 def diagnostics(
-    files: Annotated[list[Path], typer.Argument(help="Output of `dcgmi diag` (DCGM 3 or 4), JSON or table.")],
+    files: Annotated[list[Path], typer.Argument(help="Output of `dcgmi diag -j` (DCGM 3 or 4).")],
     dataset: DatasetOption,
     node: Annotated[str, typer.Option(help="Name of the tested node.")],
     gpus: Annotated[
@@ -134,7 +134,7 @@ def diagnostics(
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read `dcgmi diag` results per GPU. Skipped, warned and interrupted tests never count as passed.
+    """Read `dcgmi diag -j` results per GPU. Skipped, warned and interrupted tests never count as passed.
 
     Example: predrain collect diagnostics diag.json --dataset fleet --node node07 --gpus gpus.csv
     """

@@ -61,21 +61,6 @@ _STATUSES: Final = {
 _NODE: Final = ""
 # Index of a result without a GPU: it concerns the node, like most software tests.
 
-_TABLE: Final = "table of dcgmi diag"
-_TABLE_HEADER: Final = re.compile(r"\|\s*Diagnostic\s*\|\s*Result\s*\|")
-_TABLE_END: Final = re.compile(r"\+-{20,}\+-{20,}\+")
-_DEVICE_IDS: Final = re.compile(r"GPU Device IDs Detected\s*\|([^|]*)\|")
-_SECTION: Final = re.compile(r"[|+]\s*-{3,}\s+(\w+)\s+-{3,}")
-_ROW: Final = re.compile(r"\|([^|]*)\|([^|]*)\|\s*\Z")
-_NOTES: Final = ("Info", "Warning", "Error")
-_TABLE_RESULT: Final = re.compile(
-    r"(?:(?P<entity>[A-Za-z]+)(?P<number>\d+): )?(?P<status>Pass|Fail|Skip|Warn(?:ing)?|Not Run)"
-    r"(?: - (?P<gpus>All|GPUs?:? \d[\d, ]*)(?::.*)?)?",
-    re.IGNORECASE,
-)
-_MORE_INDICES: Final = re.compile(r"[\d, ]*\d[\d, ]*")
-_NUMBER: Final = re.compile(r"\d+")
-
 _Results = list[tuple[str, str]]
 # Test and status.
 
@@ -94,21 +79,20 @@ class GpuVerdict:
     detail: str | None
 
 
-def read_diagnostics(report: str, *, may_skip: Collection[str] = (), indices: Collection[str] = ()) -> list[GpuVerdict]:
-    """Parse the JSON or table output of one run, complete or truncated; surrounding text is ignored.
+def read_diagnostics(report: str, *, may_skip: Collection[str] = ()) -> list[GpuVerdict]:
+    """Parse the JSON output of one run, complete or truncated; surrounding text is ignored.
 
     ``may_skip``: tests (case-insensitive) that may be skipped or not run, for example ``eud``, a separate package.
-    ``indices``: GPUs of the node, because a table may have ``Pass - All`` instead of GPU indices.
     Returns: verdicts sorted by index; a single one with an empty index if no GPU has a result.
-    Raises ``InputError`` if the report has several runs, or a table does not show which GPUs were tested.
+    Raises ``InputError`` if the report has several runs.
     """
     try:
-        content = _read_table(report, indices)
-        if content is None:
-            content, end = json.JSONDecoder().raw_decode(report, max(0, report.find("{")))
-            _check_one_run(1 + sum(report.count(f'"{name}"', end) for name in _REPORTS))
+        content, end = json.JSONDecoder().raw_decode(report, max(0, report.find("{")))
     except (ValueError, RecursionError):
-        content = None
+        return [GpuVerdict(_NODE, None, "inconclusive", "the report is incomplete")]
+    runs = 1 + sum(report.count(f'"{name}"', end) for name in _REPORTS)
+    if runs > 1:
+        raise InputError(f"the report has {runs} runs", "dcgmi diag", "Give a file for each run.")
     if not isinstance(content, dict):
         return [GpuVerdict(_NODE, None, "inconclusive", "the report is incomplete")]
     serials = _serials(content)
@@ -140,79 +124,6 @@ def _verdict(results: _Results, of_node: _Results, *, is_cut: bool) -> tuple[Ver
     if not reasons and not any(status == "pass" for _, status in results):
         reasons = ["no test of this GPU"]
     return ("inconclusive", "; ".join(reasons)) if reasons else ("pass", None)
-
-
-def _check_one_run(count: int) -> None:
-    if count > 1:
-        raise InputError(f"the report has {count} runs", "dcgmi diag", "Give a file for each run.")
-
-
-def _read_table(report: str, indices: Collection[str]) -> dict[str, Any] | None:
-    """Convert a table to the structure of the JSON; None if the report is not a table."""
-    headers = list(_TABLE_HEADER.finditer(report))
-    if not headers:
-        return None
-    _check_one_run(len(headers))
-    rows = report[headers[0].end() :]
-    texts, errors = _table_tests(rows)
-    if not _TABLE_END.search(rows):
-        errors.append("the table is cut short")
-    tests = {name: [_table_result(text) for text in results] for name, results in texts.items()}
-    device_ids = _DEVICE_IDS.search(rows)
-    device_count = len(device_ids[1].split(",")) if device_ids else 0
-    named = {index for results in tests.values() for result in results for index in result.get("gpu_ids", ())}
-    tested = next((known for known in (named, set(indices)) if len(known) == device_count), set[str]())
-    for name, results in tests.items():
-        for result in results:
-            if result.pop("is_all", False):
-                if not tested:
-                    problem = f"{name!r} has a result for all GPUs, but the table does not list the tested GPUs"
-                    raise InputError(problem, f"{_TABLE}, {device_count} GPUs", f"{_DO} List the tested GPUs only.")
-                result["gpu_ids"] = sorted(tested)
-        # DCGM 4 puts a summary before the results of each GPU.
-        if any("entity_id" in result and result["status"] == results[0]["status"] for result in results[1:]):
-            del results[0]
-    categories = [{"tests": [{"name": name, "results": results} for name, results in tests.items()]}]
-    body = {"test_categories": categories}
-    return {_REPORTS[0]: body, "GPU Device Serials": dict.fromkeys(tested), "errors": errors}
-
-
-def _table_tests(rows: str) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the raw results of each test, and errors outside of tests."""
-    tests: dict[str, list[str]] = {}
-    errors: list[str] = []
-    texts, is_metadata, is_note = list[str](), True, False
-    for line in rows.splitlines():
-        if section := _SECTION.search(line):
-            is_metadata = section[1] == "Metadata"
-        row = _ROW.search(line)
-        if row is None:
-            continue
-        name, text = row[1].strip(), row[2][1:].rstrip()
-        is_result = _TABLE_RESULT.fullmatch(text) is not None
-        if name in _NOTES:
-            errors += [text] if name == "Error" and not tests else []
-            is_note = True
-        elif name and (is_result or not is_metadata):
-            texts, is_note = tests.setdefault(name, []), False
-            texts.append(text)
-        elif is_result and texts:
-            texts.append(text)
-            is_note = False
-        elif texts and not is_note and _MORE_INDICES.fullmatch(text):  # continues the line above
-            texts[-1] += text
-    return tests, errors
-
-
-def _table_result(text: str) -> dict[str, Any]:
-    match = _TABLE_RESULT.fullmatch(text)
-    if match is None:
-        return {"status": text}
-    if match["entity"]:
-        return {"status": match["status"], "entity_group": match["entity"], "entity_id": match["number"]}
-    if not match["gpus"]:
-        return {"status": match["status"]}
-    return {"status": match["status"], "gpu_ids": _NUMBER.findall(match["gpus"]), "is_all": match["gpus"] == "All"}
 
 
 def _serials(content: Mapping[str, Any]) -> dict[str, str | None]:
@@ -274,17 +185,16 @@ def collect_diagnostics(
     """
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise InputError("the report is over 64 MiB", str(path), "Give the output of one `dcgmi diag`.")
+            raise InputError("the report is over 64 MiB", str(path), "Give the output of one `dcgmi diag -j`.")
         content = path.read_bytes()
         tested_at = end or datetime.fromtimestamp(path.stat().st_mtime, UTC)
     except OSError as error:
         raise InputError(f"the report cannot be read: {error.strerror}", str(path), "Check the path.") from None
     report = content.decode("utf-8", errors="replace")
-    if report.strip() and "{" not in report and not _TABLE_HEADER.search(report):
-        raise InputError("the file has no report", str(path), "Give the output of `dcgmi diag`, preferably with -j.")
-    indices = [index for key, index in names if key == "slot"]
+    if report.strip() and "{" not in report:
+        raise InputError("the file has no JSON report", str(path), "Give the output of `dcgmi diag -j`.")
     try:
-        verdicts = read_diagnostics(report, may_skip=may_skip, indices=indices)
+        verdicts = read_diagnostics(report, may_skip=may_skip)
     except InputError as error:
         raise InputError(error.problem, f"{path}, node {node}, {error.location}", error.advice) from None
     rows = []

@@ -1,1 +1,1 @@
-"""Diagnosis of a telemetry source: channels it has and lacks, their importance, and how to enable them."""
+"""Diagnosis of a telemetry source: channels it has and lacks, and how to enable them."""

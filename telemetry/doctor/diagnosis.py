@@ -1,7 +1,7 @@
-"""Diagnosis of the channels that a source lacks, weighted by their use in a model, with steps to enable them."""
+"""Diagnosis of the channels that a source lacks, those of a model first, with steps to enable them."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -13,7 +13,6 @@ from telemetry.accounting import Accounting
 from telemetry.accounting import as_text as account_text
 from telemetry.dataset.channels import Channel
 from telemetry.doctor.groups import ABSENT, LATER_FIELDS, OTHER, Group, counter_line, grouped
-from telemetry.doctor.importance import XIDS, Importance
 
 SourceKind = Literal["exporter page", "Prometheus", "dataset"]
 
@@ -120,18 +119,13 @@ _ADD_LATER: Final = "With an exporter built on DCGM 4.6 or later, also add:"
 
 @dataclass(frozen=True, slots=True)
 class ChannelState:
-    """State of one channel.
-
-    ``used``: whether the model uses it; None without a model.
-    ``importance``: its share of the model's attributions; None if unknown.
-    """
+    """State of one channel; ``used``: whether the model uses it, None without a model."""
 
     channel: Channel
     group: Group
     status: Status
     seen: ChannelSeen | None
     used: bool | None
-    importance: float | None
     remark: str = ""
 
     @property
@@ -146,18 +140,17 @@ class ToDo:
 
     title: str
     channels: tuple[str, ...]
-    importance: float | None
     used: bool
     steps: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Result of the doctor; ``importance_source``: a sentence on the source of the channels' importance."""
+    """Result of the doctor; ``model``: a sentence on the model whose channels are required."""
 
     observation: Observation
-    importance: Importance | None
-    importance_source: str
+    has_model: bool
+    model: str
     states: tuple[ChannelState, ...]
     todos: tuple[ToDo, ...]
 
@@ -173,32 +166,29 @@ class Diagnosis:
 
 
 def diagnose(
-    observation: Observation, importance: Importance | None, importance_source: str, channels: Mapping[str, Channel]
+    observation: Observation, used: Collection[str] | None, model: str, channels: Mapping[str, Channel]
 ) -> Diagnosis:
-    """Evaluate an observation of a source."""
+    """Evaluate an observation of a source; ``used``: channels of a model, or None."""
     states: list[ChannelState] = []
     todos: list[ToDo] = []
     for group, members in grouped(channels):
-        channel_states = [_state(channel, group, observation, importance) for channel in members]
+        channel_states = [_state(channel, group, observation, used) for channel in members]
         states += channel_states
         faulty = [state for state in channel_states if state.status in FIXABLE or state.status == "unsure"]
         # Individual XIDs are more informative than the gauge.
         if faulty and not (group.name == "XIDs" and observation.xid_events):
-            todos.append(_todo(group, faulty, observation.kind, importance))
-    todos += [
-        ToDo(finding.what, (), None, finding.problem, (finding.do,)) for finding in observation.findings if finding.do
-    ]
-    todos.sort(key=lambda todo: (not todo.used, -(todo.importance or 0.0)))  # stable: ties keep the order of groups
-    return Diagnosis(observation, importance, importance_source, tuple(states), tuple(todos))
+            todos.append(_todo(group, faulty, observation.kind))
+    todos += [ToDo(finding.what, (), finding.problem, (finding.do,)) for finding in observation.findings if finding.do]
+    todos.sort(key=lambda todo: not todo.used)  # stable: otherwise the order of groups
+    return Diagnosis(observation, used is not None, model, tuple(states), tuple(todos))
 
 
-def _state(channel: Channel, group: Group, observation: Observation, importance: Importance | None) -> ChannelState:
+def _state(channel: Channel, group: Group, observation: Observation, model: Collection[str] | None) -> ChannelState:
     seen = observation.channels.get(channel.name)
-    used = None if importance is None else channel.name in importance.used
-    share = None if importance is None else importance.of([channel.name])
+    used = None if model is None else channel.name in model
     if seen is not None and seen.gpus:
         remark = _gap(seen, observation)
-        return ChannelState(channel, group, "partial" if remark else "ok", seen, used, share, remark)
+        return ChannelState(channel, group, "partial" if remark else "ok", seen, used, remark)
     status: Status = "missing" if seen is None else "empty"
     remark = "" if seen is None else "no value"
     if seen is not None and seen.sentinels:
@@ -213,7 +203,7 @@ def _state(channel: Channel, group: Group, observation: Observation, importance:
         elif channel.name == "xid_last":
             remark = "each XID is reported instead" if observation.xid_events else "exported after the first XID only"
             status = "unsure"
-    return ChannelState(channel, group, status, seen, used, share, remark)
+    return ChannelState(channel, group, status, seen, used, remark)
 
 
 def _gap(seen: ChannelSeen, observation: Observation) -> str:
@@ -235,24 +225,14 @@ def _not_from_exporters(channel: Channel, group: Group, observation: Observation
     return "" if group is OTHER or channel.dcgm_names or channel.amd else "no exporter has it"
 
 
-def _todo(group: Group, faulty: list[ChannelState], kind: SourceKind, importance: Importance | None) -> ToDo:
+def _todo(group: Group, faulty: list[ChannelState], kind: SourceKind) -> ToDo:
     by_status: dict[str, list[str]] = {}
     for state in faulty:
         by_status.setdefault(FIXABLE.get(state.status, "not seen"), []).append(state.channel.name)
     title = "; ".join(f"{', '.join(names)} {status}" for status, names in by_status.items())
     names = tuple(state.channel.name for state in faulty)
-    share, used = group_importance(group, names, importance), any(state.expected for state in faulty)
-    return ToDo(f"{group.name}: {title}", names, share, used, tuple(_steps(group, faulty, kind)))
-
-
-def group_importance(group: Group, names: Iterable[str], importance: Importance | None) -> float | None:
-    """Return the total importance of a group's channels and events; None if unknown."""
-    if importance is None:
-        return None
-    share = importance.of(names)
-    if group.name == "XIDs" and XIDS in importance.shares:
-        return (share or 0.0) + importance.shares[XIDS]
-    return share
+    used = any(state.expected for state in faulty)
+    return ToDo(f"{group.name}: {title}", names, used, tuple(_steps(group, faulty, kind)))
 
 
 def _steps(group: Group, faulty: Sequence[ChannelState], kind: SourceKind) -> Iterator[str]:
@@ -284,16 +264,12 @@ def _steps(group: Group, faulty: Sequence[ChannelState], kind: SourceKind) -> It
         yield group.condition
 
 
-_HEAD = ("channel", "status", "GPUs", "importance", "remark")
+_HEAD = ("channel", "status", "GPUs", "remark")
 _MAX_UNKNOWN_SHOWN = 12
 
 
 def as_text(diagnosis: Diagnosis) -> str:
-    """Return a diagnosis as text, each line with a newline.
-
-    ``importance`` is the channel's share of the model's attributions, ``-`` if the model does not use it, ``?`` if
-    unknown. A star marks channels that the model uses.
-    """
+    """Return a diagnosis as text, each line with a newline; a star marks channels that the model uses."""
     source = diagnosis.observation
     boards = ", ".join(f"{count:,} {model}" for model, count in source.models.items())
     lines = [
@@ -311,31 +287,23 @@ def as_text(diagnosis: Diagnosis) -> str:
         lines += ["", "Other findings"]
         findings = sorted(source.findings, key=lambda finding: not finding.problem)
         lines += [f"  {'!' if finding.problem else '-'} {finding.what}" for finding in findings]
-    lines += ["", diagnosis.importance_source, *_to_do(diagnosis), "", _verdict(diagnosis)]
+    lines += ["", diagnosis.model, *_to_do(diagnosis), "", _verdict(diagnosis)]
     account = account_text(source.accounting)
     return "\n".join(lines) + "\n" + (f"\n{account}" if account else "")
 
 
 def _channels(diagnosis: Diagnosis) -> list[str]:
-    rows = [(state, _cells(state, diagnosis)) for state in diagnosis.states]
+    rows = [(state, _cells(state)) for state in diagnosis.states]
     widths = [max(map(len, column)) for column in zip(_HEAD, *(cells for _, cells in rows), strict=True)]
     lines = ["", "  " + _aligned(_HEAD, widths)]
     for group, members in groupby(rows, key=lambda row: row[0].group):
-        group_rows = list(members)
-        share = group_importance(group, [state.channel.name for state, _ in group_rows], diagnosis.importance)
-        with_events = ", the history of XIDs included" if group.name == "XIDs" else ""
-        lines.append(group.name if share is None else f"{group.name} [{share:.1%}{with_events}]")
-        lines += ["  " + _aligned(cells, widths) for _, cells in group_rows]
+        lines += [group.name, *("  " + _aligned(cells, widths) for _, cells in members)]
     return lines
 
 
-def _cells(state: ChannelState, diagnosis: Diagnosis) -> tuple[str, ...]:
-    unknown = diagnosis.importance is None or (state.used and not diagnosis.importance.shares)
-    importance = "?" if unknown else "-"
-    if state.importance is not None:
-        importance = f"{state.importance:.1%}"
+def _cells(state: ChannelState) -> tuple[str, ...]:
     gpus = "" if state.seen is None else f"{state.seen.gpus:,}"
-    return (state.channel.name + "*" * bool(state.used), state.status, gpus, importance, state.remark)
+    return (state.channel.name + "*" * bool(state.used), state.status, gpus, state.remark)
 
 
 def _aligned(cells: tuple[str, ...], widths: list[int]) -> str:
@@ -347,10 +315,7 @@ def _to_do(diagnosis: Diagnosis) -> list[str]:
         return []
     lines = ["", "Recommendations, most important first"]
     for number, todo in enumerate(diagnosis.todos, start=1):
-        importance = "" if todo.importance is None else f" [{todo.importance:.1%}]"
-        if todo.channels and todo.importance is None and diagnosis.importance is not None and not todo.used:
-            importance = " [not in the model's training data: importance unknown]"
-        lines.append(f"{number:>3}. {todo.title}{importance}")
+        lines.append(f"{number:>3}. {todo.title}")
         lines += [f"     {step}" for step in todo.steps]
     return lines
 
@@ -358,7 +323,7 @@ def _to_do(diagnosis: Diagnosis) -> list[str]:
 def _verdict(diagnosis: Diagnosis) -> str:
     if diagnosis.healthy:
         return "OK: the source has all channels that the model uses."
-    relevance = "that the model uses" if diagnosis.importance is not None else "with known precursors of failures"
+    relevance = "that the model uses" if diagnosis.has_model else "with known precursors of failures"
     parts = []
     if diagnosis.lacking:
         parts.append(f"missing channels {relevance}: {', '.join(diagnosis.lacking)}")
@@ -370,7 +335,7 @@ def _verdict(diagnosis: Diagnosis) -> str:
 
 def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis as plain JSON types."""
-    source, importance = diagnosis.observation, diagnosis.importance
+    source = diagnosis.observation
     left_apart = ("channels", "findings", "accounting")
     source_fields = {
         field.name: getattr(source, field.name) for field in fields(source) if field.name not in left_apart
@@ -379,15 +344,13 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "healthy": diagnosis.healthy,
         "lacking": list(diagnosis.lacking),
         "source": source_fields | {"at": source.at.isoformat()},
-        "importance": None if importance is None else asdict(importance) | {"used": sorted(importance.used)},
-        "importance_source": diagnosis.importance_source,
+        "model": diagnosis.model,
         "channels": {
             state.channel.name: {
                 "group": state.group.name,
                 "status": state.status,
                 "remark": state.remark,
                 "used": state.used,
-                "importance": state.importance,
                 **asdict(state.seen or ChannelSeen(state.channel.name, 0)),
             }
             for state in diagnosis.states

@@ -87,8 +87,8 @@ def pushed() -> bytes:
 
 def read_diag(body: bytes) -> None:
     try:
-        verdicts = read_diagnostics(body.decode("utf-8", "replace"), indices=["0", "1", "10"])
-    except InputError:  # a table that does not show which GPUs it tested
+        verdicts = read_diagnostics(body.decode("utf-8", "replace"))
+    except InputError:  # several runs
         return
     assert verdicts
     for verdict in verdicts:
@@ -118,7 +118,7 @@ READERS: dict[str, tuple[Callable[[bytes], None], list[bytes]]] = {
     "prometheus": (read_prometheus, [ANSWER]),
     "gpud": (read_gpud, [EVENTS]),
     "push": (read_push, [pushed()]),
-    "dcgmi diag": (read_diag, [DIAG, (DATA / "dcgm3.txt").read_bytes(), (DATA / "dcgm4.txt").read_bytes()]),
+    "dcgmi diag": (read_diag, [DIAG, (DATA / "dcgm3.json").read_bytes(), (DATA / "dcgm4.json").read_bytes()]),
 }
 
 

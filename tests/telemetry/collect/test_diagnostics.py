@@ -22,9 +22,8 @@ def verdicts(name: str, **more: object) -> dict[str, tuple[str, str | None]]:
     return {verdict.index: (verdict.code, verdict.detail) for verdict in results}
 
 
-@pytest.mark.parametrize("name", ["dcgm3.json", "dcgm3.txt"])
-def test_dcgm_3(name: str):
-    assert verdicts(name) == {
+def test_dcgm_3():
+    assert verdicts("dcgm3.json") == {
         "0": ("pass", None),
         "1": ("fail", "failed: GPU Memory, Diagnostic"),
         "2": ("inconclusive", "PCIe: warning"),
@@ -32,54 +31,13 @@ def test_dcgm_3(name: str):
     }
 
 
-@pytest.mark.parametrize("name", ["dcgm4.json", "dcgm4.txt"])
-def test_dcgm_4(name: str):
-    results = read_diagnostics((DATA / name).read_text())
-    serials = ["1652222000001", "1652222000002", "1652222000011"] if name == "dcgm4.json" else [None] * 3
+def test_dcgm_4():
+    results = read_diagnostics((DATA / "dcgm4.json").read_text())
     assert [(verdict.index, verdict.serial, verdict.code, verdict.detail) for verdict in results] == [
-        ("0", serials[0], "pass", None),
-        ("1", serials[1], "fail", "failed: memory"),
-        ("10", serials[2], "inconclusive", "pcie: not run"),
+        ("0", "1652222000001", "pass", None),
+        ("1", "1652222000002", "fail", "failed: memory"),
+        ("10", "1652222000011", "inconclusive", "pcie: not run"),
     ]
-
-
-FAILED = "| GPU Memory | Fail - All |\n"
-INTERNAL = "| pcie | Fail |\n| Warning | There was an internal error |\n| | GPU0: Pass |\n| | GPU1: Pass |\n"
-MANY = ", ".join(map(str, range(12)))
-END = "+" + "-" * 27 + "+" + "-" * 48 + "+\n"
-
-
-@pytest.mark.parametrize(
-    ("rows", "count", "known", "expected"),
-    [
-        (FAILED + END, 2, "01", {"0": "fail", "1": "fail"}),
-        (FAILED + END, 1, "3", {"3": "fail"}),
-        (INTERNAL + END, 2, "01", {"0": "inconclusive", "1": "inconclusive"}),  # a failure of the test itself
-        # the cell ends within a number
-        (
-            f"| PCIe | Pass - GPUs: {MANY}, 1 |\n| | 2, 13 |\n" + END,
-            14,
-            "",
-            {str(index): "pass" for index in range(14)},
-        ),
-        ("| PCIe | Pass - All |\n", 1, "0", {"0": "inconclusive"}),
-        ("| PCIe | Isolated - All |\n| Inforom | Pass - All |\n" + END, 1, "0", {"0": "inconclusive"}),
-        ("| Error | GPU 3 has uncorrectable memory errors |\n" + END, 8, "", {"": "inconclusive"}),
-        (FAILED + END, 2, "0123", None),  # a group of GPUs, not all of the node
-        (FAILED + END, 0, "01", None),
-        (FAILED + "| Diagnostic | Result |\n" + END, 2, "01", None),
-    ],
-)
-def test_a_table_is_read_as_far_as_it_names_its_gpus(
-    rows: str, count: int, known: str, expected: dict[str, str] | None
-):
-    ids = f"| GPU Device IDs Detected | {', '.join(['2330'] * count)} |\n" if count else ""
-    report = f"| Diagnostic | Result |\n{ids}+-----  Hardware  -----+------+\n{rows}"
-    if expected is None:
-        with pytest.raises(InputError):
-            read_diagnostics(report, indices=known)
-    else:
-        assert {verdict.index: verdict.code for verdict in read_diagnostics(report, indices=known)} == expected
 
 
 def test_a_report_of_several_runs_is_refused():
@@ -164,6 +122,13 @@ def test_a_gpu_that_cannot_be_named_is_refused(tmp_path: Path):
     assert staged(where) == []
     with pytest.raises(InputError, match="the report cannot be read: No such file"):
         collect_diagnostics(tmp_path / "none", where, node="n1", names={}, delay=timedelta(0))
+
+
+def test_a_table_is_refused_with_the_option_for_json(tmp_path: Path):
+    table = tmp_path / "diag.txt"
+    table.write_text("| Diagnostic | Result |\n| GPU Memory | Fail - All |\n")
+    with pytest.raises(InputError, match="dcgmi diag -j"):
+        collect_diagnostics(table, staging(tmp_path), node="n1", names={}, delay=timedelta(0))
 
 
 def test_gpus_of_an_inventory_are_known_by_serial_before_index(tmp_path: Path):

@@ -6,7 +6,6 @@ from typing import Any
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.diagnosis import ChannelSeen, Observation
 from telemetry.doctor.groups import counter_name
-from telemetry.doctor.importance import Importance
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 H100 = "NVIDIA H100 80GB HBM3"
@@ -53,9 +52,4 @@ def without(*names: str) -> dict[str, ChannelSeen]:
     return {name: seen for name, seen in observation().channels.items() if name not in names}
 
 
-IMPORTANCE = Importance(
-    "mean_rank",
-    "somewhere",
-    frozenset({"pcie_replay_total", "ecc_sbe_volatile_total", "gpu_temp_c", "xid_last"}),
-    {"pcie_replay_total": 0.2, "ecc_sbe_volatile_total": 0.3, "gpu_temp_c": 0.1, "XIDs": 0.35, "no telemetry": 0.05},
-)
+USED = frozenset({"pcie_replay_total", "ecc_sbe_volatile_total", "gpu_temp_c", "xid_last"})

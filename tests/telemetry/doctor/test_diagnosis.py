@@ -1,10 +1,8 @@
-"""What is missing, what that costs and what to do: groups of channels and their importance."""
+"""What is missing and what to do: groups of channels, and the channels of a model."""
 
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from features.config import FAILURE_CLASSES
@@ -21,8 +19,8 @@ from telemetry.doctor.diagnosis import (
     diagnose,
 )
 from telemetry.doctor.groups import GROUPS, LATER_FIELDS, OTHER, channels_page, counter_line, counter_name, grouped
-from telemetry.doctor.importance import XIDS, read_importance
-from tests.telemetry.doctor.looks import H100, IMPORTANCE, observation, without
+from telemetry.doctor.model_channels import read_used_channels
+from tests.telemetry.doctor.looks import H100, USED, observation, without
 
 
 def state_of(diagnosis: Diagnosis, channel: str) -> ChannelState:
@@ -33,16 +31,15 @@ def test_what_is_missing_is_to_do_most_important_first() -> None:
     look = observation(
         channels=without("pcie_replay_total", "ecc_sbe_volatile_total", "enc_util_pct", "row_remap_pending")
     )
-    diagnosis = diagnose(look, IMPORTANCE, "said", CATALOGUE)
-    assert [(todo.title.split(":")[0], todo.importance, todo.used) for todo in diagnosis.todos] == [
-        ("ECC", 0.3, True),
-        ("PCIe", 0.2, True),
-        ("row remapping", None, False),
-        ("load", None, False),
+    diagnosis = diagnose(look, USED, "said", CATALOGUE)
+    assert [(todo.title.split(":")[0], todo.used) for todo in diagnosis.todos] == [
+        ("ECC", True),
+        ("PCIe", True),
+        ("row remapping", False),
+        ("load", False),
     ]
     assert diagnosis.lacking == ("ecc_sbe_volatile_total", "pcie_replay_total")
     assert not diagnosis.healthy
-    assert "not in the model's training data: importance unknown" in as_text(diagnosis)
     steps = diagnosis.todos[0].steps
     assert "    DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, counter, corrected memory errors since driver load" in steps
     assert any("ECC is enabled" in step for step in steps)
@@ -58,7 +55,7 @@ def test_without_a_model_the_groups_with_precursors_count() -> None:
 
 
 def test_names_that_stop_older_exporters_are_distinguished() -> None:
-    diagnosis = diagnose(observation(channels=without("recovery_action")), IMPORTANCE, "said", CATALOGUE)
+    diagnosis = diagnose(observation(channels=without("recovery_action")), USED, "said", CATALOGUE)
     steps = diagnosis.todos[0].steps
     assert steps[0] == "With an exporter built on DCGM 4.6 or later, also add:"
     assert steps[1].startswith("    DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION, gauge, ")
@@ -68,7 +65,7 @@ def test_what_a_board_does_not_have_is_nothing_to_do() -> None:
     look = observation(
         models={"NVIDIA L4": 8}, channels=without("nvlink_replay_total", "fabric_health", "fan_speed_pct")
     )
-    diagnosis = diagnose(look, IMPORTANCE, "said", CATALOGUE)
+    diagnosis = diagnose(look, USED, "said", CATALOGUE)
     assert state_of(diagnosis, "nvlink_replay_total").status == "not on this board"
     assert diagnosis.todos == ()
 
@@ -81,7 +78,7 @@ def test_boards_that_cannot_report_a_channel_are_no_lack_in_a_mixed_fleet() -> N
         "pcie_replay_total": ChannelSeen("pcie_replay_total", 8, null_share=0.5),
     }
     look = observation(kind="dataset", models={H100: 6, "NVIDIA L40S": 2}, channels=seen)
-    diagnosis = diagnose(look, IMPORTANCE, "said", CATALOGUE)
+    diagnosis = diagnose(look, USED, "said", CATALOGUE)
     states = {name: state_of(diagnosis, name) for name in seen}
     assert states["nvlink_replay_total"].status == "ok"
     assert (states["gpu_temp_c"].status, states["gpu_temp_c"].remark) == ("partial", "6 of 8 GPUs")
@@ -91,16 +88,15 @@ def test_boards_that_cannot_report_a_channel_are_no_lack_in_a_mixed_fleet() -> N
 
 
 def test_an_unseen_xid_gauge_is_unsure_because_exporters_leave_it_out_until_there_is_one() -> None:
-    blind = diagnose(observation(channels=without("xid_last"), xid_events=False), IMPORTANCE, "said", CATALOGUE)
+    blind = diagnose(observation(channels=without("xid_last"), xid_events=False), USED, "said", CATALOGUE)
     assert state_of(blind, "xid_last").status == "unsure"
     assert blind.lacking == ()
     assert blind.todos[0].title == "XIDs: xid_last not seen"
-    assert blind.todos[0].importance == 0.35
     assert "collect kernel-log" in blind.todos[0].steps[0]
-    diagnosis = diagnose(observation(channels=without("xid_last")), IMPORTANCE, "said", CATALOGUE)
+    diagnosis = diagnose(observation(channels=without("xid_last")), USED, "said", CATALOGUE)
     assert diagnosis.todos == ()
     stored = observation(kind="dataset", channels=without("xid_last"), xid_events=False)
-    assert diagnose(stored, IMPORTANCE, "said", CATALOGUE).lacking == ("xid_last",)
+    assert diagnose(stored, USED, "said", CATALOGUE).lacking == ("xid_last",)
 
 
 def test_a_dataset_whose_events_carry_xids_lacks_their_gauge_only_where_a_model_uses_it() -> None:
@@ -108,7 +104,7 @@ def test_a_dataset_whose_events_carry_xids_lacks_their_gauge_only_where_a_model_
     diagnosis = diagnose(stored, None, "no model", CATALOGUE)
     assert state_of(diagnosis, "xid_last").status == "not from here"
     assert diagnosis.lacking == diagnosis.todos == ()
-    assert diagnose(stored, IMPORTANCE, "said", CATALOGUE).lacking == ("xid_last",)
+    assert diagnose(stored, USED, "said", CATALOGUE).lacking == ("xid_last",)
 
 
 def test_scrape_channels_come_from_our_own_collector() -> None:
@@ -123,8 +119,8 @@ def test_scrape_channels_come_from_our_own_collector() -> None:
 
 def test_findings_that_spoil_telemetry_make_a_source_ill_and_others_do_not() -> None:
     problem, note = TelemetryFinding("the clock is off", "Set it."), TelemetryFinding("it is Sunday", problem=False)
-    assert diagnose(observation(findings=(note,)), IMPORTANCE, "said", CATALOGUE).healthy
-    ill = diagnose(observation(findings=(note, problem)), IMPORTANCE, "said", CATALOGUE)
+    assert diagnose(observation(findings=(note,)), USED, "said", CATALOGUE).healthy
+    ill = diagnose(observation(findings=(note, problem)), USED, "said", CATALOGUE)
     assert not ill.healthy
     assert ill.todos[0].steps == ("Set it.",)
     text = as_text(ill)
@@ -134,30 +130,24 @@ def test_findings_that_spoil_telemetry_make_a_source_ill_and_others_do_not() -> 
 
 def test_the_json_form_holds_all_of_it() -> None:
     look = observation(channels=without("pcie_replay_total"), unknown=("DCGM_FI_DEV_NEW",))
-    report = json.loads(json.dumps(as_dict(diagnose(look, IMPORTANCE, "said", CATALOGUE))))
+    report = json.loads(json.dumps(as_dict(diagnose(look, USED, "said", CATALOGUE))))
     assert report["healthy"] is False
     assert report["lacking"] == ["pcie_replay_total"]
     assert report["channels"]["pcie_replay_total"] == {
-        "group": "PCIe", "status": "missing", "remark": "", "used": True, "importance": 0.2, "gpus": 0, "name": None,
+        "group": "PCIe", "status": "missing", "remark": "", "used": True, "gpus": 0, "name": None,
         "channel": "pcie_replay_total", "null_share": None, "sentinels": 0,
     }  # fmt: skip
-    assert report["importance"]["model"] == "mean_rank"
     assert report["source"]["unknown"] == ["DCGM_FI_DEV_NEW"]
     assert report["todo"][0]["channels"] == ["pcie_replay_total"]
 
 
-def test_the_text_shows_channels_by_group_with_their_importance() -> None:
-    lines = as_text(
-        diagnose(observation(channels=without("pcie_replay_total")), IMPORTANCE, "said", CATALOGUE)
-    ).splitlines()
-    at = lines.index("PCIe [20.0%]")
-    assert lines[at + 1].split() == ["pcie_replay_total*", "missing", "20.0%"]
-    assert lines[at + 2].split() == ["pcie_link_gen", "ok", "8", "-"]
+def test_the_text_shows_channels_by_group_and_marks_those_of_the_model() -> None:
+    lines = as_text(diagnose(observation(channels=without("pcie_replay_total")), USED, "said", CATALOGUE)).splitlines()
+    at = lines.index("PCIe")
+    assert lines[at + 1].split() == ["pcie_replay_total*", "missing"]
+    assert lines[at + 2].split() == ["pcie_link_gen", "ok", "8"]
     assert "said" in lines
-    assert (
-        lines[lines.index("Recommendations, most important first") + 1]
-        == "  1. PCIe: pcie_replay_total missing [20.0%]"
-    )
+    assert lines[lines.index("Recommendations, most important first") + 1] == "  1. PCIe: pcie_replay_total missing"
 
 
 FILE = Path(__file__).resolve().parents[3] / "deploy" / "dcgm-exporter" / "predrain-counters.csv"
@@ -249,66 +239,24 @@ def test_the_failure_classes_of_groups_are_those_of_labels():
     assert all(group.classes for group in GROUPS if group.precursor)
 
 
-def write_attributions(folder: Path, rows: list[tuple[int, str, str, str, str | None, float, int]]) -> None:
-    names = ("fold", "model", "feature", "group", "channel", "share", "rows")
-    table = pa.table({name: [row[at] for row in rows] for at, name in enumerate(names)})
-    (folder / "evaluation").mkdir(parents=True)
-    pq.write_table(table, folder / "evaluation" / "attributions.parquet")
-
-
-def write_bundle(folder: Path) -> None:
-    features = [("telemetry", "power_w_max"), ("peers", "gpu_temp_c"), ("history", "xid_memory"), ("static", "age")]
-    manifest = {
-        "profile": "mean_rank",
-        "features": [
-            {"group": group, "channel": channel, "name": f"f{n}"} for n, (group, channel) in enumerate(features)
-        ],
-    }
-    folder.mkdir(exist_ok=True)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-
-def test_shares_are_averaged_over_folds_by_their_rows_for_the_profile(tmp_path: Path) -> None:
-    write_attributions(
-        tmp_path,
-        [
-            (0, "mean_rank", "a", "telemetry", "power_w", 0.6, 300),
-            (0, "mean_rank", "b", "telemetry", "clocks_event_reasons_power_brake", 0.4, 300),
-            (1, "mean_rank", "a", "telemetry", "power_w", 0.2, 100),
-            (1, "mean_rank", "c", "history", "xid_memory", 0.8, 100),
-            (0, "xgboost", "a", "telemetry", "gpu_temp_c", 1.0, 300),
-        ],
-    )
-    (tmp_path / "metrics.json").write_text('{"profile": "mean_rank"}')
-    importance, source = read_importance(tmp_path, None, CATALOGUE)
-    assert importance.shares == pytest.approx({"power_w": 0.5, "clocks_event_reasons": 0.3, XIDS: 0.2})
-    assert importance.used == {"power_w", "clocks_event_reasons"}
-    assert importance.of(["power_w", "gpu_temp_c"]) == pytest.approx(0.5)
-    assert importance.of(["gpu_temp_c"]) is None
-    assert "attributions of mean_rank over 2 folds" in source
-    assert "on scores, not on precision" in source
-
-
 def test_a_bundle_tells_what_it_uses(tmp_path: Path) -> None:
-    write_bundle(tmp_path)
-    importance, _ = read_importance(None, tmp_path, CATALOGUE)
-    assert importance.used == {"power_w", "gpu_temp_c"}
-    assert importance.of(["power_w"]) is None
+    features = [("telemetry", "power_w_max"), ("peers", "gpu_temp_c"), ("history", "xid_memory"), ("static", "age")]
+    features.append(("onset", "clocks_event_reasons_power_brake"))
+    manifest = {"features": [{"group": group, "channel": channel} for group, channel in features]}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    used, source = read_used_channels(tmp_path, CATALOGUE)
+    assert used == {"power_w", "gpu_temp_c", "clocks_event_reasons"}
+    assert str(tmp_path) in source
 
 
-def test_without_files_it_says_what_to_run(tmp_path: Path) -> None:
-    importance, source = read_importance(tmp_path, tmp_path / "bundle", CATALOGUE)
-    assert importance is None
-    assert f"{tmp_path}/evaluation/attributions.parquet is not there; {tmp_path}/bundle holds no bundle" in source
-    assert "Run `predrain train` or `predrain backtest`" in source
+def test_without_a_bundle_it_says_what_to_run(tmp_path: Path) -> None:
+    used, source = read_used_channels(tmp_path, CATALOGUE)
+    assert used is None
+    assert "predrain train" in source
 
 
-def test_damaged_files_are_named(tmp_path: Path) -> None:
-    (tmp_path / "evaluation").mkdir()
-    (tmp_path / "evaluation" / "attributions.parquet").write_bytes(b"PAR0")
+@pytest.mark.parametrize("manifest", ["{}", "[]", '{"features": [1]}', "not JSON"])
+def test_a_damaged_bundle_is_named(tmp_path: Path, manifest: str) -> None:
+    (tmp_path / "manifest.json").write_text(manifest)
     with pytest.raises(InputError, match="cannot use the file"):
-        read_importance(tmp_path, None, CATALOGUE)
-    (tmp_path / "bundle").mkdir()
-    (tmp_path / "bundle" / "manifest.json").write_text("{}")
-    with pytest.raises(InputError, match=r"a key is missing or invalid: 'features'.*manifest.json"):
-        read_importance(None, tmp_path / "bundle", CATALOGUE)
+        read_used_channels(tmp_path, CATALOGUE)

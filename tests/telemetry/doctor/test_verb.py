@@ -27,13 +27,13 @@ def test_a_page_that_lacks_what_precedes_failures_exits_with_1_and_says_what_to_
     Path("page.prom").write_text(page({name: 1.0 for name in HEALTHY if name != "ecc_sbe_volatile_total"}))
     out = invoke("doctor", "page.prom", code=1).stdout
     assert "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, counter, corrected memory errors since driver load" in out
-    assert "The importance of channels is unknown: no backtest and no bundle were given." in out
+    assert "The channels of the model are unknown: no bundle was given." in out
 
 
 def test_a_bundle_beside_says_what_the_model_uses() -> None:
     Path("data/models/candidate").mkdir(parents=True)
     features = [{"group": "telemetry", "channel": "gpu_temp_c", "name": "f"}]
-    Path("data/models/candidate/manifest.json").write_text(json.dumps({"profile": "mean_rank", "features": features}))
+    Path("data/models/candidate/manifest.json").write_text(json.dumps({"features": features}))
     Path("page.prom").write_text(page({"gpu_temp_c": 40.0}))
     assert "gpu_temp_c*" in invoke("doctor", "page.prom").stdout
     shown = json.loads(invoke("doctor", "page.prom", "--json").stdout)

@@ -1,8 +1,8 @@
 """Import of job tables: what ran where, and when.
 
-Besides generic tables, exports of Slurm (``sacct``, ``sacct -P``, ``sacct --json``, ``squeue --json``), PBS and LSF are
-read. A multi-node job becomes one row per node with its GPUs divided evenly; job steps and jobs that have not started
-are left out.
+Besides generic tables, exports of Slurm (``sacct --parsable2``, ``sacct --json``, ``squeue --json``) are read. A
+multi-node job becomes one row per node with its GPUs divided evenly; job steps and jobs that have not started are left
+out.
 """
 
 import json
@@ -57,18 +57,7 @@ _RUNNING |= {"Launching", "Running", "Suspended", "Resuming", "Finishing"}
 _FINISHED: Final = ("F", "C", "Terminated", "Error", "3", "4", "Succeeded", "Failed")
 # In PBS, Torque, OAR, HTCondor and Kubernetes.
 NO_END: Final = "finished without an end"
-_HOSTS: Final = {
-    "+": re.compile(r"\(?(?P<node>[A-Za-z0-9][\w.-]*)(?:/\d[\d,*-]*|(?:\[\d+\])?(?::\w+=[^:()]*)+)\)?"),
-    ":": re.compile(r"(?:\d+\*)?(?P<node>[A-Za-z][\w.-]*)"),
-}
-"""Separators and entries of ``exec_host``: PBS ``n1/0*8+n2/0*8``, Torque ``n1/0-7+n2/0``, LSF ``8*n1:8*n2``.
-
-The first also matches PBS ``exec_vnode``: ``(n1:ncpus=8:ngpus=4)+(n2[0]:ncpus=8:ngpus=4)``.
-"""
-
 _LONGEST_S: Final = 10 * 365 * 86_400
-_CONDOR_SLOT: Final = re.compile(r"\bslot\d+(?:_\d+)?@")
-"""``slot1_3@node-0``, the host of a job of HTCondor."""
 
 
 def read_jobs(
@@ -190,11 +179,6 @@ def _placed(frame: pd.DataFrame, batch: Batch, installations: InstallationIndex)
 
 def _nodes(text: str) -> list[str]:
     """Return the nodes of a host list; any other text is a node name."""
-    text = _CONDOR_SLOT.sub("", text)
-    for separator, entry in _HOSTS.items():
-        hosts = [entry.fullmatch(part) for part in text.strip().split(separator)]
-        if all(hosts):
-            return list(dict.fromkeys(host["node"] for host in hosts if host))
     listed = text[1:-1] if text.startswith(("['", '["')) else text
     try:
         return expand_hostlist(re.sub(r"[,;|\s]+", ",", re.sub(r"[\"']", "", listed).strip())) or [text]

@@ -1,7 +1,6 @@
 """Reader of tables in JSON."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,13 +16,7 @@ from telemetry.importing.quarantine import Quarantine
 
 _MAX_CELLS: Final = 1 << 22
 _MAX_DEPTH: Final = 50
-_OF_GPUS: Final = ("samples", "inventory")
-_NUMBERED: Final = re.compile(r"(?:gpu|card|device)?[ _]?\d+", re.IGNORECASE)
-_LISTS: Final = (*COLUMN_NAMES["gpus"], *COLUMN_NAMES["devices"], *COLUMN_NAMES["nodes"])
-_GPU: Final = re.compile(r"gpu|graphic|display|3d|vga|accelerator", re.IGNORECASE)
-_OTHER_DEVICE: Final = re.compile(rf"\b(?:{'|'.join(COLUMN_NAMES['other_devices'])})\b", re.IGNORECASE)
-NO_GPU: Final = "a device that is no GPU"
-"""Reason for leaving out an element of a list of devices."""
+_LISTS: Final = frozenset(COLUMN_NAMES["device_lists"])
 
 
 def json_columns(path: Path, table: str) -> list[str]:
@@ -48,10 +41,7 @@ def read_json(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileRo
     for number, record in _records(path, table):
         if isinstance(record, Malformed):
             quarantine.read_rows(table, path, 1)
-            if record.problem == NO_GPU:
-                quarantine.leave_out(table, path, NO_GPU, 1, record.text)
-            else:
-                quarantine.set_aside("malformed row", table, path, number, record.text, record.problem)
+            quarantine.set_aside("malformed row", table, path, number, record.text, record.problem)
             continue
         numbers.append(number)
         records.append(record)
@@ -79,64 +69,27 @@ def _records(path: Path, table: str) -> Iterator[tuple[int, dict[str, str | None
         if isinstance(value, Malformed):
             yield number, value
         elif isinstance(value, Mapping):
+            if table in ("samples", "inventory"):
+                _refuse_lists(value, path)
             try:
-                for row in _jobs_in(value) if table == "jobs" else _rows_in(value) if table in _OF_GPUS else [value]:
-                    yield number, row if isinstance(row, Malformed) else repeated_keys(_flat(row))
+                yield number, repeated_keys(_flat(value))
             except RecursionError:
                 yield number, Malformed("", TOO_DEEP)
         else:
             yield number, Malformed(json.dumps(value), "not a JSON object")
 
 
-def _rows_in(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any] | Malformed]:
-    """Yield a row for each GPU that an object lists at any depth, with the keys around it; otherwise the object.
-
-    Other devices of such a list are :class:`Malformed` with :data:`NO_GPU`.
-    """
-    name = next((name for name in _LISTS if _devices(value.get(name))), None)
-    if name is not None:
-        around = {key: outer for key, outer in value.items() if key != name}
-        has_gpu = False
-        for device in _devices(value[name]):
-            if name in COLUMN_NAMES["devices"] and _is_other(device):
-                yield Malformed(json.dumps(device), NO_GPU)
-            else:
-                has_gpu = True
-                yield from _rows_in({**around, **device})
-        if not has_gpu:
-            yield from _rows_in(around)
-        return
-    for key, part in value.items():
-        lists = {name for name in _LISTS if isinstance(part, Mapping) and _devices(part.get(name))}
-        if lists:
-            raised = {name if name in lists else f"{key}.{name}": inner for name, inner in part.items()}
-            yield from _rows_in({**{name: outer for name, outer in value.items() if name != key}, **raised})
-            return
-    cards = _devices({key: card for key, card in value.items() if _NUMBERED.fullmatch(key)})
-    shared = {key: outer for key, outer in value.items() if key not in {card["device"] for card in cards}}
-    yield from [{**shared, **card} for card in cards] if cards else [dict(value)]
-
-
-def _devices(listed: Any) -> list[dict[str, Any]]:
-    """Return the objects of a list, or of an object whose keys are indices (``card0``); otherwise nothing."""
-    if isinstance(listed, Mapping) and all(map(_NUMBERED.fullmatch, listed)):
-        listed = [{"device": key, **card} for key, card in listed.items() if isinstance(card, Mapping)]
-    return listed if isinstance(listed, list) and all(isinstance(device, Mapping) for device in listed) else []
-
-
-def _is_other(device: Mapping[str, Any]) -> bool:
-    """Return whether the fields of a device identify it as something other than a GPU."""
-    text = " ".join(str(part) for key, part in device.items() if key.lower() in COLUMN_NAMES["kinds_of_device"])
-    return bool(_OTHER_DEVICE.search(text)) and not _GPU.search(text)
-
-
-def _jobs_in(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return a row for each job of an object that has them by number, as those of qstat and oarstat."""
-    jobs = value.get("Jobs", value)
-    is_numbered = isinstance(jobs, Mapping) and all(
-        key[:1].isdecimal() and isinstance(job, Mapping) for key, job in jobs.items()
-    )
-    return [{"job": key} | job for key, job in jobs.items()] if jobs and is_numbered else [value]
+def _refuse_lists(record: Mapping[str, Any], path: Path) -> None:
+    """Raise ``InputError`` if an object lists devices: a node with its GPUs is no row."""
+    for key, part in record.items():
+        if isinstance(part, Mapping):
+            _refuse_lists(part, path)
+        elif key.lower() in _LISTS and isinstance(part, list) and any(isinstance(device, Mapping) for device in part):
+            raise InputError(
+                f"the rows have a list of devices, {key!r}",
+                str(path),
+                f"Write a row for each GPU: `jq -c '. as $node | .{key}[] | $node + . | del(.{key})'`.",
+            )
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[str, str | None]]:

@@ -1,4 +1,4 @@
-"""Converts time-series exports of Prometheus, VictoriaMetrics, Grafana and OpenTelemetry to exposition lines.
+"""Converts time-series exports of Prometheus, VictoriaMetrics and Grafana to exposition lines.
 
 They identify GPUs and nodes by labels, which only the OpenMetrics reader resolves.
 """
@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from foundation.errors import InputError
 from telemetry.importing.files.json_documents import json_values
-from telemetry.importing.files.otlp import BAD_EXPORT, otlp_lines
 from telemetry.packing import open_packed
 from telemetry.values.dates import read_dates
 
@@ -26,6 +25,7 @@ _CSV: Final = re.compile(
 )
 _LABEL: Final = re.compile(r"[A-Za-z_]\w*")
 _MIN_MS_DIGITS: Final = 12
+_BAD_SERIES: Final = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
 
 
 def is_series_export(path: Path) -> bool:
@@ -49,17 +49,16 @@ def _export_kind(path: Path) -> str | None:
 
 
 def _of_json(path: Path) -> Iterator[str]:
-    totals: dict[str, tuple[float, int]] = {}
     for _, value in json_values(path):
         if isinstance(value, Mapping) and "resourceMetrics" in value:
-            try:
-                yield from otlp_lines(value, totals)
-            except BAD_EXPORT as error:
-                yield f"no metrics of OpenTelemetry ({error!r}): {str(value)[:60]}"
-            continue
+            raise InputError(
+                "metrics of OpenTelemetry are not read from files",
+                str(path),
+                "Send them to `predrain collect receive` by the collector's exporter `prometheusremotewrite`.",
+            )
         try:
             yield from _of_series(value)
-        except BAD_EXPORT:
+        except _BAD_SERIES:
             yield f"no series: {str(value)[:60]}"
 
 

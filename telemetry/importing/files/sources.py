@@ -14,8 +14,8 @@ from foundation.errors import InputError
 from foundation.files import check_regular
 from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.store import Dataset
+from telemetry.importing.files.csv_tables import refuse_printed
 from telemetry.importing.files.log_tables import is_log_document, is_log_table
-from telemetry.importing.files.printed import fixed_columns
 from telemetry.packing import UNPACKERS, read_errors
 
 _SUFFIXES: Final = {
@@ -43,14 +43,20 @@ def kind_of(path: Path) -> str:
 
 
 def is_kernel_log(path: Path) -> bool:
-    """Whether an event source is a kernel log: text, or JSON or CSV exported from a journal or log store."""
+    """Whether an event source is a kernel log: text, or JSON or CSV exported from a journal or log store.
+
+    Raises ``InputError`` for text that is a printed table.
+    """
     kind = kind_of(path)
     if kind == "parquet":
         return False
     if kind == "csv":
         return is_log_table(path)
     with read_errors(path):
-        return fixed_columns(path) is None if kind == "other" else is_log_document(path)
+        if kind == "json":
+            return is_log_document(path)
+        refuse_printed(path)
+        return True
 
 
 def expand_sources(paths: tuple[Path, ...], kind: str) -> list[Path]:

@@ -30,7 +30,7 @@ from telemetry.importing.columns import (
     resolve_columns,
     source_names,
 )
-from telemetry.importing.files.tables import column_names, count_unused, link_columns, read_batches, table_kind
+from telemetry.importing.files.tables import column_names, count_unused, link_columns, read_batches
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
@@ -109,14 +109,13 @@ class SampleIntake:
         present: set[str] = set()
         for file in self.files:
             names = column_names(file, long=self.mapping.long, is_wanted=self._is_channel)
-            required, location = ["timestamp"], str(file)
-            required += ["node"] if table_kind(file, "samples") == "dmon" else []  # dmon does not report it
+            location = str(file)
             columns = resolve_columns(
                 names,
                 self.mapping,
                 known,
                 location,
-                required,
+                ["timestamp"],
                 aliases=aliases,
                 ignored=left_out_of_samples,
                 declare=True,

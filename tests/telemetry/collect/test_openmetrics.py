@@ -16,7 +16,7 @@ from foundation.errors import InputError
 from telemetry.accounting import Accounting
 from telemetry.bounds import BAD_TIME
 from telemetry.collect.openmetrics import NO_TIME, stage_dump
-from telemetry.collect.series.exposition import BAD_LINE, Sample, parse_line
+from telemetry.collect.series.exposition import BAD_LINE, parse_line
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import CATALOGUE
@@ -92,19 +92,6 @@ def test_rows_are_those_of_a_plain_reading(tmp_path: Path, suffix: str, held: in
     assert not any(path.is_dir() for path in (tmp_path / "live" / "state").iterdir())
 
 
-def attributes(labels: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {"key": name, "value": {"intValue" if isinstance(value, int) else "stringValue": str(value)}}
-        for name, value in labels.items()
-    ]
-
-
-def received(sample: Sample) -> dict[str, Any]:
-    point = {"attributes": attributes(dict(sample.labels)), "timeUnixNano": str((sample.timestamp_ms or 0) * 10**6)}
-    kind = "sum" if "TOTAL" in sample.name else "gauge"
-    return {"name": sample.name, kind: {"dataPoints": [point | {"asDouble": sample.value}]}}
-
-
 def exports(text: str) -> dict[str, str]:
     """Write the series of a dump as other tools export them."""
     series: dict[str, list[tuple[int, float]]] = {}
@@ -131,12 +118,7 @@ def exports(text: str) -> dict[str, str]:
     csv.writer(rows, delimiter=";").writerows(
         [["Time", "Metric", "Value"], *([stamps[ms], head, value] for head in series for ms, value in series[head])]
     )
-    requests = [
-        {"resourceMetrics": [{"resource": {}, "scopeMetrics": [{"scope": {}, "metrics": [received(sample)]}]}]}
-        for sample in filter(None, (parse_line(line, openmetrics=True) for line in text.splitlines()))
-    ]
     return {
-        "otlp.json": "\n".join(map(json.dumps, requests)),
         "range.json": json.dumps({"status": "success", "data": {"resultType": "matrix", "result": ranges}}),
         "ranges.jsonl": "\n".join(map(json.dumps, answers)),
         "ranges.json": "\n".join(json.dumps(answer, indent=2) for answer in answers),
@@ -169,6 +151,7 @@ def test_exports_of_other_tools_give_the_rows_of_the_dump(tmp_path: Path, name: 
         ("named.csv", '"Time","GPU 0 {{a}}","GPU{x=""1""}"\n1772323200000,45 °C,46\n', "no samples of a known channel"),
         ("naive.csv", '"Time","GPU_TEMP{UUID=""GPU-0""}"\n2026-03-01 00:00:00,45\n', "no time zone"),
         ("other.json", '{"status": "success", "data": {"result": [{"metric": 7}, {}, 7]}}', "cannot be read"),
+        ("otlp.json", '{"resourceMetrics": [{"scopeMetrics": []}]}', "OpenTelemetry"),
         ("cut.json", '{"status": "success", "data": {"result": [{"metric": {"__name__": "up"}, "val', "cannot be read"),
     ],
 )
@@ -176,85 +159,6 @@ def test_exports_that_cannot_be_used_say_why(tmp_path: Path, name: str, text: st
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=problem):
         stage_frame(tmp_path / name, tmp_path / "live")
-
-
-HW = {"host.name": "n1", "service.name": "gpu-collector"}
-UUID = "GPU-11111111-2222-3333-4444-555555555555"
-
-
-@pytest.mark.parametrize(
-    ("resource", "points", "gpu", "row", "bad"),
-    [
-        (
-            {**HW, "hw.id": UUID, "hw.type": "gpu"},
-            [
-                *(("hw.gpu.utilization", "1", {"hw.gpu.task": "general"}, 0.75), ("hw.power", "W", {}, 300.5)),
-                *(("hw.temperature", "Cel", {}, 61), ("hw.gpu.memory.usage", "By", {}, 2**30)),
-                *(("hw.gpu.utilization", "1", {"hw.gpu.task": "copy"}, 0.5), ("hw.energy", "J", {}, 12.5)),
-            ],
-            UUID,
-            {"gpu_util_pct": 75, "power_w": 300.5, "gpu_temp_c": 61, "fb_used_mib": 1024, "energy_mj": 12_500},
-            0,
-        ),
-        (
-            {**HW, "k8s.node.name": "n1", "host.name": "otel-collector-x7k2p", "gpu.uuid": UUID, "gpu.number": 3},
-            [
-                *(("gpu.dcgm.clock.frequency", "Hz", {}, 1.41e9), ("gpu.dcgm.utilization", "1", {}, 0.5)),
-                *(("gpu.dcgm.memory.bytes_used", "By", {"gpu.memory.state": "free"}, 2**20),),
-            ],
-            UUID,
-            {"sm_clock_mhz": 1410, "gr_engine_active_ratio": 0.5, "fb_free_mib": 1},
-            0,
-        ),
-        ({**HW, "hw.id": 2, "hw.type": "gpu"}, [("hw.power", "W", {}, 300)], "n1@slot-2", {"power_w": 300}, 0),
-        (
-            {**HW, "gpu.uuid": UUID},
-            [("hw.gpu.temperature", "W", {}, 9), ("hw.gpu.power.draw", "kW", {}, 0.25)],
-            UUID,
-            {"power_w": 250},
-            1,
-        ),
-    ],
-)
-def test_metrics_of_opentelemetry_are_channels_in_their_units(
-    tmp_path: Path, resource: dict[str, Any], points: list[Any], gpu: str, row: dict[str, float], bad: int
-) -> None:
-    def metric(name: str, unit: str, labels: dict[str, Any], value: float, **more: Any) -> dict[str, Any]:
-        point = {"attributes": attributes(labels), "timeUnixNano": str(T0 * 10**9), "asDouble": value}
-        return {"name": name, "unit": unit, "sum": {"dataPoints": [7, point, point | {"flags": 1}], **more}}
-
-    other = metric("hw.gpu.io", "By", {}, 7)
-    scope = {"scope": {"name": "gpu"}, "metrics": [{"name": "x"}, other, *(metric(*point) for point in points)]}
-    request = {"resourceMetrics": [{"resource": {"attributes": attributes(resource)}, "scopeMetrics": [scope]}]}
-    path = tmp_path / "metrics.json"
-    path.write_text(json.dumps(request) + "\n" + json.dumps({"resourceMetrics": [7]}) + "\n")
-    account = stage_frame(path, tmp_path / "live")["account"]
-    assert as_plain(staged(tmp_path / "live")) == {(gpu, T0 * 1000): row}
-    assert {entry["node"] for entry in staged(tmp_path / "live")} == {"n1"}
-    assert (account.read, account.used, account.unaccounted) == (2 * len(points) + 4, len(row), 0)
-    assert account.left_out[BAD_LINE] == len(points) + 3 + bad, "no request, metric, data point, unit of the quantity"
-    assert account.left_out["hw_gpu_io: no channel"] == 1
-
-
-def test_deltas_of_opentelemetry_add_up_to_a_counter(tmp_path: Path) -> None:
-    """One that repeats is left out; a series that another file continues begins at zero again, which is a reset."""
-
-    def request(*deltas: tuple[int, int, float]) -> str:
-        points = [
-            {"asDouble": value, "timeUnixNano": (T0 + end) * 10**9, "startTimeUnixNano": (T0 + start) * 10**9}
-            for start, end, value in deltas
-        ]
-        content = {"dataPoints": points, "aggregationTemporality": 1, "isMonotonic": True}
-        scope = {"metrics": [{"name": "hw.energy", "unit": "J", "sum": content}]}
-        resource = {"attributes": attributes({**HW, "hw.id": UUID, "hw.type": "gpu"})}
-        return json.dumps({"resourceMetrics": [{"resource": resource, "scopeMetrics": [scope]}]}) + "\n"
-
-    path = tmp_path / "metrics.json"
-    path.write_text(request((0, 60, 2), (0, 60, 2)) + request((60, 120, 0.5), (300, 360, 4)))
-    account = stage_frame(path, tmp_path / "live")["account"]
-    energy = {time - T0 * 1000: row["energy_mj"] for (_, time), row in as_plain(staged(tmp_path / "live")).items()}
-    assert energy == {0: 0, 60_000: 2000, 120_000: 2500, 360_000: 6500}
-    assert account.left_out == {BAD_LINE: 1}
 
 
 @pytest.mark.parametrize(
@@ -279,22 +183,6 @@ def test_metrics_of_exporters_around_nvidia_smi(
     stage_frame(tmp_path / "a.om", tmp_path / "live")
     (row,) = as_plain(staged(tmp_path / "live")).values()
     assert row == {channel: pytest.approx(expected)}
-
-
-def test_errors_and_xids_of_the_ops_agent(tmp_path: Path) -> None:
-    def metric(name: str, labels: dict[str, Any], value: int, seconds: int) -> dict[str, Any]:
-        point = {"attributes": attributes(labels), "timeUnixNano": str((T0 + seconds) * 10**9), "asInt": str(value)}
-        return {"name": name, "unit": "{err}", "sum": {"dataPoints": [point]}}
-
-    metrics = [metric("gpu.dcgm.ecc_errors", {"gpu.error.type": "dbe"}, 3 + turn, 60 * turn) for turn in range(3)]
-    metrics += [metric("gpu.dcgm.xid_errors", {"gpu.error.xid": 79}, turn, 60 * turn) for turn in (1, 2)]
-    resource = {"attributes": attributes({**HW, "gpu.uuid": UUID, "gpu.number": 0})}
-    request = {"resourceMetrics": [{"resource": resource, "scopeMetrics": [{"metrics": metrics}]}]}
-    (tmp_path / "metrics.json").write_text(json.dumps(request))
-    stage_frame(tmp_path / "metrics.json", tmp_path / "live")
-    rows = as_plain(staged(tmp_path / "live"))
-    assert [row["ecc_dbe_volatile_total"] for row in rows.values()] == [3, 4, 5]
-    assert {(row["gpu"], row["code"]) for row in staged(tmp_path / "live", "events")} == {(UUID, "79")}
 
 
 def test_the_files_are_as_many_as_the_samples_need_whatever_time_they_span(tmp_path: Path) -> None:

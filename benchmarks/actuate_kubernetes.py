@@ -3,7 +3,7 @@
 Run it alone: ``python benchmarks/actuate_kubernetes.py [--quick]``. It starts etcd and kube-apiserver (built once from
 Debian's sources, see tests/system/build_kubernetes.sh), creates nodes with 8 GPUs and 7.5 pods each, and runs the
 controller's rounds in a separate process: each round lists the nodes, pods are watched, the switches are read every
-100 ms, each call is recorded in a ledger on disk before and after, and a prediction, a condition, an event, a taint and
+100 ms, each call is recorded in a ledger on disk before and after, and a prediction, a condition, a taint and
 a drain marker are written. The server rejects a write to a node that changed since it was listed. Only taints that the
 server confirmed count. Before timing, the writes to a tainted node are compared with those of a dry run, and the taint
 of another owner must be unchanged.
@@ -158,8 +158,8 @@ def rounds(config: Path, folder: Path, nodes: int, burst: int, singles: int) -> 
     if warm.errors or "n0000" not in scheduler.tainted:
         sys.exit(f"the first node was not tainted: {warm.errors} {warm.notes}")
     (written,) = (step.writes for step in warm.steps if step.action.verb == "swap")
-    others = ("status.conditions", "event ")  # written after the markers of all nodes
-    if [write.path for write in written] != [w.path for w in rehearsed["swap"] if not w.path.startswith(others)]:
+    late = "status.conditions"  # written after the markers of all nodes
+    if [write.path for write in written] != [w.path for w in rehearsed["swap"] if not w.path.startswith(late)]:
         sys.exit("what was written is not what was announced")
     node = scheduler.api.read("/api/v1/nodes/n0000")
     if node is None or node["spec"]["taints"][0] != FOREIGN or len(node["spec"]["taints"]) != 2:

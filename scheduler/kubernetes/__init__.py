@@ -1,6 +1,6 @@
 """The Kubernetes adapter: reads the fleet from nodes and pods, and carries out each action as one patch.
 
-It writes labels, annotations, taints, a node condition, events, evictions and Jobs. State and switches are in
+It writes labels, annotations, taints, a node condition, evictions and Jobs. State and switches are in
 ConfigMaps, and a Lease fences all writes.
 
 Start with ``scheduler`` (port of the controller) and ``workloads`` (port of the evacuation: checkpoint requests and

@@ -1,9 +1,8 @@
-"""The node condition ``GPUFailurePredicted`` and its event, for operators and tools that watch conditions.
+"""The node condition ``GPUFailurePredicted``, for operators and tools that watch conditions.
 
-They are not inputs of decisions: predrain reads its own markers from label, annotations and taints only.
+It is no input of decisions: predrain reads its own markers from label, annotations and taints only.
 """
 
-import hashlib
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -15,7 +14,6 @@ from scheduler.ports.codec import instant
 from scheduler.ports.readings import Write
 
 CONDITION: Final = "GPUFailurePredicted"
-EVENTS: Final = "/api/v1/namespaces/default/events"
 
 UNKNOWN_KEPT: Final = timedelta(days=1)
 """How long ``Unknown`` is kept on a node without a prediction."""
@@ -68,41 +66,6 @@ def condition_write(node: str, current: Object | None, condition: Object) -> Wri
     old = None if current is None else f"{current.get('status')} ({current.get('reason')})"
     new = None if condition is _REMOVED else f"{condition['status']} ({condition['reason']}): {condition['message']}"
     return Write(f"node {node}", f"status.conditions[{CONDITION}]", old, new)
-
-
-def event_write(event: Object) -> Write:
-    """Return the creation of an event as a write."""
-    target = f"node {event['involvedObject']['name']}"
-    return Write(target, f"event {event['reason']}", None, f"{event['type']}: {event['message']}")
-
-
-def event_of(action: Action, old: Published | None, now: datetime) -> Object | None:
-    """Return the event for an action that changes the tier or withdraws the prediction; None otherwise."""
-    reasons = "; ".join(action.reasons[:3])
-    if action.verb != "release" and (old is None or old.tier != action.tier):
-        kind = "Warning" if action.tier in ("high", "elevated") else "Normal"
-        risk = "" if action.risk is None else f", risk {action.risk:.3g}"
-        reason, message = CONDITION, f"tier {action.tier}{risk}: {reasons}"
-    elif action.verb == "release" and action.to < Level.PUBLISH:
-        kind, reason, message = "Normal", "GPUFailurePredictionWithdrawn", reasons or "no prediction is active"
-    else:
-        return None
-    node, stamp = action.node, format_utc(now)
-    digest = hashlib.sha256(f"{node} {reason} {action.tier} {stamp}".encode()).hexdigest()[:16]
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": f"{node[:200]}.{digest}", "namespace": "default"},
-        # the kubelet uses the node name as uid, and `kubectl describe node` searches for that
-        "involvedObject": {"kind": "Node", "name": node, "uid": node},
-        "reason": reason,
-        "message": message[:_MAX_MESSAGE],
-        "type": kind,
-        "source": {"component": "predrain"},
-        "firstTimestamp": stamp,
-        "lastTimestamp": stamp,
-        "count": 1,
-    }
 
 
 def _condition(status: str, reason: str, message: str, current: Object | None, now: datetime) -> Object:

@@ -2,8 +2,8 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -15,14 +15,7 @@ from foundation.kubernetes.client import STRATEGIC_PATCH, KubernetesClient
 from policy.fleet import JobView
 from policy.plan import Action
 from scheduler.kubernetes.api import ApiServer
-from scheduler.kubernetes.condition import (
-    EVENTS,
-    condition_after,
-    condition_repaired,
-    condition_write,
-    event_of,
-    event_write,
-)
+from scheduler.kubernetes.condition import condition_after, condition_repaired, condition_write
 from scheduler.kubernetes.config_map import ConfigMapText, SwitchAnnotations
 from scheduler.kubernetes.device_taints import DeviceTaints
 from scheduler.kubernetes.leadership import Leadership
@@ -48,26 +41,11 @@ NODES: Final = "/api/v1/nodes"
 FIELD_MANAGER: Final = WRITER
 
 _MAX_REPAIRED: Final = 50
-_COMPANIONS_FOR_S: Final = 30.0
-_COMPANION_TIMEOUT: Final = timedelta(seconds=2)
+_CONDITIONS_FOR_S: Final = 30.0
+_CONDITION_TIMEOUT: Final = timedelta(seconds=2)
 _SWITCHES_FOR_S: Final = 0.1
 _KNOWN_FOR_S: Final = 10.0
-_EXISTS: Final = 409
 _REFUSALS: Final[Mapping[int, ResultKind]] = {404: "gone", 409: "conflict"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Companion:
-    """A node condition (``of_node``) or an event, written in addition to an action."""
-
-    node: str
-    write: Write
-    body: Object
-    of_node: bool
-
-    @property
-    def name(self) -> str:
-        return "the condition" if self.of_node else "the event"
 
 
 class KubernetesScheduler(SchedulerExtras):
@@ -105,7 +83,7 @@ class KubernetesScheduler(SchedulerExtras):
         self.rules = settings.rules
         self.pod_keys = PodKeys(settings.prefix, settings.namespace)
         self._recent: dict[str, tuple[NodeSnapshot, float]] = {}
-        self._due: list[_Companion] = []
+        self._due: dict[str, Object] = {}  # conditions to be written, by node
         drivers = self.rules.claim_drivers
         self._device_taints = DeviceTaints(self.api, settings.prefix, drivers) if settings.device_taints else None
         self._claims = ClaimCounts(self.api, self.rules)
@@ -160,36 +138,33 @@ class KubernetesScheduler(SchedulerExtras):
         snapshot = self._known(reading.view.name, reading.version) or self._read(reading.view.name)
         if snapshot is None:
             return tuple(() for _ in actions)
-        node_object, now, previewed = snapshot.node_object, self.clock.now(), []
+        node_object, previewed = snapshot.node_object, []
         for action in actions:
             target = self._after(action, node_object)
             writes = writes_between(node_object, target)
-            companions = self._companions(action, snapshot, node_object, target, now)
-            previewed.append((*writes, *(companion.write for companion in companions)))
+            condition = self._condition(action, snapshot, node_object, target)
+            if condition is not None:
+                writes += (condition_write(action.node, snapshot.condition, condition),)
+            previewed.append(writes)
             node_object = target
         return tuple(previewed)
 
     def _after(self, action: Action, node_object: NodeObject) -> NodeObject:
         return after(action, node_object, self.keys, self.clock.now(), cordon=self.settings.cordon)
 
-    def _companions(
-        self, action: Action, snapshot: NodeSnapshot, current: NodeObject, target: NodeObject, now: datetime
-    ) -> Iterator[_Companion]:
-        """Yield the condition and the event for an action that changes the prediction."""
-        node, key = action.node, self.keys.prediction
+    def _condition(
+        self, action: Action, snapshot: NodeSnapshot, current: NodeObject, target: NodeObject
+    ) -> Object | None:
+        """Return the condition for an action that changes the prediction."""
+        key = self.keys.prediction
         if current == target or (action.verb != "release" and current.annotations.get(key) == target.annotations[key]):
-            return
-        condition = condition_after(action, snapshot.condition, now) if self.settings.condition else None
-        if condition is not None:
-            yield _Companion(node, condition_write(node, snapshot.condition, condition), condition, of_node=True)
-        event = event_of(action, snapshot.reading.view.marks.published, now) if self.settings.events else None
-        if event is not None:
-            yield _Companion(node, event_write(event), event, of_node=False)
+            return None
+        return condition_after(action, snapshot.condition, self.clock.now()) if self.settings.condition else None
 
     def apply(self, action: Action, precondition: Precondition) -> WriteResult:
         """Carry out an action as one patch, which the server applies only to the version that was read.
 
-        Its event, and its condition unless it fits into the same patch, are written later by :meth:`announce`.
+        Its condition is written later by :meth:`announce`, unless it fits into the same patch.
         """
         return self.leadership.fenced(
             precondition.holder, precondition.until, lambda: self._apply(action, precondition)
@@ -219,13 +194,12 @@ class KubernetesScheduler(SchedulerExtras):
         status_only = not any(write.path.startswith("spec.") for write in writes)
         status_only = status_only and action.verb in ("publish", "release")
         path = f"{_path(action.node)}/status" if status_only else _path(action.node)
-        due = list(self._companions(action, snapshot, snapshot.node_object, target, self.clock.now()))
-        companion = due.pop(0) if status_only and due and due[0].of_node else None
-        note = ""
-        response = self._patch(path, patch_of(snapshot, first, None if companion is None else companion.body))
-        if companion is not None and not response.ok and response.status not in _REFUSALS:
+        note, due = "", self._condition(action, snapshot, snapshot.node_object, target)
+        included = due if status_only else None
+        response = self._patch(path, patch_of(snapshot, first, included))
+        if included is not None and not response.ok and response.status not in _REFUSALS:
             # possibly only the condition was rejected, which is optional
-            note, companion = f"{companion.name} was not written: {response.problem}", None
+            note, included = f"the condition was not written: {response.problem}", None
             response = self._patch(path, patch_of(snapshot, first))
         written = self._answered(action.node, response, first)
         if isinstance(written, NodeSnapshot) and first is not target:
@@ -234,10 +208,12 @@ class KubernetesScheduler(SchedulerExtras):
         if isinstance(written, WriteResult):
             self._recent.pop(action.node, None)  # as after the first of two patches
             return written
-        self._due += due
-        return WriteResult(
-            "done", note, writes if companion is None else (*writes, companion.write), written.reading.version
-        )
+        self._due.pop(action.node, None)
+        if included is not None:
+            writes += (condition_write(action.node, snapshot.condition, included),)
+        elif due is not None and not status_only:
+            self._due[action.node] = due
+        return WriteResult("done", note, writes, written.reading.version)
 
     def _answered(self, node: str, response: Response, target: NodeObject) -> NodeSnapshot | WriteResult:
         """Return the node from the response, or the result of a failure."""
@@ -258,7 +234,7 @@ class KubernetesScheduler(SchedulerExtras):
     def announce(
         self, signals: Sequence[NodeSignal], holder: str, hold: Callable[[], datetime], *, new: bool
     ) -> tuple[str, ...]:
-        """Write the pending conditions and events, and the device taints if enabled."""
+        """Write the pending conditions, and the device taints if enabled."""
 
         def blocked() -> str | None:
             return self.leadership.blocked(holder, hold())
@@ -275,20 +251,20 @@ class KubernetesScheduler(SchedulerExtras):
         return () if self._device_taints is None else self._device_taints.preview(signals, new=new)
 
     def _write_due(self, blocked: Callable[[], str | None]) -> tuple[str, ...]:
-        """Write pending conditions, then events; return failures. If the server does not respond, a kind is dropped."""
+        """Write pending conditions; return failures. If the server does not respond, the others are dropped."""
         failed: dict[str, list[str]] = {}
-        away: dict[bool, str] = {}
-        end_s = self.api.elapsed() + _COMPANIONS_FOR_S
-        for companion in sorted(self._due, key=lambda due: not due.of_node):
+        away: str | None = None
+        end_s = self.api.elapsed() + _CONDITIONS_FOR_S
+        for node, condition in self._due.items():
             timed_out = "controller.max_round_duration exceeded" if self.api.elapsed() >= end_s else None
-            problem = away.get(companion.of_node) or timed_out or blocked()
+            problem = away or timed_out or blocked()
             if problem is None:
                 try:
-                    problem = self._companion(companion)
+                    problem = self._write_condition(node, condition)
                 except Unreachable as error:
-                    problem = away[companion.of_node] = str(error)
+                    problem = away = str(error)
             if problem is not None:
-                failed.setdefault(f"{companion.name} was not written: {problem}", []).append(companion.node)
+                failed.setdefault(f"the condition was not written: {problem}", []).append(node)
         self._due.clear()
         return tuple(
             f"{nodes[0]}{f' and {len(nodes) - 1} more' if nodes[1:] else ''}: {problem}"
@@ -381,21 +357,17 @@ class KubernetesScheduler(SchedulerExtras):
         snapshot, _ = self._recent.get(node, (None, 0.0))
         return snapshot if snapshot is not None and snapshot.reading.version == version else None
 
-    def _patch(self, path: str, patch: Object) -> Response:
-        timeout = self.leadership.remaining() if self.leadership.held else None
+    def _patch(self, path: str, patch: Object, timeout: timedelta | None = None) -> Response:
+        if timeout is None and self.leadership.held:
+            timeout = self.leadership.remaining()
         params = {"fieldManager": FIELD_MANAGER}
         return self.api.request("PATCH", path, params, patch, content_type=STRATEGIC_PATCH, timeout=timeout)
 
-    def _companion(self, companion: _Companion) -> str | None:
-        """Write a condition or event; return the failure, if any. Raises ``Unreachable``."""
-        params, timeout = {"fieldManager": FIELD_MANAGER}, min(_COMPANION_TIMEOUT, self.leadership.remaining())
-        if companion.of_node:
-            path, body = f"{_path(companion.node)}/status", status_patch(companion.body)
-            response = self.api.request("PATCH", path, params, body, content_type=STRATEGIC_PATCH, timeout=timeout)
-        else:
-            response = self.api.request("POST", EVENTS, params, companion.body, timeout=timeout)
-        repeated = not companion.of_node and response.status == _EXISTS  # by an earlier attempt in the same second
-        return None if response.ok or repeated else response.problem
+    def _write_condition(self, node: str, condition: Object) -> str | None:
+        """Write a condition; return the failure, if any. Raises ``Unreachable``."""
+        timeout = min(_CONDITION_TIMEOUT, self.leadership.remaining())
+        response = self._patch(f"{_path(node)}/status", status_patch(condition), timeout)
+        return None if response.ok else response.problem
 
     def _repair_conditions(self, nodes: Sequence[NodeSnapshot]) -> None:
         if not self.settings.condition:
@@ -407,9 +379,8 @@ class KubernetesScheduler(SchedulerExtras):
             is_foreign = isinstance(own_marks(snapshot.node_object, self.keys).damaged, OtherInstallationError)
             if condition is not None and view.readable and not is_foreign and repaired < _MAX_REPAIRED:
                 self._recent.pop(view.name, None)
-                write = condition_write(view.name, snapshot.condition, condition)
                 with contextlib.suppress(Unreachable):
-                    self._companion(_Companion(view.name, write, condition, of_node=True))
+                    self._write_condition(view.name, condition)
                 repaired += 1
 
 

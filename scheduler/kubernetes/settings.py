@@ -40,7 +40,6 @@ class KubernetesSettings:
     domain_labels: tuple[str, ...] = ()
     gpu_annotations: tuple[str, ...] = ()
     condition: bool = True
-    events: bool = True
     foreign_marks: tuple[ForeignMark, ...] = ()
     avoid_label: _Label | None = None
     device_taints: bool = False

@@ -61,7 +61,8 @@ def test_a_log_whose_times_cannot_be_read_is_an_error(tmp_path: Path):
 def test_a_file_that_is_no_report_of_diagnostics_is_refused(tmp_path: Path):
     (tmp_path / "x.json").write_text("hello\n")
     assert (
-        "the file has no report (x.json)" in collect(tmp_path, "diagnostics", "x.json", "--node", "n1", code=1).stderr
+        "the file has no JSON report (x.json)"
+        in collect(tmp_path, "diagnostics", "x.json", "--node", "n1", code=1).stderr
     )
 
 

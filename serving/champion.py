@@ -1,15 +1,17 @@
 """Loads the bundle to score with, from a folder or a local copy of the registry's champion.
 
-:class:`ModelHolder` holds the service's model and swaps it atomically; :class:`ModelSource` loads the model of batch
-scoring. The service polls the registry in a thread, batch scoring at each decision; only then is MLflow imported.
+:class:`ModelHolder` holds the service's model and swaps it atomically; its thread also polls the registry.
+:class:`ModelSource` loads the model of batch scoring at each decision. MLflow is only imported for a champion.
 """
 
 import atexit
 import hashlib
 import logging
+import math
 import os
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -37,10 +39,6 @@ _LOG = logging.getLogger(__name__)
 MANIFEST: Final = "manifest.json"
 
 
-class BundlePendingError(InputError):
-    """The source has started but not resolved its bundle yet; not a failure."""
-
-
 @dataclass(frozen=True, slots=True)
 class ResolvedBundle:
     """The bundle that a source resolves to.
@@ -60,21 +58,15 @@ class FolderBundle:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def start(self) -> None:
-        """Start the source; a no-op for a folder."""
-
-    def stop(self) -> None:
-        """Stop what :meth:`start` started."""
+    def poll(self) -> None:
+        """Fetch a newer bundle if there is one; a no-op for a folder."""
 
     def stamp(self) -> object:
         """Return a value that changes with the bundle; cheap enough to poll every second."""
         return stamp_of(self.path / MANIFEST)
 
     def resolve(self) -> ResolvedBundle:
-        """Return the current bundle.
-
-        Raises ``BundlePendingError`` until the first bundle is resolved, ``InputError`` if there is none.
-        """
+        """Return the current bundle; raises ``InputError`` if there is none."""
         return ResolvedBundle(self.path)
 
 
@@ -86,36 +78,59 @@ def manifest_digest(bundle: Path) -> str:
         return ""
 
 
-class ChampionCopy(FolderBundle):
-    """Local copy of the champion: ``bundle/``, with its registry version in the file ``version``.
+CHAMPION: Final = "champion"
+"""Model argument that selects the registry's champion instead of a folder."""
 
-    ``error``: why the last fetch from the registry failed; None: it succeeded, or has not run yet.
+
+class ChampionBundle(FolderBundle):
+    """Local copy of the champion of a registered model: ``bundle/``, with its registry version in the file ``version``.
+
+    ``folder``: an existing copy is used until the registry responds.
+    ``every_s``: minimum time between two requests to the registry.
+    ``error``: why the last one failed; None: it succeeded.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.error: str | None = None
-
-    @property
-    def bundle(self) -> Path:
-        """Folder of the bundle; may not exist."""
-        return self.path / "bundle"
+    def __init__(self, folder: Path, registry: str, name: str, every_s: float = 0.0) -> None:
+        super().__init__(folder)
+        self.bundle = folder / "bundle"
+        self.error: Exception | None = None
+        self._registry, self._name, self._every_s = registry, name, every_s
+        self._polled_s = -math.inf if self.version() is None else None
+        self._is_fetched = False
 
     def stamp(self) -> object:
         """Return a value that changes with the champion's version and the state of the registry."""
-        return stamp_of(self.bundle / MANIFEST), self.version(), self.error
+        return stamp_of(self.bundle / MANIFEST), self.version(), str(self.error)
+
+    def poll(self) -> None:
+        """Update the copy if the champion has changed; a failure is stored in ``error``, and logged once."""
+        now_s = time.monotonic()
+        if self._polled_s is None:  # an unresponsive registry must not delay the loading of an existing copy
+            self._polled_s = -math.inf
+            return
+        if now_s - self._polled_s < self._every_s:
+            return
+        self._polled_s, error = now_s, None
+        try:
+            if self._fetch():
+                _LOG.info("version %s is champion", self.version())
+            self._is_fetched = True
+        except Exception as fault:  # may be transient: a registry restart, a full disk
+            error = fault
+            if str(error) != str(self.error):
+                _LOG.warning("cannot load the champion: %s", _first_line(error))
+        self.error = error
 
     def resolve(self) -> ResolvedBundle:
-        """Return the champion's bundle; see :meth:`FolderBundle.named`."""
+        """Return the champion's bundle.
+
+        Raises ``error`` if there is no copy, for example ``TooEarlyError`` if there is no champion yet.
+        """
         version, error = self.version(), self.error
-        if version is None:
-            raise (BundlePendingError if error is None else InputError)(
-                error or "the champion has not been fetched yet",
-                "the registry",
-                "Check --registry and --name, and that there is a champion (`predrain promote`).",
-            )
-        note = None if error is None else f"the champion cannot be read from the registry: {error}"
-        return ResolvedBundle(self.bundle, version, note)
+        if version is not None:
+            note = None if error is None else f"the champion cannot be read from the registry: {_first_line(error)}"
+            return ResolvedBundle(self.bundle, version, note)
+        raise error or InputError("the champion has not been fetched yet", f"model {self._name}", "Wait.")
 
     def version(self) -> int | None:
         """Read the registry version of the copy; None if there is no copy."""
@@ -132,6 +147,33 @@ class ChampionCopy(FolderBundle):
             for path in swap.path.rglob("*"):
                 fsync_path(path)
             swap.commit()
+
+    def _fetch(self) -> bool:
+        """Fetch the champion, always once so that a restart repairs a corrupted copy; return whether it was updated."""
+        # By default MLflow waits many minutes for an unresponsive registry. It also takes seconds to import.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        from models.registry.champion import champion_history, fetch_bundle, version_at
+
+        history = champion_history(self._registry, self._name)
+        history.refuse_unseated(self._name)
+        number = history.champion
+        if number is None:
+            raise TooEarlyError(
+                "there is no champion yet",
+                f"model {self._name}, {self._registry}",
+                "`predrain retrain` makes the first one; or give the folder of a bundle.",
+            )
+        version = version_at(self._registry, self._name, number)
+        if self._is_fetched and (self.version(), manifest_digest(self.bundle)) == (number, version.digest):
+            return False
+        with tempfile.TemporaryDirectory(prefix="predrain-champion-") as folder:
+            self.take(fetch_bundle(self._registry, self._name, version, Path(folder)), number)
+        return True
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def temporary_folder() -> Path:
@@ -154,41 +196,8 @@ def locked_folder(state: Path) -> Path:
     lock = take_lock(state / "lock", "another predrain serve uses this folder", str(state), advice).lock
     atexit.register(lock.release)  # this reference also keeps the lock from being garbage-collected
     folder = state / "champion"
-    recover_folder(ChampionCopy(folder).bundle)  # a process may have been killed while replacing it
+    recover_folder(folder / "bundle")  # a process may have been killed while replacing it
     return folder
-
-
-CHAMPION: Final = "champion"
-"""Model argument that selects the registry's champion instead of a folder."""
-
-
-def copy_champion(copy: ChampionCopy, registry: str, name: str, *, force: bool = False) -> bool:
-    """Update the copy if the champion has changed, and return whether it was updated.
-
-    ``force``: fetch even if unchanged, so that a restart repairs a corrupted copy.
-    Raises ``TooEarlyError`` if there is no champion yet, ``InputError`` if the registry is unreachable or its bundle is
-    not the registered one.
-    """
-    # By default MLflow waits many minutes for an unresponsive registry.
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    from models.registry.champion import champion_history, fetch_bundle, version_at  # MLflow takes seconds to import
-
-    history = champion_history(registry, name)
-    history.refuse_unseated(name)
-    number = history.champion
-    if number is None:
-        raise TooEarlyError(
-            "there is no champion yet",
-            f"model {name}, {registry}",
-            "`predrain retrain` makes the first one; or give the folder of a bundle.",
-        )
-    version = version_at(registry, name, number)
-    if (copy.version(), manifest_digest(copy.bundle)) == (number, version.digest) and not force:
-        return False
-    with tempfile.TemporaryDirectory(prefix="predrain-champion-") as folder:
-        copy.take(fetch_bundle(registry, name, version, Path(folder)), number)
-    return True
 
 
 class ModelSource:
@@ -199,8 +208,8 @@ class ModelSource:
     """
 
     def __init__(self, model: str, *, registry: str, name: str) -> None:
-        self._source = ChampionCopy(temporary_folder()) if model == CHAMPION else FolderBundle(Path(model))
-        self._registry, self._name = registry, name
+        is_champion = model == CHAMPION
+        self._source = ChampionBundle(temporary_folder(), registry, name) if is_champion else FolderBundle(Path(model))
         self._loaded: ServedModel | None = None
 
     def current(self) -> "ServedModel":
@@ -212,53 +221,18 @@ class ModelSource:
         from serving.scores.batch import ServedModel
 
         loaded = self._loaded
+        self._source.poll()
         try:
-            if isinstance(self._source, ChampionCopy):
-                copy_champion(self._source, self._registry, self._name)
             new = self._source.resolve()
             if loaded is None or loaded.version != new.version or loaded.bundle.digest != manifest_digest(new.path):
                 bundle = load_bundle(new.path)
                 refuse_other_writers(bundle.path, [bundle.path / MANIFEST])  # it holds all other files' digests
                 self._loaded = loaded = ServedModel(bundle, new.version)
         except InputError as error:
-            if self._loaded is None:
+            if loaded is None:
                 raise
-            return replace(self._loaded, note=f"the current model stays in use: {error}")
-        return loaded
-
-
-class ChampionBundle(ChampionCopy):
-    """The champion of a registered model, kept up to date by a thread.
-
-    ``folder``: local copy; an existing one is served until the registry responds.
-    """
-
-    def __init__(self, folder: Path, registry: str, name: str, every_s: float = 30.0) -> None:
-        super().__init__(folder)
-        self._registry, self._name = registry, name
-        self._is_fetched = False
-        self._poller = Poller("champion", self._watch, every_s)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._poller.start()
-
-    def stop(self) -> None:
-        """Stop the thread; wait at most 3 s for the registry."""
-        self._poller.stop(3)
-
-    def _watch(self) -> None:
-        """Poll the registry once; a failure is stored in ``error``, and logged once."""
-        error = None
-        try:
-            if copy_champion(self, self._registry, self._name, force=not self._is_fetched):
-                _LOG.info("version %s is champion", self.version())
-            self._is_fetched = True
-        except Exception as fault:  # may be transient: a registry restart, a full disk
-            error = str(fault).partition("\n")[0] or type(fault).__name__
-            if error != self.error:
-                _LOG.warning("cannot load the champion: %s", error)
-        self.error = error
+            return replace(loaded, note=f"the current model stays in use: {error}")
+        return loaded if new.note is None else replace(loaded, note=new.note)
 
 
 _RETRY_POLLS = 10
@@ -332,13 +306,10 @@ class ModelHolder:
     def start(self) -> None:
         """Start the thread, which loads the first model immediately."""
         if self._source is not None:
-            self._source.start()
             self._poller.start()
 
     def stop(self) -> None:
-        """Stop the thread and the source."""
-        if self._source is not None:
-            self._source.stop()
+        """Stop the thread; wait at most 5 s for the registry."""
         self._poller.stop()
 
     def refresh(self) -> bool:
@@ -348,6 +319,7 @@ class ModelHolder:
         when it changes or after ten polls, because the folder may be half-written.
         """
         assert self._source is not None
+        self._source.poll()
         stamp = self._source.stamp()
         self._polls_to_retry -= 1
         if stamp == self._last_stamp and (self.refused is None or self._polls_to_retry > 0):
@@ -361,12 +333,6 @@ class ModelHolder:
                 self.refused = new.note
                 return False
             model = load_model(new.path, version=new.version)
-        except BundlePendingError as waiting:
-            if self.model is None:
-                self.why_not_loaded, self.refused = f"the model is being fetched: {waiting.problem}", None
-            else:
-                self._refuse(str(waiting))
-            return False
         except InputError as error:
             self._refuse(str(error))
             return False
@@ -393,7 +359,7 @@ class ModelHolder:
 def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
     """Load and verify a bundle, and score an empty row to trigger lazy imports.
 
-    ``version``: registry version; default: the manifest's.
+    ``version``: registry version; None for a bundle from a folder.
     Raises ``InputError`` if it is not a bundle, or incompatible with this version of predrain.
     """
     import numpy as np  # slow to import, so only in the loader's thread
@@ -402,13 +368,12 @@ def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
     from models.bundle.store import load_bundle
 
     bundle = load_bundle(path)
-    number = bundle.manifest.get("version") if version is None else version
     try:
         horizon_s = parse_duration(bundle.manifest["params"]["labels"]["horizon"]).total_seconds()
     except (KeyError, TypeError, ValueError):
         horizon_s = None
     columns = tuple(column.name for column in bundle.columns)
-    model = LoadedModel(bundle, columns, None if number is None else str(number), horizon_s)
+    model = LoadedModel(bundle, columns, None if version is None else str(version), horizon_s)
     empty = np.full((1, len(columns)), np.nan, dtype=np.float32)
     model.score(FeatureRows(empty, ["0"], np.zeros(1, dtype=np.int64)))
     return model

@@ -17,7 +17,7 @@ from foundation.text import quantity
 from pipeline.report import plots, tables, wording
 from pipeline.report.context import ReportContext
 from pipeline.report.sections import decisions, what_changed
-from pipeline.report.wording import count, day, hours, interval_text, join, number, percent, points, verdict
+from pipeline.report.wording import count, day, hours, interval_text, number, percent
 
 _FOLDER = Path(__file__).parent
 
@@ -55,7 +55,6 @@ def render_report(
         ensembles=tables.paired(evaluation, "ensemble", against_best),
         baselines=tables.paired(evaluation, "baseline", against_base),
         equal_alerts=tables.equal_alerts(evaluation),
-        months=tables.by_month(evaluation, profile),
         classes=tables.by_class(evaluation, profile),
         folds=tables.folds(evaluation, context),
         made_of=tables.made_of(context),
@@ -82,12 +81,8 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(style=style, **values)
 
 
-MIN_INCIDENTS = 5
-"""Minimum number of incidents of a failure class to compare its recall with other classes."""
-
-
 def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
-    """Summarize the replay in sentences: number, precision and lead time of alerts, and which methods helped."""
+    """Summarize the replay in sentences: number, precision, recall and lead time of alerts, and the oracle."""
     row = evaluation.row(context.profile, SLIDING)
     texts = [_replayed(evaluation, context)]
     if row is None:
@@ -95,12 +90,7 @@ def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
     texts.append(_alerts(evaluation, context, row))
     if row["incidents"]:
         texts.append(_precision_before_failure(row))
-        texts.append(_weakest(evaluation, context))
-    texts.append(_beside(evaluation, context, row))
-    helped = _helped(evaluation, context)
-    if helped:
-        texts.append(helped)
-    return [text for text in texts if text]
+    return [*texts, _beside(evaluation, context, row)]
 
 
 def _replayed(evaluation: Evaluation, context: ReportContext) -> str:
@@ -162,26 +152,6 @@ def _precision_before_failure(row: pd.Series) -> str:
     )
 
 
-def _weakest(evaluation: Evaluation, context: ReportContext) -> str:
-    """Name the failure class with the lowest recall relative to the oracle's, or with the lowest without an oracle."""
-    table = evaluation.by_class
-    figures = table[(table["model"] == context.profile) & (table["variant"] == SLIDING)].set_index("failure_class")
-    best = table[table["model"] == ORACLE].set_index("failure_class").reindex(figures.index)
-    enough = figures["incidents"] >= MIN_INCIDENTS
-    if enough.sum() < 2:  # the recall of a single class was just reported
-        return ""
-    known = best["recall"].notna().any()
-    share = figures["recall"] / best["recall"].where(best["recall"] > 0) if known else figures["recall"]
-    if share[enough].isna().all():
-        return ""
-    name = share[enough].idxmin()
-    of_oracle = f", of which the oracle would catch {count(best.at[name, 'caught'])}" if known else ""
-    return (
-        f"Its weakest failure class is {name}: it caught {count(figures.at[name, 'caught'])} of "
-        f"{count(figures.at[name, 'incidents'])} incidents{of_oracle}."
-    )
-
-
 def _beside(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> str:
     oracle = evaluation.row(ORACLE, ORACLE)
     if oracle is None:
@@ -199,32 +169,6 @@ def _beside(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> s
         known = percent(evaluation.oracle_coverage)
         text += f" (True risks exist for {known} of the rows. The oracle ranks the others, GPUs already down, last.)"
     return text
-
-
-def _helped(evaluation: Evaluation, context: ReportContext) -> str:
-    paired = evaluation.paired
-    paired = paired[paired["statistic"] == "precision_at_k"]
-    parts = []
-    sliding = paired[(paired["comparison"] == "sliding") & (paired["model"] == context.profile)]
-    for row in sliding.itertuples():
-        parts.append(
-            f"Sliding training changed the precision at K of {row.model} by {_difference(row)}, compared with training "
-            "it once."
-        )
-    ensembles = paired[paired["comparison"] == "ensemble"]
-    if not ensembles.empty:
-        other = ensembles["other_model"].iloc[0]
-        compared = join([f"{row.model} {_difference(row)}" for row in ensembles.itertuples()])
-        parts.append(
-            f"Difference in precision at K to the best single learner ({other}, chosen on these decisions): {compared}."
-        )
-    return " ".join(parts)
-
-
-def _difference(row: Any) -> str:
-    bounds = interval_text(points(row.low), points(row.high))
-    finding = verdict(row.low, row.high)
-    return f"{points(row.difference)} points{_spaced(bounds)} ({finding})"
 
 
 def _interval(row: pd.Series, name: str) -> str:

@@ -17,7 +17,6 @@ def decisions(context: ReportContext) -> ReportSection | None:
     promises, now = context.extras.get("promises"), context.extras.get("decisions")
     if promises is None or now is None or promises.empty:
         return None
-    of_profile = promises[promises["model"] == context.profile]
     tables = [_target_table(now[now["model"] == context.profile], context), _promise_table(promises, context)]
     horizons, unforeseen = context.extras.get("horizons"), context.extras.get("unforeseen")
     if horizons is not None:
@@ -30,46 +29,15 @@ def decisions(context: ReportContext) -> ReportSection | None:
     ]
     if unforeseen is not None and not unforeseen.empty:
         tables.append(_classes(unforeseen))
-        after.extend(_unforeseen(unforeseen))
+        after.append("No threshold catches failures without a precursor: use redundancy and frequent checkpoints.")
     return ReportSection(
         key="decisions",
         name="Decisions",
         title="Promised precisions",
-        before=(_promise_text(of_profile, context), _kept_text(promises)),
+        before=(_kept_text(promises),),
         tables=tuple(table for table in tables if table is not None),
         after=tuple(after),
     )
-
-
-def _promise_text(promises: pd.DataFrame, context: ReportContext) -> str:
-    """Summarize the profile's promises and whether they were kept."""
-    parts = []
-    for row in promises.itertuples():
-        if row.promised == 0:
-            attainable = (
-                f"the highest possible promise at the last refit was {percent_at_least(row.best)}"
-                if row.best > 0
-                else "no precision could be promised at the last refit"
-            )
-            parts.append(f"A precision of {percent(row.target)} was never promised: {attainable}.")
-        elif row.known_drains == 0:
-            became = (
-                "no risk reached the threshold"
-                if row.drains == 0
-                else f"none of {count(row.drains)} drains has a known outcome yet"
-            )
-            parts.append(
-                f"A precision of {percent(row.target)} was promised at {count(row.promised)} of {count(row.folds)} "
-                f"refits, and {became}."
-            )
-        else:
-            parts.append(
-                f"A precision of {percent(row.target)} was promised at {count(row.promised)} of {count(row.folds)} "
-                f"refits and {'kept' if row.kept else 'broken'}: {count(row.hits)} of {count(row.known_drains)} drains "
-                f"were right ({percent(row.precision)}). They caught {percent(row.recall)} of all incidents, and "
-                f"{percent(row.recall_promised)} of those while a promise was in force."
-            )
-    return f"{context.profile}: " + " ".join(parts)
 
 
 def _kept_text(promises: pd.DataFrame) -> str:
@@ -174,23 +142,6 @@ def _classes(frame: pd.DataFrame) -> Table | None:
 
 def _silent(row: Any) -> Cell:
     return Cell(count(row.silent), percent(row.silent / row.known) if row.known else NONE)
-
-
-def _unforeseen(frame: pd.DataFrame) -> list[str]:
-    missed = 1 - float(frame["seen"].mean())
-    chance = 1 - float(frame["chance"].mean())
-    sentences = [
-        f"{percent(missed)} of the incidents had no precursor. Random rankings would miss {percent(chance)}. No "
-        "threshold catches these failures: use redundancy and frequent checkpoints."
-    ]
-    known = frame[frame["announced"].notna()]
-    if len(known):
-        silent = 1 - float(known["announced"].astype(bool).mean())
-        sentences.append(
-            f"The true risk of {percent(silent)} of the incidents never exceeded the fleet mean (truth of the "
-            "simulator): no model could have predicted them."
-        )
-    return sentences
 
 
 def _risk(value: float) -> str:

@@ -243,25 +243,6 @@ def equal_alerts(evaluation: Evaluation) -> Table | None:
     )
 
 
-def by_month(evaluation: Evaluation, profile: str) -> Table | None:
-    """Precision at K by month, sliding and trained once."""
-    monthly = evaluation.monthly[evaluation.monthly["model"] == profile]
-    trained_once = monthly[monthly["variant"] == TRAIN_ONCE].set_index("month")["precision_at_k"]
-    extra: list[Column] = [
-        ("precision at K, trained once", lambda row: percent(trained_once.get(row.month, float("nan"))))
-    ]
-    return table_of(
-        f"{profile} by calendar month of the decision (UTC).",
-        monthly[monthly["variant"] == SLIDING],
-        ("month", lambda row: row.month),
-        ("base rate", lambda row: percent(row.base_rate)),
-        ("incidents", lambda row: count(row.incidents)),
-        ("caught", lambda row: count(row.caught)),
-        ("precision at K, sliding", lambda row: percent(row.precision_at_k)),
-        *(() if trained_once.empty else extra),
-    )
-
-
 def by_class(evaluation: Evaluation, profile: str) -> Table | None:
     """Recall by failure class, of the profile and of the oracle."""
     table = evaluation.by_class

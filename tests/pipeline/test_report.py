@@ -16,7 +16,7 @@ from evaluation.metrics.oracle import oracle_predictions
 from pipeline.report import tables, wording
 from pipeline.report.context import AlertEntry, ReportContext, Simulated, select_alerts
 from pipeline.report.plots import PLOTS, as_file, net_by_job_size
-from pipeline.report.report import render_report, sentences
+from pipeline.report.report import render_report
 from tests.models.fleet_predictions import T0, fleet, truth_of
 from tests.page import Page
 
@@ -168,29 +168,6 @@ def test_the_summarys_numbers_are_the_evaluations(evaluation, page):
     oracle = evaluation.row("oracle", "oracle")
     assert f"a precision of {100 * oracle['precision_at_k']:.1f} % at the same K" in page.text
     assert f"mean_rank reaches {100 * row['oracle_share_precision_at_k']:.1f} % of that" in page.text
-    assert "precision at K of mean_rank by +" in page.text
-    assert "best single learner (xgboost, " in page.text
-
-
-def test_the_summary_names_the_weakest_failure_class(evaluation, context):
-    counts = {"bus": (20, 10, 16), "memory": (30, 12, 15), "thermal_power": (9, 4, 8), "firmware": (4, 0, 2)}
-
-    def summary(oracle):
-        table = pd.DataFrame(
-            [
-                (model, variant, name, incidents, caught, caught / incidents)
-                for name, (incidents, mine, best) in counts.items()
-                for model, variant, caught in (("mean_rank", "sliding", mine), ("oracle", "oracle", best))
-                if oracle or model != "oracle"
-            ],
-            columns=["model", "variant", "failure_class", "incidents", "caught", "recall"],
-        )
-        return " ".join(sentences(replace(evaluation, by_class=table), context))
-
-    assert "thermal_power: it caught 4 of 9 incidents, of which the oracle" in summary(True)
-    assert "memory: it caught 12 of 30 incidents." in summary(False)
-    counts = {"bus": (20, 10, 16), "firmware": (4, 0, 2)}
-    assert "weakest" not in summary(True)
 
 
 def test_every_model_is_in_the_table_with_its_interval(evaluation, page):
@@ -214,7 +191,6 @@ def test_what_did_not_help_is_reported(predictions, context):
     both = pd.concat([same[same["variant"] == "sliding"], once])
     measured = evaluate(both, k=3, bootstrap=40, seed=0)
     shown = Page(render_report(measured, context))
-    assert "by 0.0 points [0.0, 0.0] (not significant)" in shown.text
     [row] = shown.table("the same model trained once")[1:]
     assert row[3:5] == ["0.0 [0.0, 0.0]", "not significant"]
 

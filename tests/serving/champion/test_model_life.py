@@ -17,8 +17,7 @@ from foundation.files import previous_path
 from models.bundle.store import Bundle, load_bundle, save_bundle
 from models.ensembles import Stacker
 from serving.champion import (
-    BundlePendingError,
-    ChampionCopy,
+    ChampionBundle,
     FeatureRows,
     ModelHolder,
     ModelSource,
@@ -137,32 +136,29 @@ def test_a_bundle_that_cannot_be_served_is_refused_and_the_old_one_goes_on(
         assert "predrain_model_current 1.0" in client.get("/metrics").decode()
 
 
-def test_waiting_for_the_first_champion_is_no_refusal(
+def champion_of(folder: Path) -> ChampionBundle:
+    return ChampionBundle(folder, f"sqlite:///{folder.parent / 'none.db'}", "predrain")
+
+
+def test_a_copy_is_served_before_the_registry_responds_and_without_one_its_error_is_reported(
     tmp_path: Path, bundles: list[Bundle], caplog: pytest.LogCaptureFixture
 ) -> None:
-    copy = ChampionCopy(tmp_path / "copy")
-    holder = ModelHolder(copy)
+    holder = ModelHolder(champion_of(tmp_path / "none"))
     assert holder.refresh() is False
-    assert (holder.refusals, holder.refused) == (0, None)
-    assert holder.why_not_loaded == "the model is being fetched: the champion has not been fetched yet"
-    copy.error = "no store here"
-    holder.refresh()
-    assert holder.refusals == 1
-    assert "the model cannot be served: no store here" in str(holder.why_not_loaded)
-    assert [log.levelname for log in caplog.records] == ["ERROR"]
-    copy.error = None
-    holder.refresh()
-    assert holder.why_not_loaded == "the model is being fetched: the champion has not been fetched yet"
-    assert holder.refused is None
-    copy.take(bundles[0].path, 3)
+    assert "the model cannot be served: the MLflow store does not exist" in str(holder.why_not_loaded)
+    champion_of(tmp_path / "copy").take(bundles[0].path, 3)
+    holder = ModelHolder(champion_of(tmp_path / "copy"))
     assert holder.refresh() is True
-    assert (holder.why_not_loaded, holder.refused, holder.refusals) == (None, None, 1)
+    assert (holder.why_not_loaded, holder.refused, holder.model.version) == (None, None, "3")
+    caplog.clear()
+    for _ in range(3):
+        holder.refresh()
+        assert "the champion cannot be read from the registry: the MLflow store" in str(holder.refused)
+    assert [log.levelname for log in caplog.records] == ["WARNING"]
 
 
 def test_a_copy_is_whole_or_the_one_of_before_stays(tmp_path: Path, bundles: list[Bundle]) -> None:
-    copy = ChampionCopy(tmp_path / "copy")
-    with pytest.raises(BundlePendingError, match="has not been fetched yet"):
-        copy.resolve()
+    copy = champion_of(tmp_path / "copy")
     copy.take(bundles[0].path, 3)
     assert copy.resolve().version == 3
     for number, bundle in ((5, bundles[1]), (6, bundles[2])):
@@ -174,7 +170,7 @@ def test_a_copy_is_whole_or_the_one_of_before_stays(tmp_path: Path, bundles: lis
 
 
 def test_a_copy_that_the_disk_has_damaged_is_made_again(tmp_path: Path, bundles: list[Bundle]) -> None:
-    copy = ChampionCopy(tmp_path / "copy")
+    copy = champion_of(tmp_path / "copy")
     for _ in range(2):
         copy.take(bundles[0].path, 3)
         place = copy.resolve().path
@@ -184,10 +180,10 @@ def test_a_copy_that_the_disk_has_damaged_is_made_again(tmp_path: Path, bundles:
 
 
 def test_a_bundle_whose_replacement_was_killed_is_there_after_a_restart(tmp_path: Path, bundles: list[Bundle]) -> None:
-    copy = ChampionCopy(tmp_path / "state" / "champion")
+    copy = champion_of(tmp_path / "state" / "champion")
     copy.take(bundles[0].path, 3)
     copy.bundle.rename(previous_path(copy.bundle))
-    assert ChampionCopy(locked_folder(tmp_path / "state")).resolve().version == 3
+    assert champion_of(locked_folder(tmp_path / "state")).resolve().version == 3
 
 
 def test_a_state_folder_is_one_process_s(tmp_path: Path) -> None:
@@ -199,17 +195,14 @@ def test_a_state_folder_is_one_process_s(tmp_path: Path) -> None:
         locked_folder(tmp_path / "file")
 
 
-MODEL_FACTS = {"profile": "logistic", "version": 7, "params": {"labels": {"horizon": "24h"}}}
-
-
 def model_rows() -> FeatureRows:
     values, _ = rows(40, seed=6)
     return FeatureRows(values, [f"g{at % 20}" for at in range(40)], np.arange(40) // 20 * 3_600_000)
 
 
 def test_a_bundle_is_loaded_and_scores_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = save_bundle(tmp_path / "bundle", fitted_models(), MODEL_FACTS).path
-    model = load_model(path)
+    path = save_bundle(tmp_path / "bundle", fitted_models(), {"profile": "logistic", **FACTS}).path
+    model = load_model(path, version=7)
     assert model.about() == {"digest": load_bundle(path).digest, "profile": "logistic", "version": "7"}
     assert model.horizon_seconds == 86_400
     assert caplog.records == []

@@ -1,12 +1,14 @@
 """Whether a pod's controller restarts it after an eviction: Jobs, JobSets, Volcano, MPI and one-shot kinds."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import Final
 from urllib.parse import quote
 
 from foundation.kubernetes.api import Object
 from scheduler.kubernetes.api import CachedReads, UndecidedError
+from scheduler.ports.codec import instant
 
 _ENDS_BY_NAME: Final = re.compile(
     "(job|run|runner|task|workflow|pipeline|build|trial|experiment|session|application|machineinstance)$", re.IGNORECASE
@@ -25,11 +27,14 @@ _BY_SIGNAL: Final = (137, 143)  # exit codes after SIGKILL and SIGTERM
 class RestartCheck:
     """Decides about pods, based on their controllers as read within the last 30 s."""
 
-    def __init__(self, reads: CachedReads) -> None:
-        self._reads = reads
+    def __init__(self, reads: CachedReads, now: Callable[[], datetime]) -> None:
+        self._reads, self._now = reads, now
 
-    def permanent_failure(self, pod: Object, owner: Object) -> str | None:
-        """Return why an eviction would end a pod's work permanently; None if it would be restarted."""
+    def permanent_failure(self, pod: Object, owner: Object, since: datetime | None = None) -> str | None:
+        """Return why an eviction would end a pod's work permanently; None if it would be restarted.
+
+        ``since``: begin of the work that a new pod would have to repeat; None: unknown, or it has checkpoints.
+        """
         group, kind, name = str(owner.get("apiVersion")).partition("/")[0], owner.get("kind"), owner["name"]
         labels, mpi = pod["metadata"].get("labels") or {}, (group, kind) == ("kubeflow.org", "MPIJob")
         is_final = group == "kubeflow.org" and not mpi and (pod.get("spec") or {}).get("restartPolicy") == "Never"
@@ -56,7 +61,8 @@ class RestartCheck:
             controllers = [ref for ref in job["metadata"].get("ownerReferences") or () if ref.get("controller")]
             if any(ref.get("kind") == "AppWrapper" for ref in controllers):  # it restarts its Jobs
                 return None
-            failed = _fails(job, (pod["metadata"].get("annotations") or {}).get(_INDEX_FAILURES))
+            failed = None if since is None else _late(job, since, self._now())
+            failed = failed or _fails(job, (pod["metadata"].get("annotations") or {}).get(_INDEX_FAILURES))
             if failed is None:
                 return None
             reason, why = failed
@@ -75,6 +81,14 @@ class RestartCheck:
 def _path(pod: Object, group: str, resource: str, name: str) -> str:
     namespace = quote(pod["metadata"].get("namespace") or "default", safe="")
     return f"/apis/{group}/namespaces/{namespace}/{resource}/{quote(name, safe='')}"
+
+
+def _late(job: Object, since: datetime, now: datetime) -> tuple[str, str] | None:
+    """Return reason and message if a Job ends before a new pod could have repeated the work so far."""
+    begun, limit_s = instant((job.get("status") or {}).get("startTime")), job["spec"].get("activeDeadlineSeconds")
+    if begun is None or limit_s is None or (now - begun + (now - since)).total_seconds() < limit_s:
+        return None
+    return "DeadlineExceeded", "its activeDeadlineSeconds leaves too little time to repeat the work"
 
 
 def _fails(job: Object, index_failures: object) -> tuple[str, str] | None:

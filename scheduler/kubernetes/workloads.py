@@ -83,7 +83,7 @@ class KubernetesWorkloads:
         self._version: str | None = None
         self._may_patch: dict[str, tuple[bool, float]] = {}
         reads = CachedReads(self._api)
-        self._restarts = RestartCheck(reads)
+        self._restarts = RestartCheck(reads, scheduler.clock.now)
         self._placements = PlacementCheck(reads, kueue_replaces_nodes=self._settings.kueue_replaces_nodes)
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
@@ -196,7 +196,9 @@ class KubernetesWorkloads:
                 return (
                     f"{kind} in virtual cluster {owner['name']} might not restart it ({evict}=true allows the eviction)"
                 )
-        failure = None if owner is None else self._restarts.permanent_failure(pod, owner)
+        has_checkpoints = self._keys.checkpoint in annotations_of(pod)
+        since = None if has_checkpoints else instant((pod.get("status") or {}).get("startTime"))
+        failure = None if owner is None else self._restarts.permanent_failure(pod, owner, since)
         if failure is not None:
             return f"{failure} ({evict}=true allows the eviction)"
         local = _local_data(pod["spec"])

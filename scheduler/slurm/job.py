@@ -57,7 +57,7 @@ class Requirements:
     ``nodes``, ``excluded``: from ``--nodelist`` and ``--exclude``. ``features``: ``--constraint`` verbatim.
     ``contiguous``: ``--contiguous`` or ``--segment``.
     ``cpus``, ``memory_mb``, ``disk_mb``: per node. ``gres``: kinds of generic resources.
-    ``minutes``: time limit; infinite without one.
+    ``minutes``: time limit; infinite without one. ``account``, ``qos``: empty: unknown.
     """
 
     nodes: frozenset[str] = frozenset()
@@ -71,6 +71,8 @@ class Requirements:
     disk_mb: int = 0
     gres: frozenset[str] = frozenset()
     minutes: float = 0
+    account: str = ""
+    qos: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,7 @@ def _requirements(row: Mapping[str, Any], nodes: int) -> Requirements:
         # if several types of a resource are requested, a node needs only one of them
         frozenset(kind for kind in kinds if ":" not in kind or types[kind.partition(":")[0]] == 1),
         math.inf if (minutes := number(row.get("time_limit"))) is None else minutes,
+        _text(row.get("account")), _text(row.get("qos")),
     )  # fmt: skip
 
 

@@ -299,6 +299,11 @@ def _refusal(partition: Partition, job: SlurmJob) -> str | None:
         limit = partition.get(name, "UNLIMITED")
         if limit != "UNLIMITED" and amount > _amount(limit):
             return f"has {name}={limit} now"
+    # AllowAccounts is left out: newer versions include the accounts below those that it lists
+    for name, value in (("DenyAccounts", job.needs.account), ("AllowQos", job.needs.qos), ("DenyQos", job.needs.qos)):
+        listed = partition.get(name, "ALL").lower().split(",")
+        if value and listed != ["all"] and (value.lower() in listed) is name.startswith("Deny"):
+            return f"has {name}={partition[name]} now"
     return f"has MinNodes={partition['MinNodes']} now" if len(job.nodes) < int(partition.get("MinNodes", 0)) else None
 
 

@@ -439,6 +439,19 @@ def test_a_pod_whose_job_has_no_retry_left_is_waited_for_unless_it_allows_its_en
     assert the(pods, "b").immovable is None
 
 
+def test_a_pod_that_could_not_repeat_its_work_before_the_end_of_its_job_is_waited_for(world: World, hand: Hand) -> None:
+    for name, annotations in (("a", {}), ("b", {"predrain.io/checkpoint": "webhook"})):
+        raw = pod(name, "n1", annotations=annotations)  # it has run for 6 h
+        raw["metadata"]["ownerReferences"][0].update(apiVersion="batch/v1", kind="Job")
+        add(world, raw)
+    for hours, held in ((11, True), (13, False)):
+        job = {"spec": {"activeDeadlineSeconds": hours * 3600}, "status": {"startTime": "2026-11-21T06:00:00Z"}}
+        world.put("/apis/batch/v1/namespaces/team/jobs/train", {"metadata": {"name": "train"}, **job})
+        pods = KubernetesWorkloads(hand.scheduler)
+        assert ("activeDeadlineSeconds" in (the(pods).immovable or "")) is held
+        assert the(pods, "b").immovable is None
+
+
 @pytest.mark.parametrize(
     ("owner", "stays", "held"),
     [("DaemonSet", True, False), ("ReplicaSet", False, False), ("StatefulSet", False, False), ("Job", False, True),

@@ -5,13 +5,14 @@ import pytest
 from foundation.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.api import ApiServer, CachedReads
 from scheduler.kubernetes.restarts import RestartCheck
+from tests.policy.decide_world import HOUR, T0
 from tests.processes import ROOT
 from tests.scheduler.kubernetes.api_world import Raw
 
 
 @pytest.fixture
 def restarts(cluster: KubernetesClient) -> RestartCheck:
-    return RestartCheck(CachedReads(ApiServer(cluster)))
+    return RestartCheck(CachedReads(ApiServer(cluster)), lambda: T0)
 
 
 def codes(operator: str, *values: int) -> Raw:
@@ -66,11 +67,15 @@ IGNORED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]
         ({"backoffLimit": 0, "owner": "MPIJob"}, True),
         ({"backoffLimit": 0, "owner": "RayJob"}, True),
         ({"backoffLimit": "many"}, True),
+        ({"activeDeadlineSeconds": 4 * 3600}, True),  # of which 1 h is left, and it has run for 2 h
+        ({"activeDeadlineSeconds": 4 * 3600, "podFailurePolicy": {"rules": [IGNORED]}}, True),
+        ({"activeDeadlineSeconds": 4 * 3600, "owner": "JobSet", "restarts": (3, 0)}, False),
+        ({"activeDeadlineSeconds": 6 * 3600}, False),
     ],
 )  # fmt: skip
 def test_a_job_that_would_fail_for_good_by_an_eviction_keeps_its_pod(restarts, world, job, lost):
     job = dict(job)
-    status = {"failed": job.pop("failed")} if "failed" in job else {}
+    status = {"failed": job.pop("failed", None), "startTime": (T0 - 3 * HOUR).isoformat()}
     above = [{"kind": job.pop("owner"), "name": "x", "controller": True}] if "owner" in job else []
     failures, counts = job.pop("failures", None), job.pop("restarts", None)
     rules, counted = job.pop("rules", []), job.pop("counted", None)
@@ -87,9 +92,11 @@ def test_a_job_that_would_fail_for_good_by_an_eviction_keeps_its_pod(restarts, w
     notes = {} if failures is None else {"batch.kubernetes.io/job-index-failure-count": failures}
     mine = {"metadata": {"name": "a", "namespace": "team", "annotations": notes}}
     owner = {"kind": "Job", "apiVersion": "batch/v1", "name": "train"}
-    assert (restarts.permanent_failure(mine, owner) is not None) is lost
+    since = T0 - 2 * HOUR
+    assert (restarts.permanent_failure(mine, owner, since) is not None) is lost
+    assert lost or restarts.permanent_failure(mine, owner) is None
     launched = {**owner, "apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob"}
-    assert (restarts.permanent_failure(mine, launched) is not None) is lost, "its launcher fails with a worker"
+    assert (restarts.permanent_failure(mine, launched, since) is not None) is lost, "its launcher fails with a worker"
 
 
 def event(name: str, action: str) -> Raw:

@@ -203,7 +203,7 @@ def test_what_a_job_requires_of_its_nodes_is_read(tmp_path):
             resv_name="r1", contiguous=True, minimum_cpus_per_node=number_of(4), memory_per_cpu=number_of(2000),
             memory_per_node={"set": False, "infinite": False, "number": 0}, tres_per_node="gres/gpu:h100=8",
             tres_per_task="cpu=4,gres/nic:1", minimum_tmp_disk_per_node=number_of(9000),
-            priority=number_of(0),
+            priority=number_of(0), account="team", qos="high",
         ),
         job_row(6, "n0", state="SUSPENDED", priority=number_of(0), required_nodes="", resv_name=""),
         job_row(7, "n0", state="STOPPED"), job_row(8, "n0", state="COMPLETING", priority=number_of(0)),
@@ -212,7 +212,7 @@ def test_what_a_job_requires_of_its_nodes_is_read(tmp_path):
     held, suspended, stopped, ending = port.jobs("n0")
     assert held.needs == Requirements(
         frozenset({"n0", "n2"}), frozenset({"n3"}), frozenset({"gpu", "debug"}), "h100&ib", "r1", True, 4, 8000, 9000,
-        frozenset({"gpu", "gpu:h100", "nic"}), 1440,
+        frozenset({"gpu", "gpu:h100", "nic"}), 1440, "team", "high",
     )  # fmt: skip
     assert [job.state for job in (held, suspended, stopped, ending)] == ["held", "suspended", "suspended", "ending"]
     assert stopped.needs == Requirements(minutes=1440)

@@ -371,10 +371,14 @@ def test_what_a_job_requires_decides_where_it_can_run(requirements, elsewhere):
         ({"MaxNodes": "1"}, True), ({"MaxNodes": "0"}, False), ({"MinNodes": "2"}, False),
         ({"MaxCPUsPerNode": "16"}, True), ({"MaxCPUsPerNode": "15"}, False),
         ({"MaxMemPerNode": "500"}, True), ({"MaxMemPerNode": "499"}, False),
+        ({"AllowAccounts": "parent", "AllowQos": "ALL"}, True), ({"AllowQos": "high,Normal"}, True),
+        ({"DenyAccounts": "team"}, False), ({"DenyAccounts": "other"}, True),
+        ({"AllowQos": "high"}, False), ({"DenyQos": "normal"}, False),
     ],
 )  # fmt: skip
 def test_a_job_that_its_partition_would_take_no_more_is_waited_for(limit, elsewhere):
-    needs = {"partitions": names("gpu"), "cpus": 16, "memory_mb": 500, "minutes": 36 * 60}
+    needs = {"partitions": names("gpu"), "cpus": 16, "memory_mb": 500, "minutes": 36 * 60, "account": "team",
+             "qos": "normal"}  # fmt: skip
     partitions = {"gpu": PARTITIONS["gpu"] | limit}
     nodes = [replace(NODE, name=name) for name in ("n1", "n2")]
     assert placement_of(needing(**needs), "n1", nodes, partitions, ()).elsewhere is elsewhere

@@ -19,10 +19,10 @@ import pyarrow as pa
 from foundation.slurm import UNFINISHED, expand_hostlist, gpus_of, shares_a_gpu, state_of
 from telemetry.dataset.schema import JOB_OPTIONS, JOBS
 from telemetry.importing.batch import Batch
-from telemetry.importing.columns import ELAPSED, missing_column, names_of_jobs, split_words
+from telemetry.importing.columns import names_of_jobs
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
-from telemetry.values.numbers import conversion, read_numbers
+from telemetry.values.numbers import read_numbers
 
 _MAX_COUNTS = {"gpus": 100_000, "min_gpus": 1_000_000}
 """Larger numbers are not GPU counts."""
@@ -57,7 +57,6 @@ _RUNNING |= {"Launching", "Running", "Suspended", "Resuming", "Finishing"}
 _FINISHED: Final = ("F", "C", "Terminated", "Error", "3", "4", "Succeeded", "Failed")
 # In PBS, Torque, OAR, HTCondor and Kubernetes.
 NO_END: Final = "finished without an end"
-_LONGEST_S: Final = 10 * 365 * 86_400
 
 
 def read_jobs(
@@ -72,14 +71,11 @@ def read_jobs(
     known_keys: set[str] = set()
     for batch in batches:
         aliases, ignored = names_of_jobs(batch.table.column_names, mapping)
-        known = [*JOBS.names, *JOB_OPTIONS, ELAPSED]
-        batch.resolve(mapping, known, "job", "node", aliases=aliases, ignored=ignored)
-        has_start = "started_at" in batch
-        if not has_start and not (ELAPSED in batch and "ended_at" in batch):
-            raise missing_column("started_at", batch.table.column_names, str(batch.file))
+        known = [*JOBS.names, *JOB_OPTIONS]
+        batch.resolve(mapping, known, "job", "node", "started_at", aliases=aliases, ignored=ignored)
         _leave_out_others(batch, known_keys)
         content: dict[str, object] = {name: batch.texts(name) for name in ("job", "node", "gpu", "outcome")}
-        content["started_at"] = batch.times("started_at", not_after, optional=not has_start, is_end=False)
+        content["started_at"] = batch.times("started_at", not_after, optional=False, is_end=False)
         for name in ("ended_at", "checkpointed_at"):
             content[name] = batch.times(name, not_after, optional=True, is_end=True)
         for name in ("gpus", *(name for name in JOB_OPTIONS if name in batch)):
@@ -91,11 +87,7 @@ def read_jobs(
         # Not Series.map: without any Slurm state, it would return floats.
         states = pd.Series([_slurm_state(outcome) for outcome in frame["outcome"]], index=frame.index, dtype=object)
         runs = states.fillna(frame["outcome"]).isin(_RUNNING)
-        elapsed, is_over = _elapsed(batch), frame["outcome"].notna() & ~runs
-        frame["ended_at"] = frame["ended_at"].fillna((frame["started_at"] + elapsed).where(is_over))
         frame["ended_at"] = frame["ended_at"].mask(runs)  # squeue and bjobs print their time limit as the end
-        frame["started_at"] = frame["started_at"].fillna(frame["ended_at"] - elapsed)
-        batch.refuse("neither a start nor an end", frame["started_at"].isna().to_numpy())
         frame["outcome"] = states.str.lower().fillna(frame["outcome"]).mask(runs, None).astype(object)
         is_finished = (states.notna() & ~runs) | frame["outcome"].isin(_FINISHED)
         batch.refuse(NO_END, (is_finished & frame["ended_at"].isna()).to_numpy(dtype=bool))
@@ -115,22 +107,6 @@ def read_jobs(
         batch.quarantine.read("jobs", len(frame) - int(batch.valid.sum()))
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
-
-
-def _elapsed(batch: Batch) -> pd.Series:
-    """Return how long each job ran: ``1-02:03:04``, ``02:03:04``, ``03:04`` or a number; NaT where that is unknown.
-
-    Numbers are in the unit at the end of the column's name, otherwise in seconds.
-    """
-    column = batch.column(ELAPSED)
-    if column is None:
-        return pd.Series(pd.NaT, index=range(len(batch.rows)), dtype="timedelta64[ms]")
-    texts = column.cast(pa.string()).to_pandas()
-    unit = conversion(split_words(batch.columns.get(ELAPSED, ELAPSED))[-1], "s")
-    numbers = pd.to_numeric(texts, errors="coerce") * (unit.scale if unit is not None else 1)
-    seconds = pd.to_timedelta(numbers.where(numbers < _LONGEST_S), unit="s")
-    clocks = texts.str.replace("-", " days ").str.replace(r"\A(\d+:\d+)\Z", r"00:\1", regex=True)
-    return seconds.fillna(pd.to_timedelta(clocks.where(numbers.isna()), errors="coerce")).dt.as_unit("ms")
 
 
 def _leave_out_others(batch: Batch, known_keys: set[str]) -> None:

@@ -15,17 +15,13 @@ from telemetry.packing import open_for_arrow
 TOO_DEEP: Final = "nested too deeply"
 SECOND_LIST: Final = "a second list of one document"
 
-_MAX_VALUE: Final = 1 << 24
+_MAX_VALUE: Final = 1 << 26
 _CHUNK: Final = 1 << 20
 _MAX_LITERAL: Final = 16
 _MAX_NUMBER: Final = 64
 _MAX_OUTER_OBJECTS: Final = 4
 _SPACE: Final = re.compile(r"\s*")
 _BETWEEN: Final = re.compile(r"[\s,\x1e]*")
-_CLOSED: Final = re.compile(r"[\s,}]*")
-_KEY: Final = re.compile(r'[\s,}]*"(?P<name>[^"\\]*)"\s*:\s*')
-_LIST_OF_OBJECTS: Final = re.compile(r"\[(?=\s*\{)")
-_STREAMED: Final = object()
 _LISTS: Final = frozenset(COLUMN_NAMES["lists"])
 _FACTS: Final = ("timestamp", "known_at", "node", "gpu", "job", "started_at", "installed_at")
 _FACT_NAMES: Final = frozenset(
@@ -59,7 +55,7 @@ _DECODER: Final = json.JSONDecoder(object_pairs_hook=repeated_keys)
 def json_values(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the values of a file, numbered from 1: elements of lists and API responses, and other documents.
 
-    Text that is not JSON is yielded as :class:`Malformed`. Raises ``InputError`` if a value exceeds 16 MiB.
+    Text that is not JSON is yielded as :class:`Malformed`. Raises ``InputError`` if a value exceeds 64 MiB.
     """
     with io.TextIOWrapper(open_for_arrow(path), encoding="utf-8-sig") as stream:
         yield from enumerate(_Documents(stream, path).values(), 1)
@@ -81,12 +77,8 @@ class _Documents:
                 for element in self._elements():
                     yield from _rows(element, is_alone=False)
             elif character == "{":
-                value = self._value(may_stream=True)
-                if value is _STREAMED:
-                    yield from self._elements()
-                    yield from self._rest_of_response()
-                else:
-                    yield from _rows(value, is_alone=is_first and not self._skip(_BETWEEN))
+                value = self._value()
+                yield from _rows(value, is_alone=is_first and not self._skip(_BETWEEN))
             else:
                 yield self._malformed("not a JSON object")
             is_first = False
@@ -106,25 +98,8 @@ class _Documents:
         else:
             self._place += 1
 
-    def _rest_of_response(self) -> Iterator[Malformed]:
-        """Read the keys behind the list of a response; yield what is left out of them."""
-        while self._skip(_CLOSED) == '"':
-            key = self._value()
-            if self._skip(_SPACE) != ":":
-                return
-            self._place += 1
-            self._skip(_SPACE)
-            value = self._value()
-            if isinstance(value, Malformed):
-                yield value
-            elif isinstance(key, str):
-                yield from (Malformed(json.dumps(rows), SECOND_LIST) for rows in _lists({key: value}) if rows)
-
-    def _value(self, *, may_stream: bool = False) -> Any:
-        """Return the value that begins here; :class:`Malformed` if it is not JSON.
-
-        ``may_stream``: if a long object is a response, go to the first element of its list and return ``_STREAMED``.
-        """
+    def _value(self) -> Any:
+        """Return the value that begins here; :class:`Malformed` if it is not JSON."""
         if len(self._text) - self._place < _MAX_NUMBER:
             self._read_on()
         while True:
@@ -138,11 +113,6 @@ class _Documents:
                 is_cut = is_at_end or error.msg.startswith("Unterminated")
             except ValueError:  # a number of thousands of digits
                 is_cut = False
-            if is_cut and may_stream and len(self._text) - self._place >= _CHUNK:
-                place = _list_in(self._text, self._place + 1)
-                if place is not None:
-                    self._place = place
-                    return _STREAMED
             if not is_cut or not self._read_on():
                 return self._malformed("not JSON")
 
@@ -173,8 +143,9 @@ class _Documents:
         """Read a chunk; return False at the end of the file."""
         self._text, self._place = self._text[self._place :], 0
         if len(self._text) > _MAX_VALUE:
-            raise InputError("one value is larger than 16 MiB", str(self._path), "Write one JSON object per line.")
-        chunk = self._stream.read(_CHUNK)
+            advice = "Write one JSON object per line: `jq -c '.jobs[]'` of what `sacct --json` prints."
+            raise InputError("one value is larger than 64 MiB", str(self._path), advice)
+        chunk = self._stream.read(max(_CHUNK, len(self._text)))  # a value is parsed again after each chunk
         self._text += chunk
         return bool(chunk)
 
@@ -205,20 +176,3 @@ def _lists(value: Mapping[str, Any], depth: int = 0) -> Iterator[list[Any]]:
             yield from _lists(part, depth + 1)
         elif isinstance(part, list) and (not part or isinstance(part[0], Mapping)):
             yield part
-
-
-def _list_in(text: str, place: int) -> int | None:
-    """Return the offset of the first row in the beginning of a response (``{"meta": {…}, "jobs": [{…``)."""
-    while (key := _KEY.match(text, place)) is not None:
-        place = key.end()
-        is_list = key["name"].lower() in _LISTS
-        if is_list and _LIST_OF_OBJECTS.match(text, place):
-            return place + 1
-        if is_list and text.startswith("{", place):
-            place += 1
-            continue
-        try:
-            _, place = _DECODER.raw_decode(text, place)
-        except (ValueError, RecursionError):
-            return None
-    return None

@@ -32,7 +32,7 @@ def json_columns(path: Path, table: str) -> list[str]:
 def read_json(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileRows]:
     """Read all values as strings, like a CSV; nested objects become columns named ``outer.inner``.
 
-    Raises ``InputError`` if a value exceeds 16 MiB or the objects have more than ``MAX_COLUMNS`` keys.
+    Raises ``InputError`` if a value exceeds 64 MiB or the objects have more than ``MAX_COLUMNS`` keys.
     """
     numbers: list[int] = []
     records: list[dict[str, str | None]] = []

@@ -18,7 +18,7 @@ from telemetry.importing.batch import Batch
 from telemetry.importing.columns import as_text, is_inventory, left_out_of_samples
 from telemetry.importing.files.csv_tables import BATCH_ROWS, FileRows, distinct, read_csv, read_header
 from telemetry.importing.files.json_tables import json_columns, read_json
-from telemetry.importing.files.series import is_series_export
+from telemetry.importing.files.series import refuse_series
 from telemetry.importing.files.sources import kind_of
 from telemetry.importing.mapping import LongFormat
 from telemetry.importing.quarantine import BY_MAPPING, Quarantine
@@ -241,12 +241,8 @@ def table_kind(path: Path, table: str) -> str:
     if path.exists():
         check_regular(path)
         with read_errors(path):
-            if kind in ("csv", "json") and table == "samples" and is_series_export(path):
-                raise InputError(
-                    "this is an export of time series, which name GPUs and nodes by labels",
-                    str(path),
-                    f"Run `predrain collect openmetrics {path.name} --dataset DIR`, then `predrain collect compact`.",
-                )
+            if kind in ("csv", "json") and table == "samples":
+                refuse_series(path)
     if kind == "other":
         problem = f"{path.suffix or path.name!r} files cannot be read as {table}"
         raise InputError(problem, str(path), "Give Parquet, CSV, TSV or JSON.")

@@ -134,32 +134,6 @@ UNENDED = {"COMPLETED": 1, "RUNNING": 0, "F": 1, "R": 0, "Terminated": 1, "Runni
 
 
 @pytest.mark.parametrize(
-    ("columns", "state", "first", "second", "expected"),
-    [
-        ("Start|Elapsed", "COMPLETED", "2026-03-01T00:10:00", "00:40:00", ("00:10", "00:50")),
-        ("Start|duration_min", "COMPLETED", "2026-03-01T00:10:00", "40", ("00:10", "00:50")),
-        ("Start|Duration (ms)", "COMPLETED", "2026-03-01T00:10:00", "2400000", ("00:10", "00:50")),
-        ("Start|Elapsed", "COMPLETED", "2026-03-01T00:10:00", "99999999999", None),
-        ("Start|ElapsedRaw", "FAILED", "2026-03-01T00:10:00", "2400", ("00:10", "00:50")),
-        ("Start|Elapsed", "RUNNING", "2026-03-01T00:10:00", "00:40:00", ("00:10", None)),
-        ("Elapsed|End", "TIMEOUT", "40:00", "2026-03-01T00:50:00", ("00:10", "00:50")),
-        ("Elapsed|End", "NODE_FAIL", "1-00:00:00", "2026-03-02T00:50:00", ("00:50", "00:50")),
-        ("Elapsed|End", "RUNNING", "00:40:00", "Unknown", None),
-        ("Start|Elapsed", "COMPLETED", "2026-03-01T00:10:00", "INVALID", None),
-    ],
-)
-def test_the_time_that_a_job_ran_stands_for_its_start_or_its_end(
-    tmp_path: Path, columns: str, state: str, first: str, second: str, expected: tuple[str, str] | None
-) -> None:
-    table = f"JobID|State|NodeList|AllocTRES|{columns}|CPUTime\n1|{state}|node-0|gres/gpu=1|{first}|{second}|9\n"
-    name = next(name for name in columns.split("|") if name not in ("Start", "End"))
-    mapping = f"timezone: UTC\njobs: {{columns: {{{name}: elapsed}}}}"
-    jobs, result = imported(tmp_path, "sacct.csv", table, mapping, max_loss=1.0)
-    assert [job[2:4] for job in jobs] == ([] if expected is None else [expected])
-    assert sum(result.quarantined.values()) == (expected is None)
-
-
-@pytest.mark.parametrize(
     ("job", "end", "outcome"),
     [
         (sacct_json(), "01:00", "completed"),

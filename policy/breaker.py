@@ -234,9 +234,7 @@ class ObservedNode:
     ``risky``: tier ``elevated`` or above now, by risk or rule, before hysteresis.
     ``by_rule``: ``risky`` by hard rules only.
     ``reports``: evidence for tier ``high``: facts, and :data:`RISK`.
-    ``known``: number of units with a valid score.
     ``changed``: driver or exporter changed within ``settle``.
-    ``decided_at``: decision time of the latest score.
     """
 
     node: NodeView

@@ -147,10 +147,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Record of a node newly taken out of service.
-
-    ``scopes``: scopes of the node at that time.
-    """
+    """Record of a node newly taken out of service."""
 
     node: str
     at: datetime
@@ -175,8 +172,6 @@ class Use:
 class Grant:
     """Allocation of the budgets.
 
-    ``nodes``: nodes that may be taken out of service.
-    ``refused``: reasons of refusals, by node.
     ``starts``: starts to remember, including new ones.
     ``uses``: usage of every limited scope that has requests or nodes out of service.
     """
@@ -215,7 +210,6 @@ def grant(
     ``nodes``: the fleet, each node once. Nodes at planned rest count neither as out of service nor in scope sizes.
     ``asks``: in any order, each node once.
     ``released``: nodes released at this time, which free their budget from the next decision on.
-    ``starts``: remembered starts.
     """
     since = now - config.memory
     recent = [start for start in starts if start.at > since]

@@ -62,8 +62,6 @@ class Alert:
     """An alert on a node, at the time it was raised.
 
     ``unit``: unit that caused it; ``group``: ``cluster/group``.
-    ``tier``: ``elevated`` or ``high``.
-    ``horizon``: prediction horizon, gap included.
     ``by_rule``: raised by a hard rule, so it does not count for the model's precision.
     """
 
@@ -121,7 +119,6 @@ def evaluate_alert(
 
     ``events``: events of all units of the node, in any order; earlier events only determine whether the node was in
     service at the alert.
-    ``now``: aware; later events are ignored.
     ``timeout``: time after the horizon until a drained unit without an outcome is inconclusive.
     Returns: ``right``: an incident or a failed diagnostic followed within the horizon, drained or not. ``wrong``: the
     unit stayed in service through the horizon, or passed a diagnostic and had no incident for a further horizon.

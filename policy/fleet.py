@@ -172,8 +172,6 @@ class NodeView:
     ``rack``, ``domain``: rack and NVLink domain; None: unknown, budgets of that scope do not apply.
     ``units``: from the inventory, not from live telemetry. Nodes without units are ignored: never counted, never
     changed.
-    ``opt_out``: label or annotation that opts the node out.
-    ``owner``: another tool that controls the node.
     ``cordoned_by``: operator or other tool that took it out of service; None: only predrain, if anyone.
     ``down``: not ready, for any reason.
     ``readable``: False: state, reason or owner could not be read. The node is then left alone, since any action might
@@ -184,8 +182,6 @@ class NodeView:
     ``resting``: why the node is out of service as planned, for example power saving; neither failed nor capacity.
     ``unwritable``: why writes to the node are suspended, releases included, for example during a reboot.
     ``notice``: message for operators, for example about a predrain taint that someone edited.
-    ``software``: driver and exporter versions as one string.
-    ``maintenance``: description of the current maintenance; None: none.
     ``planned``: start and end of each relevant maintenance known from events.
     ``since``: when a node of this name first existed; None: unknown. If the scheduler does not report the units of a
     node, earlier reports under that name may be about another machine.
@@ -281,15 +277,8 @@ class Signals:
     """Fleet-wide inputs of a decision.
 
     ``read_at``: when the scheduler was read; None: reading failed.
-    ``scheduler_error``: why reading failed, fully or in part.
-    ``model_fitted_at``: end of the model's training data; None: unknown.
     ``missing_channels``: channels that the model was trained on and that are missing now.
-    ``outcomes``: outcomes of past alerts, from the ledger.
-    ``kill``: kill switch: no new action on any node.
-    ``release_all``: remove all predrain taints and labels.
-    ``reset_breaker_at``: time of the last manual reset of the breaker.
     ``probes``: nodes with a running probe; None: probes cannot be started.
-    ``checkpoints``: whether checkpoints can be requested from jobs.
     """
 
     read_at: datetime | None

@@ -60,12 +60,7 @@ class NodeState:
     ``alerted``: highest tier reported as an alert in this episode.
     ``seen``, ``seen_until``: level and expiry of predrain's taints at the last decision.
     ``marker_removed_at``: when another client's removal of a predrain taint was first noticed in this episode.
-    ``software``: versions of driver and exporter.
-    ``changed_at``: when ``software`` last changed.
-    ``absent_since``: when it was first missing from the listing.
-    ``maintenance``: its last maintenance.
     ``released_at``: time of the last decision to release its hard taint; that decision still counted it as out.
-    ``probed``: last request for a probe.
     """
 
     tier: TierState = field(default_factory=TierState)
@@ -167,10 +162,7 @@ class NodeDecision:
 
     ``rules``: hard rules that apply, as text; ``remedy``: recovery action, if one of them sets ``high``.
     ``wanted``: level that corresponds to its tier.
-    ``reasons``: reasons of the tier, and of each limit that lowered the target.
-    ``expires_at``: expiry of the tier.
     ``worth``: cost-benefit of a drain; the ledger stores it under this name.
-    ``request``: probe or checkpoint requested for it in this decision.
     """
 
     node: str
@@ -196,9 +188,7 @@ class Plan:
     ``nodes``: decisions on nodes that are not ``clear``, are tainted, or have a request.
     ``over_budget``: nodes kept in service by the budget, with the reason.
     ``open_causes``: causes that keep the breaker open.
-    ``alerts``: alerts raised now, for the ledger to evaluate later.
     ``reasons``: fleet-wide messages: breaker, stages, switches.
-    ``state``: state for the next decision.
     ``requests``: probes and checkpoints to start, each by descending risk.
     ``stopped``: probes to stop now, by node, with the reason.
     """

@@ -65,8 +65,6 @@ Seconds = Annotated[timedelta, BeforeValidator(_duration), PlainSerializer(timed
 class ModelName:
     """Model that produced a risk.
 
-    ``digest``: SHA-256 of the bundle's manifest.
-    ``profile``: name of the model within the bundle.
     ``version``: version in the registry; None for a bundle from a folder.
     """
 
@@ -79,8 +77,6 @@ class ModelName:
 class RiskReason:
     """One contribution to a risk.
 
-    ``text``: plain text with values.
-    ``group``: feature group.
     ``share``: share of all contributions that raise the score, 0 to 1.
     ``channel``: telemetry channel; None: not from telemetry.
     """
@@ -98,7 +94,6 @@ class RiskRecord:
     ``unit``: the GPU, or the node in a fleet without GPUs.
     ``gpu``: None if the unit is the node.
     ``status``: ``ok``, or ``unknown``: no risk, which must not be read as a low one.
-    ``unknown_reason``: text; None for ``ok``.
     ``risk``: calibrated probability that an incident starts in (t + gap, t + gap + horizon].
     ``risks``: the same for other horizons, by length in hours (``6h``); empty if the bundle has none.
     ``score``: orders the units of this decision time.

@@ -107,7 +107,6 @@ def record_of(outcomes: Iterable[AlertOutcome], min_tier: str, confidence: float
     passes a diagnostic is observed for a further horizon), so a young record would be biased upward.
 
     ``outcomes``: those of hard rules are ignored. Alerts within one episode count as the alert that opened it.
-    ``min_tier``: minimum tier of the alerts.
     """
     size: Counter[str] = Counter()
     correct: Counter[str] = Counter()

@@ -147,7 +147,6 @@ class MemoryScheduler(SchedulerExtras):
 class ListedNode:
     """One node in the file.
 
-    ``name``, ``cluster``, ``group``, ``rack``, ``domain``: as in :class:`policy.fleet.NodeView`.
     ``units``: its GPUs, named as in the scores; empty: the GPUs that the scores list for it.
     ``version``: incremented by each write; other writers of the file must increment it too.
     """
@@ -300,12 +299,7 @@ def _listed(node: MemoryNode) -> ListedNode:
 
 
 class MemoryWorkloads:
-    """Workloads of an in-memory cluster.
-
-    ``running``: by uid; may be changed to simulate owners and other tools.
-    ``asked``: last checkpoint request of each workload, by uid.
-    ``written``: keys of acknowledged requests.
-    """
+    """Workloads of an in-memory cluster."""
 
     def __init__(self, workloads: Iterable[Workload] = ()) -> None:
         self.running = {workload.uid: workload for workload in workloads}

@@ -50,9 +50,7 @@ class TierState:
     ``counted_until``: expiry of that decision's scores; later evidence does not continue a streak.
     ``elevated``, ``high``: consecutive decisions at or above the tier's threshold.
     ``calm``: consecutive decisions below the tier's lower threshold.
-    ``calm_worst``: highest risk among them.
     ``support``: smallest set of unit risks that sustains the tier.
-    ``moved``: why the tier last changed.
     """
 
     tier: Tier = "clear"
@@ -254,10 +252,7 @@ class NodeRiskConfig:
 class RiskReading:
     """Valid risks of a node at one time.
 
-    ``units``: all units of the node.
     ``known``: valid risks by unit; the other units' scores are unknown, expired, void or from the future.
-    ``decided_at``: latest decision time among the known.
-    ``risk``: node risk from the known units.
     """
 
     now: datetime

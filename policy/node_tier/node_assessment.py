@@ -37,8 +37,6 @@ class Assessment:
     ``marker_removed``: another client removed a predrain taint in this episode, and no new fault was reported since.
     ``calm``: only hysteresis sustains the tier, so no new action follows.
     ``expires_at``: expiry of the evidence behind the tier; None while ``clear``.
-    ``reasons``: why the tier changed or stayed.
-    ``explanations``: evidence as text.
     ``repeated``: a fault behind tier ``high`` recurred soon after its remedy.
     """
 

@@ -102,11 +102,7 @@ class Controller:
         return report
 
     def rehearse(self, switches: Switches | None = None) -> RoundReport:
-        """Dry run: decide and report exactly what would be written, without lease, ledger or stored state.
-
-        ``switches``: switches to assume; None: the current ones.
-        Returns: a report whose steps have the outcome ``would``.
-        """
+        """Dry run: decide and report exactly what would be written, without lease, ledger or stored state."""
         report = RoundReport(self.clock.now(), rehearsed=True)
         log = RoundLog(self._lease, self.ledger, self.clock, report)
         try:

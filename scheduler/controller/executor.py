@@ -23,7 +23,6 @@ class Executor:
     ``evidence``: returns a node's units with the newest scores and facts.
     ``blocked``: nodes to leave unchanged, including releases.
     ``expired_before``: without the lease, only markers that expired before this time are released; None: it is held.
-    ``done``: actions confirmed by the scheduler.
     """
 
     scheduler: SchedulerAdapter

@@ -40,7 +40,6 @@ Results = Callable[[], tuple[Result, ...] | None]
 class NodeHistories:
     """History of each unit.
 
-    ``homes``: the node of each GPU, if known.
     ``until``: aware time up to which the history is complete; later silence is not evidence of health.
     """
 

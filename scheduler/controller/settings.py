@@ -21,15 +21,7 @@ from scheduler.slurm.settings import SlurmSettings
 
 @checked(frozen=True, slots=True)
 class ControllerSettings:
-    """Settings of the controller.
-
-    ``interval``: time from the start of one round to the start of the next.
-    ``lease``: lease duration; renewed after half of it. Must be longer than any single call.
-    ``max_round_duration``: actions not started by then are left to the next round, because evidence goes stale.
-    ``max_new_per_round``: limit on new markers per round; releases are not counted.
-    ``retries``: retries of a write after a conflict, each on the re-read node.
-    ``max_score_lifetime``: limit on the time from a score's decision to its expiry; scores beyond it are rejected.
-    """
+    """Settings of the controller, as described in settings.md."""
 
     interval: PositiveTime = timedelta(minutes=1)
     lease: PositiveTime = timedelta(seconds=30)

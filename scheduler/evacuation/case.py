@@ -23,8 +23,6 @@ OUTCOMES: Mapping[str, str] = {
 class DrainCase:
     """A node with a drain marker, or with a cheaper rung in progress.
 
-    ``reading``: as re-read in this round.
-    ``entry``: its progress, replaced on each change.
     ``hold_reason``: why no new action at all is allowed.
     ``freeze_reason``: why no workload may be asked or moved; a diagnostic on an empty node is still allowed.
     ``departing``: workloads that must leave, as listed in this round; None: not listed, see ``unlisted``.

@@ -108,10 +108,7 @@ class Drainer:
         return replace(workload, loss=f"its checkpoint method {offer.means} is not configured")
 
     def plan(self, case: DrainCase, now: datetime, requests: dict[str, LeavingWorkload]) -> None:
-        """Decide for each new workload how its checkpoint is requested, and the deadline of the acknowledgement.
-
-        ``requests``: active requests by recipient (:meth:`recipient_of`).
-        """
+        """Decide for each new workload how its checkpoint is requested, and the deadline of the acknowledgement."""
         if case.stop_reason is not None:
             # the deadline of a request that was never sent must not expire; the request keeps its key
             answered = {uid: known for uid, known in case.entry.leaving.items() if known.asked != "planned"}

@@ -28,10 +28,7 @@ class LeavingWorkload:
     ``deadline``: deadline of the acknowledgement, set once, so that a restart does not extend it. None: no request.
     ``origin``: what starts its successor. ``returned``: earlier evictions of work of this origin from the node.
     ``gone_by``: when it should be gone; set when an eviction is first accepted, or it is first seen terminating.
-    ``accepted``: number of accepted evictions.
-    ``again_at``: time of the next attempt.
     ``tries``: consecutive evictions that were not accepted.
-    ``message``: why it is still there.
     """
 
     name: str
@@ -60,12 +57,8 @@ class Evacuating:
     machine's clock, and is only compared for equality.
     ``waiting_since``: start of the wait that is reported as stuck after a while.
     ``evicted``: number of evictions, by origin of the work.
-    ``attempt``: number of the current attempt of the diagnostic, over all series.
     ``first_attempt``: first attempt of this series: inconclusive ones are repeated immediately, up to a limit.
     ``started_at``: start of this attempt; None: not started.
-    ``ended_at``: when the last diagnostic ended.
-    ``remedy``: remedy of the last attempt.
-    ``reported``: problems already reported, each once.
     """
 
     began_at: datetime
@@ -100,7 +93,6 @@ class Evacuating:
 class Result:
     """Result of a diagnostic.
 
-    ``units``: GPUs of the node at that time.
     ``kind``: ``passed``, ``failed`` or ``inconclusive``.
     ``failed_units``: empty if unknown.
     ``rung``: ``drain`` or ``probe``. ``remedy``: the requested remedy.

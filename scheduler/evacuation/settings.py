@@ -49,7 +49,6 @@ class CommandSettings:
     """A command on the controller's machine, run without a shell.
 
     ``argv``: absolute path of the program, and its first arguments.
-    ``timeout``: then its process group is killed.
     """
 
     argv: tuple[str, ...]

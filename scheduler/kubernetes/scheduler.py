@@ -53,7 +53,6 @@ class KubernetesScheduler(SchedulerExtras):
 
     ``waits``: wait until another process's lease is renewed or expires; for a process that runs a single round.
     ``follows``: watch pods between rounds instead of listing them in each; for a long-running process.
-    ``horizon``: prediction horizon of the risks.
     """
 
     def __init__(

@@ -26,7 +26,6 @@ from telemetry.identity.nodes import NodeNames
 class Replayed:
     """A replayed decision.
 
-    ``code``: version of predrain that made it.
     ``differences``: differences from the recorded plan, as ``path: then -> now``; empty if identical.
     """
 
@@ -313,7 +312,6 @@ def drain_events(marks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def diagnostic_events(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Convert results of diagnostics to events.
 
-    ``results``: from :meth:`scheduler.ledger.reader.LedgerReader.results`.
     Returns: a ``diagnostic`` for each GPU of the node, with code ``pass``, ``fail``, ``inconclusive``, or
     ``probe_pass``, which voids no earlier evidence.
     If a failed diagnostic names GPUs, the others are ``inconclusive``, because it may have stopped at the first fault.

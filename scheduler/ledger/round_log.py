@@ -48,7 +48,6 @@ class RoundLog:
 
         The round continues, because expired markers must be released whatever else fails.
 
-        ``source``: name of the source in the error.
         ``blocks``: False if no action depends on it, so that new actions remain allowed.
         """
         try:

@@ -86,7 +86,6 @@ def connect(path: Path | None, *, writable: bool, cluster: str | None = None) ->
 
     ``path``: None: in memory.
     ``writable``: create it if missing; a read-only ledger must exist.
-    ``cluster``: the cluster it must belong to; a ledger without a cluster is assigned to it.
     Returns: a connection; if writable, with a write-ahead log and synchronous commits.
     Raises ``InputError`` if the file is not a ledger, corrupt, of another version or cluster, or cannot be opened.
     """

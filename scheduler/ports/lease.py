@@ -17,10 +17,7 @@ def bounded_s(claimed_s: float | None) -> float:
 
 @dataclass(slots=True)
 class ObservedLease:
-    """Another process's lease, as observed by this process's monotonic clock.
-
-    ``renewed``: whether the last observation differed from the one before.
-    """
+    """Another process's lease, as observed by this process's monotonic clock."""
 
     renewed: bool = False
     _last_beat: tuple[Hashable, float] | None = None

@@ -72,8 +72,6 @@ class Keys:
     """The keys of predrain's markers, and the known markers of other tools.
 
     ``avoid``: a label (``KEY=VALUE``) that jobs avoid, also set on nodes of tiers ``elevated`` and ``high``.
-    ``horizon``: prediction horizon of a published risk.
-    ``foreign``: markers of other tools in addition to the catalogue.
     ``owner``: name of this installation, which does not change markers of other installations.
     """
 
@@ -105,7 +103,6 @@ class OwnMarks:
 
     ``damaged``: why the record is invalid or belongs to another installation; then predrain owns nothing on the node.
     ``foreign``: markers under predrain's keys that it does not own, with the reason.
-    ``taints``: effects of predrain's taints.
     ``cordon``: predrain cordoned the node, and no one else has since.
     ``uncordoned``: predrain cordoned it, and another client removed or took over the cordon.
     ``user``: marker of another tool that is working on the node, and may rely on an existing cordon.

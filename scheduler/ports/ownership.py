@@ -46,8 +46,6 @@ class OwnershipRecord:
     """Record of predrain's markers on a node, and their expiry.
 
     ``level``: the highest marker; if the actual level is lower before ``until``, another client removed one.
-    ``marks``: digest of each marker as written, by name.
-    ``set_at``: when the highest marker was set.
     ``since``: when the node was taken out of service.
     ``refused``: how often the marker was dropped while it was set; on Slurm, how often the soft marker was restored
     since its weight was last found intact.
@@ -115,10 +113,7 @@ def unseal(content: object, node: str, owner: str) -> OwnershipRecord:
 
 
 def foreign_marks(record: OwnershipRecord | None, present: Mapping[str, str]) -> dict[str, str]:
-    """Return the markers under predrain's keys that it does not own, with the reason.
-
-    ``present``: content of each existing marker, by name.
-    """
+    """Return the markers under predrain's keys that it does not own, with the reason."""
     foreign: dict[str, str] = {}
     for name, content in present.items():
         if record is None or name not in record.marks:

@@ -160,7 +160,6 @@ class Lease:
 class NodeSignal:
     """A node with predrain's markers.
 
-    ``level``: as confirmed by the scheduler.
     ``units``: the GPUs that caused it, most important first; empty if no longer known.
     """
 

@@ -30,7 +30,6 @@ class Switches:
 
     ``kill``: block all new actions; releases continue.
     ``release_all``: remove all predrain markers, and set none.
-    ``reset_breaker_at``: when an operator last reset the breaker; aware.
     """
 
     kill: bool = False
@@ -43,7 +42,6 @@ class FleetReading:
     """All inputs of a decision from the scheduler.
 
     ``nodes``: from one uncached list, because a cache may lag behind our own writes; their jobs may come from a watch.
-    ``read_at``: when the list was requested; aware.
     ``error``: message about what could not be read; keeps the breaker open unless ``partial``.
     ``partial``: jobs or switches could not be read: nodes are only released.
     """
@@ -73,7 +71,6 @@ ResultKind = Literal["done", "already", "blocked", "conflict", "timeout", "refus
 class Write:
     """One change of one field in a scheduler, exactly as sent.
 
-    ``target``: the changed object, e.g. ``node n17``.
     ``path``: the field, e.g. ``metadata.annotations[predrain.io/prediction]`` or ``Reason``.
     ``before``, ``after``: content as text; None: absent.
     """
@@ -99,7 +96,6 @@ class WriteResult:
     client wrote in between, or the name has another uid; ``timeout``: no response, so the outcome is unknown;
     ``refused``: rejected by the scheduler (permissions, quota, internal error), or accepted but stored differently
     (admission webhook); ``gone``: the node or workload does not exist.
-    ``version``: of the written object, after the write.
     ``again_at``: earliest retry, if the scheduler stated it (``Retry-After``); aware.
     """
 

@@ -22,7 +22,6 @@ class RoundRecord:
     """A decision and its inputs.
 
     ``fleet``, ``state``, ``signals``, ``config``: as passed to :func:`policy.decide.decide`.
-    ``notes``: notes of the round report.
     """
 
     fleet: tuple[NodeView, ...]
@@ -123,9 +122,7 @@ class PendingCall:
     """A call of an evacuation, recorded before it is made.
 
     ``key``: idempotency key, the same for each repetition.
-    ``means``: ``scheduler``, ``webhook`` or ``command``.
     ``workload``: as listed just before; None: the call is about the node.
-    ``writes``: what will be written, if known.
     ``request``: the cheaper rung that it belongs to, with its expected savings and costs; None: a drain.
     """
 

@@ -18,8 +18,6 @@ class Step:
     """Outcome of one action.
 
     ``outcome``: ``done``, ``already``, ``skipped``, ``failed``, ``unknown``, or ``would`` in a dry run.
-    ``message``: the reason if it was not carried out, or the scheduler's response.
-    ``writes``: actual or, in a dry run, planned writes.
     """
 
     action: Action
@@ -57,11 +55,7 @@ class RoundReport:
     """Report of one round.
 
     ``active``: whether the lease was held; a standby round does nothing, and is not a failure.
-    ``plan``: None: no decision.
     ``number``: number of the decision in the ledger; None: not recorded.
-    ``work``: steps of evacuations, probes and checkpoint requests.
-    ``notes``: remarks for the operator.
-    ``refused_scores``: number of rejected scores.
     ``probe_passes``: recently passed probes by verdict: ``right`` if a failure followed, ``wrong`` if not, ``open``.
     """
 

@@ -20,7 +20,6 @@ class Risks:
     ``model_fitted_at``: end of the model's training data.
     ``missing_channels``: channels that the model was trained on and that no longer arrive.
     ``tiers``: thresholds of the scores' tiers; None: not stated.
-    ``horizon``: prediction horizon.
     ``refused``: rejected records with the reason; their units are in ``nodes`` without a score.
     """
 
@@ -42,7 +41,6 @@ class ReportedFacts:
     """Facts about a unit or a node, other than scores.
 
     ``valid_from``: earlier scores and facts are void.
-    ``probed_at``: when the unit last passed a probe.
     ``planned``: planned maintenance of a node, as in :attr:`policy.fleet.NodeView.planned`.
     """
 

@@ -22,7 +22,6 @@ DiagnosticKind = Literal["passed", "failed", "inconclusive", "running", "missing
 class Fence:
     """The lease under which a call may be made.
 
-    ``holder``: holder of the lease, checked by the adapter.
     ``until``: the call must be sent by then, the expiry of the lease; aware.
     """
 
@@ -36,7 +35,6 @@ class CheckpointAsk:
 
     ``key``: idempotency key, for one recipient in one drain; 32 hexadecimal digits.
     ``deadline``: after it the workload may be evicted without an acknowledgement; aware.
-    ``why``: human-readable reason for the drain.
     """
 
     key: str
@@ -166,18 +164,14 @@ class Workload:
     ``name``: key in the scheduler: ``namespace/pod``; on Slurm ``7``, ``7_3`` in an array, ``7+1`` in a heterogeneous
     job.
     ``uid``: identifies one run: a pod's UID; a Slurm job's id with restart count and submit time.
-    ``owner``: owner for display: ``Job team-a/train``, ``user ann``.
     ``origin``: what starts its successor, the same for both. None: ``name``.
     ``job``: the policy's view. None: it does no work that could be lost.
     ``gang``: the job that stops as a whole if any part stops. None: it stops alone.
     ``stays``: why it need not leave an empty node: a DaemonSet's pod, a mirror pod, a finished pod.
     ``state``: ``suspended`` and ``held`` workloads cannot take a request; ``ending``: terminating, by any client.
-    ``placement``: whether it can run on another node.
     ``opt_out``: opt-out from eviction by its owner or another tool.
     ``loss``: what an eviction would destroy: nothing restarts it, or its data is only on this node.
     ``grace``: its own grace period, which evictions respect; None: unknown or none.
-    ``finalizers``: finalizers that delay its removal.
-    ``checkpoint``: None: it names no means.
     """
 
     name: str
@@ -232,7 +226,6 @@ class HookReply:
 
     ``kind``: ``done``; ``waiting``: accepted, call again with the same key; ``failed``: it reports a failure;
     ``refused``: it rejected the request; ``timeout``: unknown.
-    ``content``: JSON object of the reply, if any.
     """
 
     kind: HookKind

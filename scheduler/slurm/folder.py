@@ -54,7 +54,6 @@ class SharedFolder:
 
     ``path``: must exist at each write, as an unmounted disk would otherwise look like an empty folder, and must not be
     world-writable.
-    ``monotonic``: monotonic clock in seconds.
     ``longest_s``: limit on each call; on a disk that hangs, calls raise ``SchedulerError``.
 
     Another holder's lease has expired once its file was observed unchanged for the lease duration by our monotonic

@@ -84,10 +84,7 @@ class SlurmJob:
     ``name``: identifies exactly this job, array task (``123_7``) or heterogeneous component (``123+1``).
     ``leader``: id to requeue: the first component of a heterogeneous job, which includes the others, else the job
     itself.
-    ``uid``: identifies this run.
     ``started_at``, ``ends_at``: aware; ``ends_at`` is the end of its time limit, None without one.
-    ``requeue``, ``batch``: whether it may be requeued; whether it is a batch job.
-    ``comment``: its ``comment``, ``extra`` and ``admin_comment``.
     ``start_by``: aware; a later restart could not end by its ``--deadline``, so Slurm would remove the job.
     ``held``: its priority is 0 (``scontrol hold``): after a requeue it would stay pending.
     ``burst_buffer``: it has data in a burst buffer. ``cron``: it is a job of ``scrontab``.

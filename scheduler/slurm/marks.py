@@ -95,12 +95,10 @@ def reason_for(action: Action, until: datetime) -> str:
 class SlurmMarks:
     """Predrain's markers on a node.
 
-    ``foreign``: reason set by an operator or another tool on a drained or down node.
     ``record``: the record in ``extra``, if valid.
     ``damaged``: why the record is invalid or belongs to another installation; then predrain owns nothing on the node.
     ``lost_weight``: the soft marker is recorded, but Slurm has restored the configured weight, as after each
     reconfigure and restart. The marker counts as current, and will be restored.
-    ``marker_removed``: another client removed or took over a marker.
     """
 
     marks: Marks

@@ -36,7 +36,6 @@ class SlurmNode:
 
     ``states``: base state and flags in canonical upper-case names, see :func:`flags_of`.
     ``reason``, ``user``: the reason verbatim, and who set it; None: none, or the node is in service.
-    ``extra``: verbatim.
     ``inactive``: those of ``features`` that need a reboot.
     ``gpus``: count of the generic resource ``slurm.gres``. ``gres``: all kinds, see :func:`kinds_of`.
     ``complete``: False if the report lacks a field that writes depend on.

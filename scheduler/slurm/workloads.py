@@ -254,9 +254,6 @@ def placement_of(
 ) -> Placement:
     """Decide whether a job could run without one of its nodes.
 
-    ``nodes``: all nodes of the cluster. ``partitions``: all partitions. ``reserved``: nodes of its
-    reservation.
-
     Free capacity does not matter, because a requeued job waits in its queue; likewise licenses, which are
     cluster-wide, and ``--switches``, which Slurm drops after a timeout. Memory, CPUs, disk, GPUs and kinds of generic
     resources are compared with an empty node.

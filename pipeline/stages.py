@@ -204,6 +204,8 @@ def backtest_matrix(
         oracle=best,
         drain_reach=result.drain_reach,
     )
+    extras = decision_extras(result, matrix, params.models, best)
+    extras |= {} if brief else drift_frames(result.drift, result.folds)
     simulated = _simulated_facts(matrix)
     context = ReportContext(
         dataset=f"dataset {matrix.config.dataset_digest[:12]}"
@@ -223,7 +225,7 @@ def backtest_matrix(
         alerts=_alerts(result, params.models.profile),
         params=_shown_params(params),
         attributions=result.attributions,
-        extras=decision_extras(result, matrix, params.models, best) | ({} if brief else _drift(result, params)),
+        extras=extras,
     )
     metrics = evaluation.to_metrics()
     chosen = with_horizons(profile_predictions(result.predictions, params.models.profile), result)
@@ -258,16 +260,6 @@ def backtest_matrix(
             evaluation=evaluation,
             artifacts=(out / "metrics.json",),
         )
-
-
-def _drift(result: BacktestResult, params: Params) -> dict[str, pd.DataFrame]:
-    return drift_frames(
-        result.drift,
-        result.folds,
-        result.predictions,
-        profile=params.models.profile,
-        every=params.training.refit_every,
-    )
 
 
 def _unavailable(matrix: FeatureMatrix) -> list[str]:

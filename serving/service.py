@@ -18,7 +18,7 @@ from serving.http.extender import ControllerDecisions, add_extender
 from serving.http.limits import ServiceSettings, ThreadWork
 from serving.http.metrics import MEDIA, RequestMetrics, StateMetrics
 from serving.http.middleware import Access, RequestGuard, ScopedTokens, TokenGrant
-from serving.http.query_routes import QueryRoutes, add_invocations
+from serving.http.query_routes import QueryRoutes
 from serving.http.schemas import Ready
 from serving.http.score_cache import ScoreCache
 from serving.logs import AccessLog
@@ -78,7 +78,6 @@ class Service:
         queries = QueryRoutes(self.score_cache, self.holder, self.settings, self._clock, self._reading, self._scoring)
         queries.add_to(self.api)
         self._add_state_routes()
-        add_invocations(self.api, queries, self.settings.rows)
         self._pages.add_to(self.api)
         self._guard(self.api, access, hosts if self._tokens is None else None)
         self.decisions = ControllerDecisions(ledger if self.settings.extender_filter == "ledger" else None)

@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -241,22 +239,6 @@ def test_making_features_loads_no_learner() -> None:
         "print('LOADED', [name for name in learners if name in sys.modules])"
     )
     assert "LOADED []" in printed_by(code)
-
-
-def test_imports_run_one_way() -> None:
-    command = Path(sys.executable).with_name("lint-imports")
-    run = subprocess.run([command], capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
-    assert run.returncode == 0, run.stdout
-
-
-def test_only_the_command_tests_and_benchmarks_import_the_simulator() -> None:
-    guilty = [
-        str(path.relative_to(ROOT))
-        for room in ("telemetry", "features", "models", "evaluation", "pipeline")
-        for path in (ROOT / room).rglob("*.py")
-        if "simulator" in {name.split(".")[0] for name in imported(path)}
-    ]
-    assert guilty == []
 
 
 def imported(path: Path) -> set[str]:

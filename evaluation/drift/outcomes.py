@@ -1,22 +1,16 @@
-"""Outcomes of risks and alerts: failure rates, precision and calibration over time, with exact intervals."""
+"""Outcomes of risks and alerts: failure rates, precision and calibration, with exact intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from scipy.stats import binomtest, chi2, fisher_exact
 
-from models.rows.training_set import node_codes
 from models.training.reference import Outcomes
 
 ALPHA = 0.005
 """Significance level of each test on the failures."""
-
-ROLLING = timedelta(days=28)
-"""Length of the rolling windows of outcomes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,43 +178,3 @@ def precision_fell(before: AlertCounts, now: AlertCounts) -> float:
     if not (now.right + now.wrong and before.right + before.wrong):
         return 1.0
     return float(fisher_exact(table, alternative="less").pvalue)
-
-
-OUTCOME_COLUMNS = (
-    "from", "until", "alerts", "right", "wrong", "open", "precision", "precision_low", "precision_high",
-    "expected", "positives", "incidents", "calibration", "calibration_low", "calibration_high",
-)  # fmt: skip
-
-
-def outcomes_over_time(predictions: pd.DataFrame, model: str, *, every: timedelta) -> pd.DataFrame:
-    """Aggregate the outcomes of a model with sliding training over rolling windows.
-
-    ``predictions``: as in :class:`evaluation.backtest.frames.BacktestResult`.
-    ``every``: step between windows, which are :data:`ROLLING` long (shorter at the start).
-    Returns: :data:`OUTCOME_COLUMNS`, one row per window. ``alerts`` to ``open`` count nodes; ``precision`` is right
-    over right plus wrong, with the exact interval; ``expected`` is the sum of risks of labelled rows; ``calibration``
-    is positives over expected, with the exact Poisson interval of the number of incidents.
-    """
-    of_model = predictions[(predictions["model"] == model) & (predictions["variant"] == "sliding")]
-    if of_model.empty:
-        return pd.DataFrame(columns=list(OUTCOME_COLUMNS))
-    time, node = of_model["decision_time"], node_codes(of_model)
-    label = of_model["label"].fillna(-1).to_numpy(dtype=np.int8)
-    alert = of_model["alert"].to_numpy(dtype=bool)
-    cause = of_model["common_cause"].fillna(-1).to_numpy(dtype=np.int64)
-    first = time.min()
-    rows = []
-    for window in range((time.max() - first) // every + 1):
-        until = first + (window + 1) * every
-        since = max(first, until - ROLLING)
-        inside = ((time >= since) & (time < until)).to_numpy()
-        counts = count_alerts(node[inside & alert], label[inside & alert])
-        positive = inside & (label == 1)
-        expected = float(of_model["risk"].to_numpy(dtype=np.float64)[inside & (label >= 0)].sum())
-        risks = RiskCounts(int(positive.sum()), len(np.unique(cause[positive])), expected)
-        rows.append(
-            (since, until, sum(counts), *counts, counts.precision,
-             *exact_interval(counts.right, counts.right + counts.wrong),
-             risks.expected, risks.positives, risks.incidents, risks.ratio, *risks.interval())
-        )  # fmt: skip
-    return pd.DataFrame.from_records(rows, columns=list(OUTCOME_COLUMNS))

@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from pydantic import TypeAdapter
 
-from evaluation.drift.outcomes import outcomes_over_time
 from foundation.times import instants
 
 Cause = Literal["fleet", "telemetry", "workload", "readings", "failures", "risks"]
@@ -80,18 +78,10 @@ class CheckFindings:
         return dict(TypeAdapter(CheckFindings).dump_python(self, mode="json"))
 
 
-def drift_frames(
-    findings: Sequence[CheckFindings | None],
-    folds: pd.DataFrame,
-    predictions: pd.DataFrame,
-    *,
-    profile: str,
-    every: timedelta,
-) -> dict[str, pd.DataFrame]:
+def drift_frames(findings: Sequence[CheckFindings | None], folds: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Tabulate the drift checks of a backtest, one check per fold.
 
-    Returns: ``drift_checks`` (one row per fold), ``drift_verdicts`` (one row per verdict) and ``drift_outcomes``
-    (:func:`evaluation.drift.outcomes.outcomes_over_time`); empty without checks.
+    Returns: ``drift_checks`` (one row per fold) and ``drift_verdicts`` (one row per verdict); empty without checks.
     """
     refit_fold = folds[folds["variant"] == "sliding"].set_index("fold")["refit_fold"]
     checks, verdicts = [], []
@@ -113,4 +103,4 @@ def drift_frames(
     for frame in out.values():
         for name in frame.columns.intersection(["check_at", "window_start"]):
             frame[name] = instants(frame[name].to_numpy(dtype=np.int64))
-    return out | {"drift_outcomes": outcomes_over_time(predictions, profile, every=every)}
+    return out

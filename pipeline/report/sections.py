@@ -157,11 +157,7 @@ def what_changed(context: ReportContext) -> ReportSection | None:
     if checks is None or checks.empty:
         return None
     verdicts = context.extras["drift_verdicts"]
-    tables = [
-        _checks(checks),
-        _verdicts(verdicts),
-        _outcomes(context.extras["drift_outcomes"], context),
-    ]
+    tables = [_checks(checks), _verdicts(verdicts)]
     return ReportSection(
         key="what-changed",
         name="Drift",
@@ -234,29 +230,4 @@ def _verdicts(verdicts: pd.DataFrame) -> Table | None:
         ("cause", lambda row: Cell(row.cause, "" if row.drift else "no drift")),
         ("finding", evidence),
         text_columns=frozenset({0, 1, 2}),
-    )
-
-
-def _outcomes(outcomes: pd.DataFrame, context: ReportContext) -> Table | None:
-    def precision(row: Any) -> Cell:
-        bounds = interval_text(percent(row.precision_low), percent(row.precision_high))
-        return Cell(percent(row.precision), bounds if row.right + row.wrong else "")
-
-    return table_of(
-        f"Alert outcomes of {context.profile} in windows of at most 28 days, each node once per window. Right: it "
-        "failed; wrong: it did not; open: not known yet. Precision has an exact 95 % interval. Positives / risk is the "
-        "number of positive rows over the sum of risks (1: calibrated), with the exact interval for the incidents.",
-        outcomes.rename(columns={"from": "since"}),  # `itertuples` cannot use a keyword as a name
-        ("decisions", lambda row: f"{day(row.since)} to {day(row.until)}"),
-        ("right", lambda row: count(row.right)),
-        ("wrong", lambda row: count(row.wrong)),
-        ("open", lambda row: count(row.open)),
-        ("precision", precision),
-        ("incidents", lambda row: count(row.incidents)),
-        (
-            "positives / risk",
-            lambda row: Cell(
-                number(row.calibration), interval_text(number(row.calibration_low), number(row.calibration_high))
-            ),
-        ),
     )

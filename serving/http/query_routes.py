@@ -85,6 +85,21 @@ class QueryRoutes:
             dependencies=[TOKEN],
             openapi_extra={"requestBody": request_body(PREDICT_BODIES, arrow=ARROW, exact=True)},
         )
+        app.add_api_route(
+            "/ping",
+            self._ping,
+            summary="Return whether the model is loaded (MLflow's protocol).",
+            response_class=PlainTextResponse,
+        )
+        app.add_api_route(
+            "/invocations",
+            self._invoke,
+            methods=["POST"],
+            summary="Score feature rows in MLflow's protocol.",
+            response_model=Predictions,
+            dependencies=[TOKEN],
+            openapi_extra={"requestBody": request_body(INVOCATIONS)},
+        )
 
     def fleet(self) -> ScoredFleet:
         """Return the current scores; raises ``RequestRefused`` (503) if there are none."""
@@ -102,25 +117,15 @@ class QueryRoutes:
             raise RequestRefused(503, reason, "model", retry_after_s=self.settings.retry_after_s)
         return self.holder.model
 
-    async def score(
-        self,
-        request: Request,
-        read: "Callable[[bytes, LoadedModel], FeatureRows]",
-        write: Callable[[LoadedModel, Any], Any],
-    ) -> Response:
-        """Parse the rows of a body in one thread pool, and score them in another.
-
-        ``read``, ``write``: parse the body; build the response from the predictions.
-        """
-        model = self.model()
-        body = await request.body()
-        rows = await self.reading.run(lambda: read(body, model))
-        return await self._scored(model, rows, write)
-
     async def _scored(
-        self, model: LoadedModel, rows: "FeatureRows", write: Callable[[LoadedModel, Any], Any]
+        self,
+        model: LoadedModel,
+        read: "Callable[[], FeatureRows]",
+        answer: Callable[[list[dict[str, Any]]], dict[str, Any]],
     ) -> Response:
-        return await self.scoring.run(lambda: as_json(write(model, model.score(rows))))
+        """Parse rows in one thread pool, and score them in another."""
+        rows = await self.reading.run(read)
+        return await self.scoring.run(lambda: as_json(answer(model.score(rows))))
 
     async def _nodes(self, query: Annotated[NodesQuery, Query()]) -> Response:
         fleet, now = self.fleet(), self.clock()
@@ -160,30 +165,38 @@ class QueryRoutes:
 
     async def _predict(self, request: Request) -> Response:
         media = media_of(request)
-        if media == ARROW:
-            return await self.score(request, self._read_arrow, self._rows_answer)
-        if media != JSON:
+        if media not in (ARROW, JSON):
             raise RequestRefused(415, f"send {JSON} or {ARROW}", "media_type")
-        body = await request.body()
-        if len(body) <= _MAX_INLINE_BYTES:
-            kind, value = self._request_of(body)
+        body, rows = await request.body(), None
+        if media == JSON:
+            inline = len(body) <= _MAX_INLINE_BYTES
+            kind, rows = self._request_of(body) if inline else await self.reading.run(lambda: self._request_of(body))
             if kind in ("nodes", "gpus"):
-                return self._looked_up(kind, value)
-        answer = await self.reading.run(lambda: self._large(body))
-        if isinstance(answer, Response):
-            return answer
-        model, rows = answer
-        return await self._scored(model, rows, self._rows_answer)
-
-    def _large(self, body: bytes) -> "Response | tuple[LoadedModel, FeatureRows]":
-        """Return the response to a lookup, or the model and the rows to score."""
-        kind, value = self._request_of(body)
-        if kind in ("nodes", "gpus"):
-            return self._looked_up(kind, value)
-        from serving.http.rows import rows_of_records
-
+                names = rows
+                if inline:
+                    return self._looked_up(kind, names)
+                return await self.reading.run(lambda: self._looked_up(kind, names))
         model = self.model()
-        return model, rows_of_records(value, model.columns, self.settings.rows)
+
+        def read() -> "FeatureRows":
+            from serving.http.rows import rows_of_arrow, rows_of_records
+
+            if media == ARROW:
+                return rows_of_arrow(body, model.columns, self.settings.rows, self.settings.decoded_bytes)
+            return rows_of_records(rows, model.columns, self.settings.rows)
+
+        return await self._scored(model, read, partial(self._rows_answer, model))
+
+    async def _ping(self) -> Response:
+        self.model()
+        return PlainTextResponse("\n")
+
+    async def _invoke(self, request: Request) -> Response:
+        if media_of(request) != JSON:
+            raise RequestRefused(415, f"send {JSON}", "media_type")
+        model, body = self.model(), await request.body()
+        read = partial(_read, body, model, self.settings.rows)
+        return await self._scored(model, read, lambda predictions: {"predictions": predictions})
 
     def _request_of(self, body: bytes) -> tuple[str, Any]:
         model, rows = self.holder.model, self.settings.rows
@@ -224,11 +237,6 @@ class QueryRoutes:
                 "scored": False,
             }
         return unit_answer(record, now) | {"scored": True}
-
-    def _read_arrow(self, body: bytes, model: LoadedModel) -> "FeatureRows":
-        from serving.http.rows import rows_of_arrow
-
-        return rows_of_arrow(body, model.columns, self.settings.rows, self.settings.decoded_bytes)
 
     def _rows_answer(self, model: LoadedModel, predictions: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -323,36 +331,6 @@ FORMS: Final = ("dataframe_split", "dataframe_records", "instances", "inputs")
 _SPLIT: Final = ("columns", "data", "index")
 _COLUMN_LISTS: Final = 1024  # in addition to the rows: one list per column
 _FRAME_COLUMNS: Final = 3  # unit, decision_time and the index
-
-
-def add_invocations(app: FastAPI, queries: QueryRoutes, max_rows: int) -> None:
-    """Add ``/ping`` and ``/invocations``."""
-
-    async def ping() -> Response:
-        queries.model()
-        return PlainTextResponse("\n")
-
-    async def invoke(request: Request) -> Response:
-        if media_of(request) != JSON:
-            raise RequestRefused(415, f"send {JSON}", "media_type")
-        read = partial(_read, limit=max_rows)
-        return await queries.score(request, read, lambda _, predictions: {"predictions": predictions})
-
-    app.add_api_route(
-        "/ping",
-        ping,
-        summary="Return whether the model is loaded (MLflow's protocol).",
-        response_class=PlainTextResponse,
-    )
-    app.add_api_route(
-        "/invocations",
-        invoke,
-        methods=["POST"],
-        summary="Score feature rows in MLflow's protocol.",
-        response_model=Predictions,
-        dependencies=[TOKEN],
-        openapi_extra={"requestBody": request_body(INVOCATIONS)},
-    )
 
 
 def _read(body: bytes, model: LoadedModel, limit: int) -> "FeatureRows":

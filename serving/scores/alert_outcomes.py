@@ -116,11 +116,11 @@ def outcomes_of(
     ``drain_horizon``: time after the gap within which an incident makes an episode right; at least the decision's
     horizon.
     Returns: ``since``, ``until``, ``decisions``; ``verdicts`` (counts) and ``precision`` (right / (right + wrong), null
-    if there are none), also under ``by_tier`` and, by UTC week of the alert and with the cumulative precision, under
-    ``weeks``; ``incidents`` of nodes in the period covered by decisions and ``caught`` (preceded by an alert within
-    the horizon), counting a common cause on several nodes once, also under ``by_class`` with the median lead time but
-    no precision, because alerts have no failure class; ``lead_hours`` (median, least and greatest time from alert to
-    incident, null if there is none); ``alerts``, newest first, at most 2,000.
+    if there are none), also by UTC week of the alert, with the cumulative precision, under ``weeks``; ``incidents`` of
+    nodes in the period covered by decisions and ``caught`` (preceded by an alert within the horizon), counting a common
+    cause on several nodes once, also under ``by_class`` with the median lead time but no precision, because alerts have
+    no failure class; ``lead_hours`` (median, least and greatest time from alert to incident, null if there is none);
+    ``alerts``, newest first, at most 2,000.
     """
     decisions = _decisions(scores, data_end - WINDOW, data_end)
     installations = Installations.of(inventory)
@@ -164,10 +164,6 @@ def outcomes_of(
         "decisions": len(decisions),
         "horizon_hours": None if not decisions else max(decisions[-1][1], drain_horizon.total_seconds()) / 3600,
         **_counted(alerts),
-        "by_tier": {
-            tier: _counted([alert for alert in alerts if alert["tier"] == tier])
-            for tier in sorted({alert["tier"] for alert in alerts})
-        },
         "weeks": _by_week(alerts),
         **_recall(decisions, certain[certain["start"] <= data_end], labels.gap, drain_horizon),
         "lead_hours": None if not leads else {"median": median(leads), "least": leads[0], "greatest": leads[-1]},

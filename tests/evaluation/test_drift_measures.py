@@ -11,13 +11,11 @@ from evaluation.drift.outcomes import (
     count_alerts,
     count_in_windows,
     exact_interval,
-    outcomes_over_time,
     poisson_interval,
     precision_fell,
     rate_change,
 )
 from models.training.reference import shift_of, stability_index, summarise
-from tests.models.fleet_predictions import EVERY, fleet
 
 
 def distance(before, now):
@@ -145,18 +143,3 @@ def test_alerts_are_counted_window_by_window_and_folds_too_few_for_one_are_left_
     assert count_in_windows(folds, 2) == AlertCounts(right=2, wrong=2, open=0)
     assert count_in_windows([(np.array(["a"]), np.array([1])), *folds[:2]], 2) == AlertCounts(1, 1, 0)
     assert count_in_windows(folds, 6) == count_in_windows([], 1) == AlertCounts(0, 0, 0)
-
-
-def test_outcomes_over_time_are_those_of_the_rows_in_each_window():
-    frame = fleet(1)
-    out = outcomes_over_time(frame, "xgboost", every=4 * EVERY)
-    assert len(out) == 5
-    last = out.iloc[-1]
-    alerts = frame[frame["alert"]]
-    by_unit = alerts.groupby("unit")["label"]
-    assert last["right"] == (by_unit.max() == 1).sum()
-    assert last["right"] + last["wrong"] + last["open"] == alerts["unit"].nunique() == last["alerts"]
-    known = frame[frame["label"].notna()]
-    assert last["calibration"] == pytest.approx((known["label"] == 1).sum() / known["risk"].sum())
-    assert last["calibration_low"] < last["calibration"] < last["calibration_high"]
-    assert outcomes_over_time(frame, "lightgbm", every=EVERY).empty

@@ -27,7 +27,6 @@ from tests.features.small_fleet import (
     write_dataset,
     xid,
 )
-from tests.processes import invoke
 
 # Where a worker is killed, distributed leaves sockets to it to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
@@ -169,16 +168,3 @@ def test_a_task_that_ends_every_worker_is_given_up(cluster, monkeypatch):
     monkeypatch.setattr(cluster.client.cluster.scheduler, "allowed_failures", 0)
     with pytest.raises(InputError, match=r"(?s)every worker that ran dies .* \(workers of"):
         cluster.run(dies, [7], lambda item, result: None, max_workers=1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--dask-workers", "2"], "require --engine dask"),
-        (["--engine", "dask", "--dask-workers", "2", "--dask-address", "tcp://h:1"], "give either --dask-address or"),
-    ],
-)
-@pytest.mark.parametrize(("verb", "source"), [("features", "dataset"), ("backtest", "dataset")])
-def test_options_that_contradict_each_other_are_refused(verb, source, options, message, tmp_path):
-    result = invoke(verb, f"--{source}", tmp_path, "--out", tmp_path / "m", *options, code=2)
-    assert message in result.output

@@ -144,13 +144,6 @@ def test_wrong_usage_exits_with_2_and_bad_files_with_1_and_one_line(place):
     assert "no ledger found" in invoke("ledger", "why", "n3", "--ledger", "absent.db", code=1).stderr
 
 
-def test_a_standby_says_so_and_is_no_failure(place):
-    other = FileScheduler(place / "cluster.json", SystemClock())
-    assert other.hold_lease("other", timedelta(seconds=30)) is not None
-    assert "standby: another replica holds the lease" in invoke(*GO).stdout
-    assert len(node(place)["taints"]) == 1
-
-
 def test_the_loop_serves_metrics_until_it_is_stopped(place):
     command = [Path(sys.executable).with_name("predrain"), *GO, "--loop", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.params import load_params
-from pipeline.promotion import PromotionResult
 from predrain import console
 from predrain.console import progress
 from predrain.options import instant_option, prometheus_address
@@ -129,12 +128,6 @@ def test_results_are_not_written_into_their_source(tmp_path: Path, verb: str, so
     assert not list((tmp_path / source).iterdir())
 
 
-@pytest.mark.parametrize("given", [[], ["--dataset", "a", "--matrix", "b"]])
-def test_a_backtest_of_neither_or_both_is_a_usage_error(tmp_path: Path, given: list[str]) -> None:
-    wrong = invoke("backtest", *given, "--out", "replay", cwd=tmp_path, code=2)
-    assert "--dataset or --matrix" in wrong.stderr
-
-
 def test_import_says_what_it_understood_and_a_second_one_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "hosts.csv").write_text(
         "gpu,node,slot,pci_bus_id,installed_at\n"
@@ -173,23 +166,11 @@ def test_an_instant_may_be_a_day_a_time_with_its_zone_or_how_long_ago(written, i
     assert instant_option(written, "--at", datetime(2026, 3, 2, tzinfo=UTC)) == instant
 
 
-def test_a_duration_beyond_all_calendars_is_wrong_usage():
-    refused = invoke("collect", "compact", "--dataset", "d", "--interval", "99999999999999d", code=2)
-    assert "is too long a duration" in refused.output
-
-
 def test_the_environment_names_a_prometheus_where_no_other_source_is_given(monkeypatch):
     monkeypatch.setenv("PREDRAIN_PROMETHEUS", "http://prom:9090")
     assert prometheus_address(None, None, ()) == "http://prom:9090"
     assert prometheus_address("http://other:9090") == "http://other:9090"
     assert prometheus_address(None, "fleet") is None
-
-
-def test_a_shell_completes_verbs():
-    asked = {"_PREDRAIN_COMPLETE": "complete_bash", "COMP_WORDS": "predrain back", "COMP_CWORD": "1"}
-    named = [PREDRAIN[0], "-c", "import sys; sys.argv[0] = 'predrain'; from predrain.command import main; main()"]
-    done = subprocess.run(named, env={**os.environ, **asked}, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["backtest"]
 
 
 @pytest.fixture
@@ -241,29 +222,36 @@ def test_the_parameters_have_the_step_of_the_dataset_and_its_counts_are_shown(tm
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ([], "the gate compares on recent data"),
-        (["--matrix", "a", "--dataset", "b"], "give either --dataset or --matrix"),
-        (["--force"], "--force requires --reason"),
-        (["--rollback", "--to", "3"], "--rollback takes no"),
-    ],
-)
-def test_what_makes_no_sense_is_a_usage_error(given: list[str], message: str) -> None:
-    done = invoke("promote", *given, code=2)
-    assert message in done.output
-
-
 def test_an_absent_store_is_one_line_and_is_not_made(tmp_path: Path) -> None:
     done = invoke("promote", "--rollback", "--registry", f"sqlite:///{tmp_path / 'no.db'}", code=1)
     assert "store does not exist" in done.output
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("action", "code"), [("promoted", 0), ("forced", 0), ("refused", 1)])
-def test_a_verdict_is_printed_and_is_the_exit_code(action: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    decision = PromotionResult(action, "predrain", 2, 1, 1 if action == "refused" else 2, dry_run=False)
-    monkeypatch.setattr("pipeline.promotion.promote", lambda *_args, **_kwargs: decision)
-    done = invoke("promote", "--matrix", "m", "--json", code=code)
-    assert json.loads(done.output)["action"] == action
+SCORE = "score --dataset d --model m --out s"
+DASK = "--dataset d --out m --dask-workers 2"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("backtest --out replay", "--dataset or --matrix"),
+        ("backtest --dataset a --matrix b --out replay", "--dataset or --matrix"),
+        (f"backtest {DASK}", "require --engine dask"),
+        (f"features {DASK}", "require --engine dask"),
+        (f"features {DASK} --engine dask --dask-address tcp://h:1", "give either --dask-address or"),
+        ("collect compact --dataset d --interval 99999999999999d", "is too long a duration"),
+        ("promote", "the gate compares on recent data"),
+        ("promote --matrix a --dataset b", "give either --dataset or --matrix"),
+        ("promote --force", "--force requires --reason"),
+        ("promote --rollback --to 3", "--rollback takes no"),
+        (f"{SCORE} --at 2026-01-01T06:00:00Z --interval 5m", "--at and --interval cannot be combined"),
+        (f"{SCORE} --at soon", "'soon' is not a time: write 2026-03-01T12:00:00Z, 2026-03-01 (00:00 UTC), or 90d"),
+        (f"{SCORE} --at 2026-01-01T06:00:00", "has no time zone"),
+        (f"{SCORE} --interval often", "'often' is not a duration"),
+        (f"{SCORE} --interval 0s", "at least 1s"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error_that_makes_nothing(tmp_path: Path, words: str, message: str) -> None:
+    assert message in invoke(*words.split(), cwd=tmp_path, code=2).output
+    assert not list(tmp_path.iterdir())

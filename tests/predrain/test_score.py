@@ -28,22 +28,6 @@ def given(world: World, out: Path, *more: str, dataset: Path | None = None) -> l
     return ["score", "--dataset", str(where), "--model", str(world.bundle.path), "--out", str(out), *more]
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--at", "2026-01-01T06:00:00Z", "--interval", "5m"], "--at and --interval cannot be combined"),
-        (["--at", "soon"], "'soon' is not a time: write 2026-03-01T12:00:00Z, 2026-03-01 (00:00 UTC), or 90d"),
-        (["--at", "2026-01-01T06:00:00"], "has no time zone"),
-        (["--interval", "often"], "'often' is not a duration"),
-        (["--interval", "0s"], "at least 1s"),
-    ],
-)
-def test_what_makes_no_sense_is_a_usage_error(tmp_path: Path, more: list[str], message: str) -> None:
-    done = invoke("score", "--dataset", "d", "--model", "m", "--out", tmp_path / "s", *more, code=2)
-    assert message in done.output
-    assert not (tmp_path / "s").exists()
-
-
 def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path) -> None:
     first = invoke(*given(world, tmp_path, "--json"))
     result = json.loads(first.stdout)

@@ -64,7 +64,6 @@ def test_alerts_are_judged_by_what_followed(tmp_path: Path) -> None:
     assert verdicts == {"right": "right", "wrong": "wrong", "drained": "open", "open": "open"}
     assert outcomes["verdicts"] == {"right": 1, "wrong": 1, "inconclusive": 0, "open": 2}
     assert outcomes["precision"] == 0.5
-    assert outcomes["by_tier"]["high"]["precision"] == 1.0
     assert outcomes["lead_hours"] == {"median": 10.0, "least": 10.0, "greatest": 10.0}
     assert (outcomes["decisions"], outcomes["horizon_hours"]) == (5, 24.0)
     assert (outcomes["incidents"], outcomes["caught"]) == (2, 1)  # the other one was looked ahead to, and missed

@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -190,10 +190,8 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
     markers = own_marks(node, keys)
     record, marks = markers.record, _marks(node, markers, keys, now)
     opt_out, notices = _opt_out(node, markers, keys)
-    problem, advice = (
-        "; ".join(f"{name}: {reason}" for name, reason in markers.foreign.items()),
-        DamagedRecordError.advice,
-    )
+    problem = "; ".join(f"{name}: {reason}" for name, reason in markers.foreign.items())
+    advice = DamagedRecordError.advice
     if markers.damaged is not None:
         problem, advice = str(markers.damaged), markers.damaged.advice
     if problem:
@@ -222,9 +220,10 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
     if foreign_taint is not None:
         cordoned_by = cordoned_by or f"an operator or another tool (taint {foreign_taint})"
     owner = markers.user
+    maintenance = f"maintenance ({keys.maintenance})" if any(map(is_set, _values(node, keys.maintenance))) else None
     return replace(
         base, name=node.name, marks=marks, opt_out=base.opt_out or opt_out,
-        maintenance=base.maintenance or _maintenance(node, keys),
+        maintenance=base.maintenance or maintenance,
         owner=base.owner or (None if owner is None else owner.tool), cordoned_by=base.cordoned_by or cordoned_by,
         marker_removed=base.marker_removed or marker_removed,
         marked_at=None if record is None else record.set_at, uncordoned=base.uncordoned or markers.uncordoned,
@@ -325,11 +324,10 @@ def _released(action: Action, node: NodeObject, markers: OwnMarks, keys: Keys) -
     if old is None:
         return node
     annotations, labels, record = dict(node.annotations), dict(node.labels), old
-    taint_effects = {"NoSchedule": action.to >= Level.SWAP, "PreferNoSchedule": action.to >= Level.AVOID}
-    taints = tuple(
-        taint for taint in node.taints
-        if taint.key != keys.taint or taint.effect not in markers.taints or taint_effects.get(taint.effect, False)
-    )  # fmt: skip
+    lowest = {"NoSchedule": Level.SWAP, "PreferNoSchedule": Level.AVOID}
+    kept = {effect for effect in markers.taints if effect in lowest and action.to >= lowest[effect]}
+    gone = markers.taints - kept
+    taints = tuple(taint for taint in node.taints if taint.key != keys.taint or taint.effect not in gone)
     present = _present(node, keys)
 
     def drop(texts: dict[str, str], key: str, name: str) -> None:
@@ -355,13 +353,15 @@ def _released(action: Action, node: NodeObject, markers: OwnMarks, keys: Keys) -
     if action.to < Level.PUBLISH:
         return _recorded(target, replace(record, level=Level.NONE, since=None) if keeps_cordon else None, markers, keys)
     if not remembered and record.level > action.to:
-        soft, tainted = (
-            effect in markers.taints and taint_effects[effect] for effect in ("PreferNoSchedule", "NoSchedule")
-        )
-        drained = keys.drain in annotations
-        level = Marks(Published(record.tier, record.until), soft, tainted, tainted and drained).level
-        record = replace(record, level=level, since=record.since if level.hard else None)
+        record = _at_level(record, kept, drained=keys.drain in annotations)
     return _recorded(target, record, markers, keys)
+
+
+def _at_level(record: OwnershipRecord, effects: Collection[str], *, drained: bool = False) -> OwnershipRecord:
+    """Return a record with the level that predrain's taints with these effects amount to."""
+    soft, tainted = (effect in effects for effect in ("PreferNoSchedule", "NoSchedule"))
+    level = Marks(Published(record.tier, record.until), soft, tainted, tainted and drained).level
+    return replace(record, level=level, since=record.since if level.hard else None)
 
 
 def refused(node: NodeObject, target: NodeObject, keys: Keys) -> NodeObject | None:
@@ -376,14 +376,7 @@ def refused(node: NodeObject, target: NodeObject, keys: Keys) -> NodeObject | No
     lacking = expected.taints - actual.taints or (expected.cordon and not node.unschedulable)
     if not lacking:
         return None
-    soft, tainted = (effect in actual.taints for effect in ("PreferNoSchedule", "NoSchedule"))
-    level = Marks(Published(actual.record.tier, actual.record.until), soft, tainted).level
-    record = replace(
-        actual.record,
-        level=level,
-        refused=actual.record.refused + 1,
-        since=None if not tainted else actual.record.since,
-    )
+    record = _at_level(replace(actual.record, refused=actual.record.refused + 1), actual.taints)
     return _recorded(node, record, actual, keys)
 
 
@@ -419,7 +412,7 @@ def _taint_text(node: NodeObject) -> str | None:
 
 def _opt_out(node: NodeObject, markers: OwnMarks, keys: Keys) -> tuple[str | None, list[str]]:
     """Return the opt-out of the node, if any, and warnings about unclear values."""
-    values = [texts[keys.managed] for texts in (node.labels, node.annotations) if keys.managed in texts]
+    values = _values(node, keys.managed)
     notices = [notice for value in values if (notice := unclear(keys.managed, value)) is not None]
     if any(map(is_unmanaged, values)):
         return f"{keys.managed}={next(filter(is_unmanaged, values))}", notices
@@ -427,9 +420,8 @@ def _opt_out(node: NodeObject, markers: OwnMarks, keys: Keys) -> tuple[str | Non
     return (None if mark is None else f"{mark.tool}: {' '.join(mark.pattern)}"), notices
 
 
-def _maintenance(node: NodeObject, keys: Keys) -> str | None:
-    values = [texts[keys.maintenance] for texts in (node.labels, node.annotations) if keys.maintenance in texts]
-    return f"maintenance ({keys.maintenance})" if any(map(is_set, values)) else None
+def _values(node: NodeObject, key: str) -> list[str]:
+    return [texts[key] for texts in (node.labels, node.annotations) if key in texts]
 
 
 def _avoid(

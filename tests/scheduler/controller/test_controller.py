@@ -123,10 +123,7 @@ CHANGES = {
     "removed": (lambda c: c.change("n1", marker_removed=True), "another client removed a predrain marker"),
     "killed": (lambda c: c.scheduler.set_switches(Switches(kill=True)), "the kill switch was set"),
     "gone": (lambda c: c.scheduler.nodes.pop("n1"), "the node was removed"),
-    "jobs_unknown": (
-        lambda c: setattr(c.scheduler, "_reading", partial(blind, c.scheduler._reading)),
-        "its workloads",
-    ),
+    "jobs_unknown": (lambda c: setattr(c.scheduler, "_reading", partial(blind, c.scheduler._reading)), "its workloads"),
     "marked": (
         lambda c: c.write("n1", lambda n: after(AVOID, n, c.scheduler.keys, T0)),
         "another client changed its markers",

@@ -322,10 +322,7 @@ FREE = config(
 
 def test_a_hook_or_diagnostic_that_raises_keeps_no_other_from_its_turn():
     asks = CheckpointOffer("webhook")
-    cluster = EmptyingCluster(
-        hooks={"webhook": Recording(HookReply("waiting"))},
-        policy=FREE,
-    )
+    cluster = EmptyingCluster(hooks={"webhook": Recording(HookReply("waiting"))}, policy=FREE)
     cluster.workloads.running = {
         item.uid: item for item in (workload("w1", "n1", checkpoint=asks), workload("w2", "n2", checkpoint=None))
     }

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.evaluation import Evaluation
 from foundation.errors import InputError
-from foundation.files import FolderSwap, disk_errors, write_bytes
+from foundation.files import FolderSwap, disk_errors, refuse_other_content, write_bytes
 from pipeline.report.context import ReportContext
 
 EVALUATION_FOLDER = "evaluation"
@@ -91,8 +91,7 @@ def save_evaluation(out: Path, evaluation: Evaluation, context: ReportContext) -
     Raises ``InputError`` if the path has other content, or the disk is full.
     """
     target = out / EVALUATION_FOLDER
-    if target.exists() and not (target / "context.json").is_file() and any(target.iterdir()):
-        raise InputError(f"{target} exists and is not a backtest", str(out), "Choose another --out.")
+    refuse_other_content(target, "context.json", "a backtest")
     with FolderSwap(target) as swap, disk_errors(target):
         for name in _FRAMES:
             write_frame(getattr(evaluation, name), swap.path / f"{name}.parquet")

@@ -9,7 +9,7 @@ import pandas as pd
 from evaluation.backtest.frames import BacktestResult
 from evaluation.backtest.promises import decisions_frame, walk_promises
 from evaluation.metrics.lead_time import unforeseen_incidents
-from models.calibration.horizons import add_risks, horizon_column, horizon_table
+from models.calibration.horizons import add_risks, horizon_column
 from models.config import ModelsSection
 from models.rows.training_set import Matrix
 from pipeline.artefacts import load_evaluation
@@ -25,18 +25,14 @@ def decision_extras(
     """Compute the data of the report's section on decisions, which bundles use too.
 
     Returns: ``promises`` (made at each refit, pooled), ``decisions`` (the promises that all outcomes up to the end of
-    the data allow), ``unforeseen`` (incidents without precursor), and ``horizons``
-    (:func:`models.calibration.horizons.horizon_table`) if further horizons are configured.
+    the data allow) and ``unforeseen`` (incidents without precursor).
     """
     promises = walk_promises(result.predictions, result.folds, matrix, models.precision_targets, k=result.k)
-    extras = {
+    return {
         "promises": promises.pooled,
         "decisions": decisions_frame(promises),
         "unforeseen": unforeseen_incidents(result.predictions, oracle),
     }
-    if result.horizons:
-        extras["horizons"] = horizon_table(_profile(result, models.profile), matrix, result.horizons)
-    return extras
 
 
 def with_horizons(predictions: pd.DataFrame, result: BacktestResult) -> pd.DataFrame:
@@ -94,11 +90,6 @@ def bundle_decisions(
         "why": "",
         "differs": [],
     }
-
-
-def _profile(result: BacktestResult, profile: str) -> pd.DataFrame:
-    chosen = (result.predictions["model"] == profile) & (result.predictions["variant"] == "sliding")
-    return result.predictions[chosen.to_numpy()]
 
 
 def _decision(record: Mapping[Any, Any]) -> dict[str, Any]:

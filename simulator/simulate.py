@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from foundation.errors import InputError
-from foundation.files import FolderSwap, disk_errors
+from foundation.files import FolderSwap, disk_errors, refuse_other_content
 from foundation.running import Progress
 from foundation.text import nearest_hint
 from simulator.fleet import HOUR, NEVER, SimulatedTime, bus_id, driver_at, gpu_name, serial_number
@@ -369,9 +369,4 @@ def _check_places(out: Path, truth: Path) -> None:
         )
     if hidden in dataset.parents:
         raise InputError(f"the dataset {out} lies inside the truth folder {truth}", "truth", "Choose separate folders.")
-    if hidden.exists() and (not hidden.is_dir() or (any(hidden.iterdir()) and not (hidden / "truth.json").is_file())):
-        raise InputError(
-            f"{truth} exists and is not the truth of a simulation",
-            "truth",
-            "Choose another folder, or remove this one.",
-        )
+    refuse_other_content(truth, "truth.json", "the truth of a simulation")

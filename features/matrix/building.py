@@ -36,7 +36,14 @@ from features.matrix.sequences import ARRAY_NAME, SequencePlan, write_sequences
 from features.vocabulary import FeatureColumn
 from foundation.durations import format_duration
 from foundation.errors import InputError
-from foundation.files import FolderSwap, building_path, disk_errors, recover_folder, write_bytes
+from foundation.files import (
+    FolderSwap,
+    building_path,
+    disk_errors,
+    recover_folder,
+    refuse_other_content,
+    write_bytes,
+)
 from foundation.running import Progress
 from foundation.times import NEVER, duration_ms, instant_ms, milliseconds
 from telemetry.dataset.layout import DAY_MS
@@ -254,12 +261,7 @@ def _existing(out: Path) -> FeatureMatrix | None:
     """Open the matrix at ``out`` if it is complete."""
     recover_folder(out)
     if not (out / META_NAME).exists():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise InputError(
-                "the path exists and is not a feature matrix",
-                str(out),
-                "Choose another folder, or remove this one.",
-            )
+        refuse_other_content(out, META_NAME, "a feature matrix")
         return None
     try:
         matrix = FeatureMatrix.open(out)

@@ -18,7 +18,7 @@ from pydantic_core import from_json, to_json
 from features.config import Group
 from features.vocabulary import COLUMNS, FeatureColumn
 from foundation.errors import InputError
-from foundation.files import FolderSwap, disk_errors, fsync_path
+from foundation.files import FolderSwap, disk_errors, fsync_path, refuse_other_content
 from models.bundle.manifest import (
     FORMAT,
     MANIFEST,
@@ -103,8 +103,7 @@ def save_bundle(path: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -
             "parameter models.profile",
             f"Choose one of {', '.join(fitted.models)}.",
         )
-    if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not (path / MANIFEST).is_file())):
-        raise InputError(f"{path} exists and is not a bundle", str(path), "Choose another folder or remove it.")
+    refuse_other_content(path, MANIFEST, "a bundle")
     with FolderSwap(path) as swap, disk_errors(path):
         content, digest = _write(swap.path, fitted, manifest)
         for file in swap.path.rglob("*"):  # a crash after the renames must not leave empty files

@@ -15,7 +15,6 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from pydantic import TypeAdapter
 from scipy.optimize import minimize
 from scipy.special import expit, logit
@@ -23,7 +22,7 @@ from scipy.special import expit, logit
 from foundation.times import instants
 from models.calibration.fitting import EDGE
 from models.rows.ranking import Floats, Ints
-from models.rows.training_set import Labels, Matrix, TrainingRows, count_incidents, row_positions
+from models.rows.training_set import Labels, Matrix, TrainingRows, count_incidents
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,34 +214,3 @@ def _link(
 
 def _hours(span: timedelta) -> float:
     return span / timedelta(hours=1)
-
-
-def horizon_table(predictions: pd.DataFrame, matrix: Matrix, maps: tuple[HorizonMap, ...]) -> pd.DataFrame:
-    """Compare mean risk and outcome at each horizon.
-
-    ``predictions``: one model and variant of a backtest: ``decision_time``, ``unit``, ``risk``, ``fold``.
-    Returns: ``hours``, ``rows`` (labelled at this horizon), ``positives``, ``mean_risk``, ``rate``, ``ratio`` (mean
-    risk over rate; NaN without positives), ``brier_skill`` (against the constant rate of the same rows).
-    """
-    rows = row_positions(matrix, predictions)
-    columns = add_risks(predictions["risk"].to_numpy(dtype=np.float64), predictions["fold"].to_numpy(), maps)
-    records = []
-    for hours in maps[0].hours:
-        label = Labels.of(matrix.labels(None, horizon=timedelta(hours=hours))).label[rows]
-        known = label >= 0
-        y = (label[known] == 1).astype(np.float64)
-        risk = columns[horizon_column(hours)][known].astype(np.float64)
-        rate = float(y.mean()) if len(y) else np.nan
-        spread = rate * (1 - rate)
-        records.append(
-            {
-                "hours": hours,
-                "rows": int(known.sum()),
-                "positives": int(y.sum()),
-                "mean_risk": float(risk.mean()) if len(y) else np.nan,
-                "rate": rate,
-                "ratio": float(risk.mean() / rate) if rate > 0 else np.nan,
-                "brier_skill": 1 - float(((risk - y) ** 2).mean()) / spread if spread > 0 else np.nan,
-            }
-        )
-    return pd.DataFrame.from_records(records)

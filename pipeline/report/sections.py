@@ -18,9 +18,7 @@ def decisions(context: ReportContext) -> ReportSection | None:
     if promises is None or now is None or promises.empty:
         return None
     tables = [_target_table(now[now["model"] == context.profile], context), _promise_table(promises, context)]
-    horizons, unforeseen = context.extras.get("horizons"), context.extras.get("unforeseen")
-    if horizons is not None:
-        tables.append(_horizons(horizons))
+    unforeseen = context.extras.get("unforeseen")
     after = [
         "A promise is made at a refit and evaluated on the decisions until the next refit. It is based on decisions of "
         "earlier refits whose outcomes were known by then. Its bound treats alerts of one node, and of nodes with a "
@@ -102,19 +100,6 @@ def _promise_table(promises: pd.DataFrame, context: ReportContext) -> Table | No
         ("highest possible promise", lambda row: percent_at_least(row.best) if row.best > 0 else NONE),
         strong=lambda row: row.model == context.profile,
         text_columns=frozenset({0, 5}),
-    )
-
-
-def _horizons(frame: pd.DataFrame) -> Table | None:
-    return table_of(
-        "Risks by horizon, out of sample. A longer horizon never has a lower risk.",
-        frame,
-        ("within", lambda row: f"{row.hours:g} h"),
-        ("rows followed by an incident", lambda row: count(row.positives)),
-        ("mean risk", lambda row: _risk(row.mean_risk)),
-        ("observed rate", lambda row: _risk(row.rate)),
-        ("mean risk / observed rate", lambda row: number(row.ratio)),
-        ("Brier skill in %", lambda row: number(100 * row.brier_skill, 2)),
     )
 
 

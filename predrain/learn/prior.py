@@ -65,12 +65,11 @@ def build(
 
     from features.matrix.matrix import FeatureMatrix
     from foundation.errors import InputError
-    from foundation.files import FolderSwap, disk_errors
+    from foundation.files import FolderSwap, disk_errors, refuse_other_content
     from models.learners.prior import CARD, fit_prior, write_prior
     from simulator.scenarios import FACTORS, VALUES, draw_fleet
 
-    if out.exists() and not (out / CARD).is_file():
-        raise InputError(f"{out} exists and is not a prior", "--out", "Choose another folder, or remove this one.")
+    refuse_other_content(out, CARD, "a prior")
     matrices = [FeatureMatrix.open(path) for path in matrix or ()]
     draws = [] if matrices else [draw_fleet(seed, number) for number in range(fleets)]
     if without_silent is not None:

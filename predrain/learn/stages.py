@@ -47,7 +47,7 @@ def prepare(
 def _take(source: Path, out: Path) -> dict[str, object]:
     """Hard-link an existing dataset to ``out`` (copy it across file systems), and its truth next to it."""
     from foundation.errors import InputError
-    from foundation.files import FolderSwap, disk_errors
+    from foundation.files import FolderSwap, disk_errors, refuse_other_content
     from telemetry.dataset.store import Dataset
 
     dataset = Dataset.open(source)
@@ -60,13 +60,8 @@ def _take(source: Path, out: Path) -> dict[str, object]:
                 "params.yaml data.dataset and --out",
                 "Choose another folder.",
             )
-    for folder, name in ((out, "dataset.json"), (truth_out, "truth.json")):
-        if folder.exists() and not (folder / name).is_file() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(
-                f"{folder} exists and has no {name}",
-                "--out",
-                "Choose another folder, or remove its content.",
-            )
+    refuse_other_content(out, "dataset.json", "a dataset")
+    refuse_other_content(truth_out, "truth.json", "the truth of a simulation")
     # DVC requires each output to exist; an empty folder means no truth
     for folder, copied in ((out, source), (truth_out, truth if truth.is_dir() else None)):
         with FolderSwap(folder) as swap, disk_errors(folder):

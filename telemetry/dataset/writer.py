@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from foundation.errors import InputError
-from foundation.files import FolderSwap, disk_errors, fsync_path, recover_folder
+from foundation.files import FolderSwap, disk_errors, fsync_path, recover_folder, refuse_other_content
 from telemetry.dataset.channels import Channel, channel_as_dict
 from telemetry.dataset.files import sha256_of
 from telemetry.dataset.layout import (
@@ -68,12 +68,7 @@ class DatasetWriter:
         runs: Runs | None = None,
     ) -> None:
         recover_folder(path)
-        if path.exists() and not (path / META_NAME).exists() and (not path.is_dir() or any(path.iterdir())):
-            raise InputError(
-                "the path exists and is not a dataset",
-                str(path),
-                "Choose another folder, or remove this one.",
-            )
+        refuse_other_content(path, META_NAME, "a dataset")
         self._step = step
         self.buckets = buckets
         self._rows: Counter[int] = Counter()  # by bucket

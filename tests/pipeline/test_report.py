@@ -195,15 +195,6 @@ def test_what_did_not_help_is_reported(predictions, context):
     assert row[3:5] == ["0.0 [0.0, 0.0]", "not significant"]
 
 
-def test_folds_say_their_span_and_what_they_were_worth(evaluation, page):
-    rows = page.table("Refits of the sliding training")
-    assert [row[2] for row in rows[1:]] == ["14 d", "28 d", "28 d", "14 d"]
-    folds = evaluation.folds
-    mine = folds[(folds["model"] == "mean_rank") & (folds["variant"] == "sliding")]
-    assert rows[1][7] == f"{mine['caught'].iloc[0]} of {mine['incidents'].iloc[0]}"
-    assert "window: 84 days is longer than the history at every refit" in page.text
-
-
 def test_alerts_are_shown_with_outcome_and_reasons_and_escaped(html, page, context):
     rows = page.table("Alerts of mean_rank with the highest risk")
     assert len(rows) == 1 + len(context.alerts)

@@ -176,18 +176,6 @@ def test_a_handful_of_failures_is_too_few_to_tell_and_how_many_more_is_said(flee
     assert f"TOO FEW FAILURES TO TELL. About {content['predictable']['more']} more are needed" in text
 
 
-def test_missing_channels_are_named_with_what_is_not_seen_without_them(fleets):
-    out = fleets.assess("base", 15)
-    data = read(out)["data"]
-    to_do, failures = {todo["what"].split(":")[0]: todo for todo in data["to_do"]}, data["failures"]
-    here = f"{failures.get('memory', 0)} of {data['node_failures']} here"
-    assert to_do["ECC"]["shows"].startswith("memory errors")
-    assert to_do["ECC"]["shows"].endswith(f"; precursors of memory failures ({here})")
-    assert to_do["ECC"]["steps"], "how they are switched on"
-    text = (out / "verdict.txt").read_text()
-    assert "sram_threshold_exceeded missing; without it: memory errors" in text
-
-
 def test_channels_that_are_dropped_are_named_group_by_group_with_how_they_are_switched_on(tmp_path):
     simulate(tmp_path / "whole", gpus=16, days=5, seed=3, scenario="base", acceleration=90)
     whole = Dataset.open(tmp_path / "whole")

@@ -103,7 +103,7 @@ def test_prepare_takes_the_dataset_that_the_parameters_name(tmp_path: Path, smal
 
 @pytest.mark.parametrize(
     ("kept", "message"),
-    [("home/thesis.txt", "exists and has no dataset.json"), ("home/fleet/dataset.json", "or nested")],
+    [("home/thesis.txt", "exists and is not a dataset"), ("home/fleet/dataset.json", "or nested")],
 )
 def test_prepare_replaces_no_folder_of_another_tool(tmp_path: Path, small_fleet: Path, kept: str, message: str) -> None:
     inside = kept.startswith("home/fleet")

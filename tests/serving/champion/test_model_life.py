@@ -169,16 +169,6 @@ def test_a_copy_is_whole_or_the_one_of_before_stays(tmp_path: Path, bundles: lis
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["bundle"]
 
 
-def test_a_copy_that_the_disk_has_damaged_is_made_again(tmp_path: Path, bundles: list[Bundle]) -> None:
-    copy = champion_of(tmp_path / "copy")
-    for _ in range(2):
-        copy.take(bundles[0].path, 3)
-        place = copy.resolve().path
-        assert load_bundle(place).digest == bundles[0].digest
-        file = place / "manifest.json"
-        file.write_bytes(file.read_bytes()[:-1])
-
-
 def test_a_bundle_whose_replacement_was_killed_is_there_after_a_restart(tmp_path: Path, bundles: list[Bundle]) -> None:
     copy = champion_of(tmp_path / "state" / "champion")
     copy.take(bundles[0].path, 3)

@@ -101,21 +101,6 @@ def test_a_node_shows_its_gpus_with_reasons_and_leads_to_them_and_to_the_ledger(
     assert sum(tag == "svg" and attributes.get("class") == "spark" for tag, attributes in page.tags) == 2
 
 
-def test_a_gpu_shows_why_and_its_earlier_scores_as_a_plot_and_a_table(service: Running) -> None:
-    page = look(service, "/gpus/GPU-n2-0")
-    assert "30 % of an incident within 24 h of 2026-01-01 06:00 UTC; 7.5 % within 6h" in page.text
-    assert "correctable ECC errors rose by 17,700" in page.text
-    assert [row[:2] for row in page.rows if row and row[0].startswith("20")] == [
-        ["2026-01-01 06:00 UTC", "30 %"],
-        ["2026-01-01 00:00 UTC", "30 %"],
-        ["2025-12-31 18:00 UTC", "30 %"],
-        ["2025-12-31 12:00 UTC", "30 %"],
-    ]
-    (chart,) = [attributes for tag, attributes in page.tags if tag == "svg" and attributes.get("class") == "chart"]
-    assert chart["role"] == "img"
-    assert chart["aria-label"] == "Risk of GPU-n2-0 over 4 decisions"
-
-
 def test_a_gpu_of_which_nothing_is_known_says_why(service: Running) -> None:
     page = look(service, "/gpus/GPU-n5-0")
     assert "not known: its newest sample is 3 h old" in page.text
@@ -262,19 +247,6 @@ def scored_service(scores: Path, small_fleet: Path) -> Iterator[Running]:
     now = Dataset.open(small_fleet).meta.span[1] - timedelta(hours=23)
     with running(scores, clock=lambda: now) as started:
         yield started
-
-
-def test_racks_groups_and_outcomes_come_to_the_page(scored_service: Running, small_fleet: Path) -> None:
-    page = look(scored_service, "/")
-    head = page.rows[0]
-    assert "Group" in head
-    racks = set(Dataset.open(small_fleet).inventory()["rack"])
-    assert set(page.column(head.index("Rack"))) <= racks
-    rack = sorted(racks)[0]
-    narrowed = look(scored_service, f"/?rack={rack}")
-    assert set(narrowed.column(head.index("Rack"))) == {rack}
-    assert "evaluated alerts were right" in look(scored_service, "/outcomes").text
-    assert "alerts of nodes were right" in page.text
 
 
 def test_outcomes_begin_with_the_backtest_and_give_the_precision_so_far(tmp_path: Path) -> None:

@@ -87,14 +87,6 @@ def test_an_invalid_query_is_reported_on_a_page(service: Running, query: str, me
     assert "<script>" not in body.decode()
 
 
-def test_a_sorted_column_says_so_and_its_link_turns_it_round(service: Running) -> None:
-    page = look(service, "/?q=n&sort=-risk")
-    sorted_by = [attributes for tag, attributes in page.tags if tag == "th" and "aria-sort" in attributes]
-    assert [attributes["aria-sort"] for attributes in sorted_by] == ["descending"]
-    assert ("/?q=n&sort=risk", "Risk↓") in page.links
-    assert ("/?q=n&sort=name", "Node") in page.links
-
-
 def test_expired_scores_are_unknown_and_the_page_says_so(tmp_path: Path) -> None:
     write_scores(tmp_path, small_fleet())
     with running(tmp_path, clock=lambda: NOW + timedelta(hours=30)) as late:
@@ -140,21 +132,6 @@ def test_pages_are_compressed_where_the_browser_takes_that(service: Running) -> 
     assert headers["Content-Encoding"] == "gzip"
     assert len(packed) < len(plain) / 2
     assert Page(gzip.decompress(packed).decode()).column(0) == ["n1", "n2", "n3", "n4", "n5"]
-
-
-def test_files_may_be_kept_because_their_address_changes_with_them(service: Running) -> None:
-    page = look(service, "/")
-    files = [attributes["href"] for tag, attributes in page.tags if tag == "link"]
-    files += [attributes["src"] for tag, attributes in page.tags if tag == "script"]
-    assert len(files) == 3
-    for address in files:
-        assert address.startswith("/page/")
-        status, body, headers = service.client().send("GET", address)
-        assert status == 200
-        assert body
-        assert headers["Cache-Control"] == "public, max-age=31536000, immutable"
-    assert service.client().send("GET", "/page/fleet.html.j2")[0] == 404
-    assert service.client().send("GET", "/page/../pages.py")[0] == 404
 
 
 def test_pages_hold_no_inline_style_or_script_and_name_no_other_host(service: Running) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundation.kubernetes.foreign_marks import ForeignMark
+from foundation.kubernetes.foreign_marks import RESTING, ForeignMark, catalogue
 from policy.episodes import Alert, AlertOutcome
 from policy.fleet import Level, NodeView, Signals
 from policy.plan import Action, PolicyState
@@ -230,65 +230,32 @@ def with_taints(key: str, effect: str = "NoSchedule") -> NodeObject:
 AT_REST = [
     with_taints("maintenance"),
     NodeObject("n", taints=(Taint("key", "maintenance", "NoSchedule"),)),
-    with_taints("ToBeDeletedByClusterAutoscaler"),
-    with_taints("karpenter.sh/disrupted"),
-    with_taints("medik8s.io/drain"),
-    with_taints("kubevirt.io/drain"),
-    with_taints("aws-node-termination-handler/scheduled-maintenance"),
     with_taints("aws-node-termination-handler/spot-itn"),
-    with_taints("cloud.google.com/impending-node-termination"),
-    with_taints("amd-dcm"),
-    with_taints("node.cloudprovider.kubernetes.io/shutdown"),
     NodeObject("n", annotations={"weave.works/kured-reboot-in-progress": "2026-11-21T12:05:00Z"}),
     NodeObject("n", annotations={"kured.dev/kured-reboot-in-progress": "x"}),
-    NodeObject("n", annotations={"talos.dev/cordoned": "true"}),
-    NodeObject("n", annotations={"harvesterhci.io/maintain-status": "running"}),
     NodeObject("n", annotations={"machineconfiguration.openshift.io/state": "Working"}),
     NodeObject("n", {"nvidia.com/gpu-driver-upgrade-state": "drain-required"}),
-    NodeObject("n", {"cloud.google.com/active-node-maintenance": "ONGOING"}),
-    NodeObject("n", {"sagemaker.amazonaws.com/deep-health-check-status": "InProgress"}),
-    NodeObject("n", {"autopilot.ibm.com/gpuhealth": "TESTING"}),
-    NodeObject("n", conditions={"VMEventScheduled": "True"}),
-    NodeObject("n", conditions={"NebiusMaintenanceScheduled": "True", "SlurmNodeDrain": "True"}),
-    NodeObject("n", conditions={"DrainScheduled": "True"}),
-    with_taints("karpenter.sh/unregistered", "NoExecute"),
     with_taints("node.cloudprovider.kubernetes.io/uninitialized"),
     with_taints("node.deckhouse.io/uninitialized"),
     NodeObject("n", annotations={"update.node.deckhouse.io/draining": "bashible"}),
     with_taints("node.cilium.io/agent-not-ready", "NoExecute"),
     with_taints("ebs.csi.aws.com/agent-not-ready"),
-    with_taints("autoscaling.cast.ai/draining"),
-    with_taints("node.gardener.cloud/critical-components-not-ready"),
     with_taints("startup-taint.cluster-autoscaler.kubernetes.io/gpu-drivers"),
-    with_taints("skyhook.nvidia.com"),
     NodeObject("n", {"nvidia.com/gpu.deploy.dcgm": "paused-for-mig-change"}),
     NodeObject("n", {"nvidia.com/gpu.deploy.device-plugin": "paused-for-driver-upgrade"}),
     NodeObject("n", {"aws-node-termination-handler/action": "UncordonAfterReboot"}),
     NodeObject("n", annotations={"machineconfiguration.openshift.io/desiredDrain": "drain-rendered-worker-1"}),
     NodeObject("n", annotations={"sriovnetwork.openshift.io/current-state": "Draining"}),
     NodeObject("n", annotations={"nodewright.nvidia.com/cordon_kernel": "true"}),
-    NodeObject("n", {"nvidia.com/vgpu.config.state": "pending"}),
-    NodeObject("n", {"node.machine.sapcloud.io/selected-for-update": "true"}),
     with_taints("readiness.k8s.io/NetworkReady"),
-    with_taints("cni.istio.io/not-ready"),
-    NodeObject("n", {"network.nvidia.com/operator.mofed.wait": "true"}),
-    with_taints("atlassian.com/escalator"),
-    with_taints("decommission-pending"),
 ]
 IN_REPAIR = [
-    with_taints("AggregatedNodeHealth"),
     with_taints("medik8s.io/remediation", "NoExecute"),
-    with_taints("node.kubernetes.io/out-of-service", "NoExecute"),
     with_taints("nvidia.com/gpu-error"),
-    NodeObject("n", {"dgxc.nvidia.com/nvsentinel-state": "quarantined"}),
     NodeObject("n", annotations={"quarantineHealthEvent": '[{"checkName": "GpuXidError"}]'}),
     NodeObject("n", {"nvidia.com/gpu-driver-upgrade-state": "upgrade-failed"}),
     NodeObject("n", {"sagemaker.amazonaws.com/node-health-status": "UnschedulablePendingReplacement"}),
     NodeObject("n", {"autopilot.ibm.com/gpuhealth": "EVICT"}),
-    NodeObject("n", conditions={"HardwareIssuesSuspected": "True"}),
-    with_taints("node.coreweave.cloud/evict"),
-    NodeObject("n", {"node.coreweave.cloud/state": "triage"}),
-    with_taints("amd-gpu-unhealthy"),
     with_taints("drbd.linbit.com/lost-quorum"),
     with_taints("tenstorrent.com/accelerator-unhealthy"),
     NodeObject("n", taints=(Taint("gpu-health", "unhealthy", "NoSchedule"),)),
@@ -314,6 +281,17 @@ NOBODYS = [
     NodeObject("n", {"autopilot.ibm.com/gpuhealth": "PASS"}),
     NodeObject("n", conditions={"VMEventScheduled": "False", "SlurmNodeReboot": "Unknown", "Ready": "True"}),
 ]
+
+
+@pytest.mark.parametrize("mark", catalogue(), ids=lambda mark: " ".join((*mark.pattern, mark.value)))
+def test_each_row_of_the_catalogue_gives_a_node_its_meaning(mark: ForeignMark) -> None:
+    kind, key = mark.pattern
+    value = {"on": "true", "off": "false"}.get(mark.value, mark.value.partition("|")[0]).replace("*", "x")
+    texts = {key.replace("*", "x"): value}
+    taints = tuple(Taint(key, value, "NoSchedule") for key, value in texts.items())
+    seen = view(NodeObject("n", taints=taints) if kind == "taint" else NodeObject("n", **{f"{kind}s": texts}))
+    assert (seen.opt_out is not None) is (mark.meaning == "opt_out")
+    assert (seen.owner is not None, seen.resting is not None) == (mark.meaning != "opt_out", mark.meaning in RESTING)
 
 
 @pytest.mark.parametrize("node", AT_REST, ids=str)

@@ -108,8 +108,8 @@ class Controller:
         try:
             fleet = self._read_fleet(log)
             fleet = fleet if switches is None else replace(fleet, switches=switches)
-            ready = self._load_evacuation(log)
-            decision = self._decide(fleet, log, ready=ready)
+            evacuation = self._load_evacuation(log)
+            decision = self._decide(fleet, log, evacuation)
             if decision is None:
                 return report
             plan, views = decision.plan, decision.views
@@ -120,9 +120,9 @@ class Controller:
             writes = {name: iter(self.scheduler.preview(actions, readings[name])) for name, actions in of_node.items()}
             report.steps += [Step(action, "would", "", next(writes[action.node])) for action in plan.actions]
             self._rehearse_announcing(plan, views, report, new=not decision.signals.kill)
-            if self.evacuation is not None and ready:
+            if evacuation is not None:
                 with log.boundary("the evacuation"):
-                    self.evacuation.rehearse(plan, {view.name: view for view in views}, report)
+                    evacuation.rehearse(plan, {view.name: view for view in views}, report)
         except Exception as error:
             report.errors.append(f"the scheduler cannot be read: {described(error)}")
         return report
@@ -144,12 +144,12 @@ class Controller:
         report = log.report
         fleet = self._read_fleet(log)
         due = _due(fleet, self.clock.now(), report)
-        ready, decision = False, None
+        evacuation, decision = None, None
         if self.unusable is None:
             with log.boundary("the ledger"):
                 self._settle_open(report)
-            ready = self._load_evacuation(log)  # the facts include results of diagnostics
-            decision = self._decide(fleet, log, ready=ready)
+            evacuation = self._load_evacuation(log)  # the facts include results of diagnostics
+            decision = self._decide(fleet, log, evacuation)
         else:
             log.error(f"no decision is possible; only expired markers are released: {self.unusable}")
         blocked = frozenset[str]() if decision is None else self._unreadable_nodes(decision)
@@ -176,10 +176,10 @@ class Controller:
         if lost is not None:
             raise lost
         if decision is not None:
-            self._follow_up(decision, executor, log, ready=ready)
-        elif self.evacuation is not None and ready:
+            self._follow_up(decision, executor, log, evacuation)
+        elif evacuation is not None:
             with log.boundary("the evacuation"):
-                self.evacuation.end_probes(log, "no decision in this round")
+                evacuation.end_probes(log, "no decision in this round")
 
     def _release_overdue(self, log: RoundLog) -> None:
         """Release markers without the lease, whose state is unknown, e.g. because Slurm's shared folder hangs.
@@ -207,7 +207,7 @@ class Controller:
         executor = Executor(self.scheduler, log, self.settings, expected, self._newest, expired_before=expired_before)
         self._release_expired(due, executor, log)
 
-    def _follow_up(self, decision: _Decision, executor: Executor, log: RoundLog, *, ready: bool) -> None:
+    def _follow_up(self, decision: _Decision, executor: Executor, log: RoundLog, evacuation: Evacuation | None) -> None:
         """Restore lost markers, announce the current ones, and run the evacuation."""
         with log.boundary("the upkeep of markers", blocks=False):
             put_back = self.scheduler.upkeep(self.holder, self._lease.hold())
@@ -217,20 +217,19 @@ class Controller:
             signals = signals_of(decision.plan, decision.views, levels, decision.policy)
             new = log.forward and not decision.signals.kill
             log.report.notes += self.scheduler.announce(signals, self.holder, self._lease.hold, new=new)
-        if self.evacuation is not None and ready:
+        if evacuation is not None:
             drained = frozenset(action.node for action in executor.done if action.verb == "drain")
             known = {view.name: view for view in decision.views}
             with log.boundary("the evacuation"):
-                self.evacuation.round(log, decision.plan, known, drained, unread=executor.blocked)
+                evacuation.round(log, decision.plan, known, drained, unread=executor.blocked)
 
-    def _load_evacuation(self, log: RoundLog) -> bool:
-        """Read the evacuation state; False if evacuation is off or the state cannot be read."""
-        ready = False
+    def _load_evacuation(self, log: RoundLog) -> Evacuation | None:
+        """Read the evacuation state; None if evacuation is off or the state cannot be read."""
         with log.boundary("the evacuation state"):
             if self.evacuation is not None:
                 self.evacuation.load(log.report)
-                ready = True
-        return ready
+                return self.evacuation
+        return None
 
     def _settle_open(self, report: RoundReport) -> None:
         for number, action in self.ledger.unsettled():
@@ -257,7 +256,7 @@ class Controller:
             log.error(f"the scheduler state is incomplete: {fleet.error}")
         return fleet
 
-    def _decide(self, fleet: FleetReading, log: RoundLog, *, ready: bool) -> _Decision | None:
+    def _decide(self, fleet: FleetReading, log: RoundLog, evacuation: Evacuation | None) -> _Decision | None:
         """Read the sources and decide; None if that failed, which is an error of the round."""
         decision, report = None, log.report
         # The value of the last round may be outdated: another replica may have stored one since.
@@ -268,8 +267,8 @@ class Controller:
                 report.errors.append(f"starting with an empty safety state: {load_error}")
         self._evidence.refresh(self.clock.now(), log)
         with log.boundary("the decision"):
-            state, policy = self._store.value, self._in_force(fleet, report)
-            decision = self._decided(fleet, state, policy, log, ready=ready)
+            policy = self._in_force(fleet, report)
+            decision = self._decided(fleet, policy, log, evacuation)
         return decision
 
     def _in_force(self, fleet: FleetReading, report: RoundReport) -> PolicyConfig:
@@ -281,9 +280,9 @@ class Controller:
         return policy if tiers is None else policy.by_scores(tiers)
 
     def _decided(
-        self, fleet: FleetReading, state: PolicyState, policy: PolicyConfig, log: RoundLog, *, ready: bool
+        self, fleet: FleetReading, policy: PolicyConfig, log: RoundLog, evacuation: Evacuation | None
     ) -> _Decision:
-        now, report = self.clock.now(), log.report
+        now, report, state = self.clock.now(), log.report, self._store.value
         self._evidence.list_nodes(reading.view.name for reading in fleet.nodes)
         views = tuple(self._evidence.placed(reading.view, state) for reading in fleet.nodes)
         risks = self._evidence.risks
@@ -303,8 +302,8 @@ class Controller:
             kill=fleet.switches.kill,
             release_all=fleet.switches.release_all,
             reset_breaker_at=fleet.switches.reset_breaker_at,
-            probes=self.evacuation.probes() if self.evacuation is not None and ready else None,
-            checkpoints=self.evacuation is not None and ready and self.evacuation.settings.enabled,
+            probes=None if evacuation is None else evacuation.probes(),
+            checkpoints=evacuation is not None and evacuation.settings.enabled,
         )
         plan = decide(views, state, signals, policy, now)
         report.plan = plan

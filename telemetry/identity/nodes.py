@@ -15,7 +15,6 @@ _URL: Final = re.compile(r"(?:[a-z]+://)?(?P<host>\[[0-9a-f:.]+\]|[^/:\s]+)(?::\
 # A table may identify a node by the scrape address of its exporter.
 _PROVIDER: Final = re.compile(r"(?:(?!https?:)[a-z]+://\S*/|nodes?/)(?P<host>[^/\s]+)")
 # Kubernetes gives the identity in the cloud as ``aws:///us-east-1a/i-0abc``, and kubectl writes ``node/n0``.
-_CLOUD_NAME: Final = re.compile(r"ip((?:-\d{1,3}){4})(?:\.|\Z)")
 
 
 class NodeNames:
@@ -24,12 +23,10 @@ class NodeNames:
     ``nodes``: known nodes, in the spelling of results.
     ``aliases``: maps further names, in any letter case, to nodes; takes precedence over any other match.
 
-    ``used_aliases``: keys of the aliases that have resolved a name. ``long_forms``: keys of the names with more of a
-    domain that have been resolved to a node, by node.
+    ``long_forms``: keys of the names with more of a domain that have been resolved to a node, by node.
     """
 
     def __init__(self, nodes: Iterable[str], aliases: Mapping[str, str] | None = None) -> None:
-        self.used_aliases: set[str] = set()
         self.long_forms: dict[str, set[str]] = {}
         self.nodes = frozenset(nodes)
         self._aliases = {node_key(alias): node for alias, node in (aliases or {}).items()}
@@ -89,7 +86,6 @@ class NodeNames:
         key = node_key(name)
         for form in (key, *(() if key in self._by_key else _shorter(key))):
             if form in self._aliases:
-                self.used_aliases.add(form)
                 return self._aliases[form]
         return name
 
@@ -146,10 +142,8 @@ def node_key(name: str) -> str:
 
 
 def _shorter(key: str) -> list[str]:
-    """Return the shorter forms of a key: ``n0`` and ``n0.example`` of ``n0.example.com``, the address of a cloud."""
+    """Return the shorter forms of a key: ``n0`` and ``n0.example`` of ``n0.example.com``."""
     if is_address(key):
         return []
     forms = [key[:place] for place, letter in enumerate(key) if letter == "." and place]
-    cloud = _CLOUD_NAME.match(key)
-    addresses = [] if cloud is None else [cloud[1][1:].replace("-", ".")]
-    return [form for form in forms if not is_address(form)] + addresses
+    return [form for form in forms if not is_address(form)]

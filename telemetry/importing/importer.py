@@ -212,9 +212,7 @@ class _Files:
         if is_new:
             account = quarantine.tables["inventory"]
             account.used = account.read - account.left_out.total()
-        installations = InstallationIndex(installed, unit, parents, self.mapping.nodes.aliases)
-        installations.names.used_aliases |= names.used_aliases
-        return installations
+        return InstallationIndex(installed, unit, parents, self.mapping.nodes.aliases)
 
     def _unit_of_samples(self, channels: Mapping[str, Channel]) -> Unit:
         """Return the samples' unit if there is no inventory; raises ``InputError`` if they do not name the node."""

@@ -28,7 +28,6 @@ from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.schema import INVENTORY, conform
 from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter
-from telemetry.identity.nodes import node_key
 from telemetry.importing.event_runs import (
     affected_events,
     dedupe_events,
@@ -243,10 +242,6 @@ class Ingest:
         return intake, spill
 
     def _report_names(self, installations: InstallationIndex) -> None:
-        unused = [alias for alias in installations.aliases if node_key(alias) not in installations.names.used_aliases]
-        self.contradictions += [
-            f"alias {alias} of node {installations.aliases[alias]}: no row has it" for alias in unused
-        ]
         domains = installations.names.in_several_domains()
         self.counts["nodes_named_in_several_domains"] += len(domains)
         for node, forms in domains.items():

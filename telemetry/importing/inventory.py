@@ -83,7 +83,6 @@ class InstallationIndex:
         self.begin = int(start.min()) if len(start) else 0
         self.node_since = pd.Series(start).groupby(self.nodes).min().to_dict()
         self.aliases = dict(aliases or {})
-        self._used_aliases: set[str] = set()
         self._long_forms: dict[str, set[str]] = {}
         self._name()
 
@@ -92,7 +91,6 @@ class InstallationIndex:
         same: dict[str, Any] = {"shared": self.shared, "slots": self.slots, "is_observed": self.is_observed}
         known: dict[str, Any] = {"units": self.units, "nodes": self.node_names}
         index = InstallationIndex(frame, self.unit, self.parents, self.aliases, **{**same, **known, **changes})
-        index.names.used_aliases |= self.names.used_aliases
         index.names.long_forms.update(self.names.long_forms)
         return index
 
@@ -140,7 +138,7 @@ class InstallationIndex:
 
     def _name(self) -> None:
         self.names = NodeNames(self.node_names, self.aliases)
-        self.names.used_aliases, self.names.long_forms = self._used_aliases, self._long_forms
+        self.names.long_forms = self._long_forms
         gpus = self.units if self.unit == "gpu" else ()
         self._gpus = GpuNames(gpus, self.parents)
 

@@ -6,7 +6,6 @@ out.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterable
 from datetime import datetime
@@ -29,18 +28,6 @@ _MAX_COUNTS = {"gpus": 100_000, "min_gpus": 1_000_000}
 
 _RESOURCES: Final = re.compile(r"(?:^|,)(?:billing=|cpu=|mem=|node=|energy=|gres[/:]|gpu[:/=]|shard:|mps:)")
 _NO_GPU: Final = re.compile(r"gpu[^,(]*[:=]0+(?:[,(]|\Z)")
-_NUMBER: Final = r"(?P<{}>\d{{1,6}}(?:\.\d{{1,3}})?)"
-_GPU: Final = (
-    r"(?:(?:nvidia|amd|tesla|quadro|geforce|instinct)[\s_-]+)?"
-    r"(?:(?:num_?|n)?gpus?|cards?|accelerators?|[abhlptv]\d{1,3}[a-z]?|g[bh]\d{3}|mi\d{2,3}[a-z]?|rtx[\s-]?a?\d{4})"
-    r"(?:[\s_-]+(?:gpus?|cards?|sxm\d?|pcie|nvl|oam|\d+\s?gi?b))*"
-)
-_COUNTED: Final = re.compile(
-    rf"\s*(?:{_NUMBER.format('before')}\s*[x×*]?\s*{_GPU}|{_GPU}\s*[x×*=:]\s*{_NUMBER.format('after')})\s*(?:\([^()]*\))?\s*",
-    re.IGNORECASE,
-)
-"""``8 GPUs``, ``2x A100``, ``4xH100-SXM``, ``A100 x 2``, ``gpus=8``."""
-
 _LIST: Final = re.compile(r"\s*[1-9]\d*,\s?\d{1,2}\s*")
 """``8,8``: counts per node, GPU indices, or a decimal comma."""
 
@@ -194,15 +181,13 @@ def _resources(text: str) -> str | None:
     if _RESOURCES.search(text):
         is_read = "gpu" not in text or gpus_of(text) or shares_a_gpu(text) or _NO_GPU.search(text)
         return text if is_read else None
-    counted = [_COUNTED.fullmatch(part) for part in re.split(r"[,;+]|\band\b", text)]
-    counts = [math.ceil(float(match["before"] or match["after"])) for match in counted if match is not None]
-    return f"gpu={sum(counts)}" if len(counts) == len(counted) else None
+    return None
 
 
 def _counts(batch: Batch, name: str) -> pd.Series:
     """Return a column of integers; fractions are rounded up, since a failure also hits a job with half a GPU.
 
-    Slurm's ``gpu:a100:4`` and ``cpu=8,gres/gpu=4`` are 4; ``2x A100`` is 2.
+    Slurm's ``gpu:a100:4`` and ``cpu=8,gres/gpu=4`` are 4.
     """
     column = batch.column(name)
     if column is None:

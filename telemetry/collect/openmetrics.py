@@ -32,7 +32,7 @@ from telemetry.collect.series.batch import SeriesBook, read_batch
 from telemetry.collect.series.exposition import BAD_LINE, LineReader
 from telemetry.collect.series.identity import XID_COUNT_METRICS, SeriesCatalogue
 from telemetry.collect.series.xid_counts import XidCounts
-from telemetry.importing.files.series import refuse_series
+from telemetry.importing.files.sources import refuse_series
 from telemetry.packing import DAMAGED, open_packed
 from telemetry.staging.folder import StagingFolder
 from telemetry.values.links import LinkTotals

@@ -17,8 +17,7 @@ from telemetry.importing.batch import Batch
 from telemetry.importing.columns import as_text, is_inventory, left_out_of_samples
 from telemetry.importing.files.csv_tables import BATCH_ROWS, FileRows, distinct, read_csv, read_header
 from telemetry.importing.files.json_tables import json_columns, read_json
-from telemetry.importing.files.series import refuse_series
-from telemetry.importing.files.sources import kind_of
+from telemetry.importing.files.sources import kind_of, refuse_series
 from telemetry.importing.mapping import LongFormat
 from telemetry.importing.quarantine import BY_MAPPING, Quarantine
 from telemetry.packing import read_errors

@@ -61,17 +61,6 @@ def test_csv_and_parquet_in_any_order_are_one_dataset(tmp_path: Path):
     assert samples["clocks_event_reasons"].tolist() == frame["clocks_event_reasons"].tolist()
 
 
-def test_exporter_names_are_known(tmp_path: Path):
-    frame = samples_frame().rename(
-        columns={"node": "Hostname", "gpu": "UUID", "gpu_temp_c": "DCGM_FI_DEV_GPU_TEMP", "power_w": "155"}
-    )
-    frame["gpu"] = 0
-    frame["modelName"] = "H100"
-    result = run_import(tmp_path, samples=frame)
-    assert list(result.dataset.meta.channels)[:2] == ["gpu_temp_c", "power_w"]
-    assert all_samples(result)["gpu"].nunique() == 4
-
-
 def test_a_mapping_of_columns_units_and_times(tmp_path: Path):
     frame = samples_frame()
     frame["timestamp"] = [pd.Timestamp(text).timestamp() for text in frame["timestamp"]]
@@ -152,16 +141,6 @@ def test_values_that_mean_not_supported_are_null_and_counted(tmp_path: Path):
     result = run_import(tmp_path, samples=frame)
     assert (result.quarantined, result.counts["values_not_supported"]) == ({}, 1)
     assert all_samples(result).loc[7, ["ecc_sbe_volatile_total", "power_w"]].isna().all()
-
-
-def test_hexadecimal_flags_words_and_large_counters(tmp_path: Path):
-    frame = changed(samples_frame(), 7, clocks_event_reasons="0x84")
-    frame["row_remap_pending"] = ["true", "false"] * 12
-    frame["ecc_sbe_volatile_total"] = range(54_700_000_000, 54_700_000_024)
-    samples = all_samples(run_import(tmp_path, samples=frame))
-    assert samples.loc[7, "clocks_event_reasons"] == 0x84
-    assert samples["row_remap_pending"].tolist() == [1.0, 0.0] * 12
-    assert samples["ecc_sbe_volatile_total"].tolist() == frame["ecc_sbe_volatile_total"].tolist()
 
 
 def test_duplicates(tmp_path: Path):
@@ -247,15 +226,6 @@ def test_values_of_another_unit_are_refused_with_the_scale(
 ):
     frame = samples_frame(gpus=1, times=30).assign(**{channel: values})
     refused(tmp_path, f"{channel!r}", f"seem to be {unit}", f"scale: {{{channel}: {scale}}}", samples=frame)
-
-
-def test_naive_timestamps(tmp_path: Path):
-    frame = samples_frame()
-    frame["timestamp"] = frame["timestamp"].str.slice(0, 19)
-    texts = ("timestamps are naive", "'2026-03-01T00:00:00'", "samples.csv, column 'timestamp'", "timezone: UTC")
-    refused(tmp_path, *texts, samples=frame)
-    result = run_import(tmp_path, samples=frame, mapping="samples: {time: {timezone: Europe/Berlin}}")
-    assert result.dataset.meta.span[0] == (DAY - timedelta(hours=1)).to_pydatetime()
 
 
 def test_no_rows(tmp_path: Path):

@@ -145,16 +145,6 @@ def test_more_samples_add_to_a_dataset_without_an_inventory(tmp_path: Path) -> N
     assert len(all_samples(result)) == 48
 
 
-def test_a_placeholder_names_no_gpu_and_its_place_does(tmp_path: Path) -> None:
-    frame = samples_frame(gpus=4)
-    frame["pci_bus_id"] = [f"00000000:{0x10 + number % 2:02X}:00.0" for number in range(4) for _ in range(6)]
-    result = without_inventory(tmp_path, frame.assign(gpu="00000000-0000-0000-0000-000000000000"))
-    assert sorted(set(all_samples(result)["gpu"])) == [
-        f"node-{node}@00000000:{bus}:00" for node in (0, 1) for bus in (10, 11)
-    ]
-    assert result.counts["gpus_named_by_their_place"] == 24
-
-
 def tickets(nodes: list[str]) -> pd.DataFrame:
     when = [(DAY + number * pd.Timedelta(minutes=10)).isoformat() for number in range(len(nodes))]
     return pd.DataFrame({"timestamp": when, "node": nodes, "type": "failure", "code": "gpu"})
@@ -181,12 +171,8 @@ def claimed(gpus: int = 2) -> pd.DataFrame:
     return pd.concat([frame, other.assign(node="node-9", gpu_temp_c=other["gpu_temp_c"] + 30)], ignore_index=True)
 
 
-@pytest.mark.parametrize("has_inventory", [False, True])
-def test_an_identity_on_two_nodes_at_one_time_is_none(tmp_path: Path, has_inventory: bool) -> None:
-    if has_inventory:
-        result = run_import(tmp_path, samples=claimed(), inventory=inventory_frame(2))
-    else:
-        result = without_inventory(tmp_path, claimed())
+def test_without_an_inventory_an_identity_on_two_nodes_at_one_time_is_none(tmp_path: Path) -> None:
+    result = without_inventory(tmp_path, claimed())
     samples = all_samples(result)
     expected = claimed().groupby(["gpu", "node"])["gpu_temp_c"].max().to_dict()
     expected = {(name if name != gpu(0) else f"{node}@{name}", node): high for (name, node), high in expected.items()}

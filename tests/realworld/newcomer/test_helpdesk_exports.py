@@ -28,18 +28,10 @@ CSV = {
     "35,GPU broken,2026-03-01,2026-03-01 00:10,2026-03-03 03:00,2026-03-01 02:00,HPC,node-0,1\n",
     "glpi": '"ID";"Title";"Opening date";"Time to resolve";"Solution date";"Associated element";"Position"\n'
     '"12";"GPU dead";"2026-03-01 00:10";"2026-03-05 00:00";"2026-03-01 02:00";"node-0";"1"\n',
-    "glpi in French": "ID;Titre;Date d'ouverture;Date de résolution;Éléments associés;Slot\n"
-    "12;GPU lost;01-03-2026 00:10;01-03-2026 02:00;node-0;1\n",
-    "otrs": '"Number";"Ticket#";"Created";"Close Time";"Title";"Host";"Slot"\n'
-    '"1";"20260301";"2026-03-01 00:10:00";"2026-03-01 02:00:00";"GPU failed";"node-0";"1"\n',
-    "freshservice": "Ticket Id,Subject,Closed Time,Created Time,Due by Time,Resolved Time,Asset,Slot\n"
-    "INC-1,GPU lost,2026-03-02 03:00:00,2026-03-01 00:10:00,2026-03-02 00:10:00,2026-03-01 02:00:00,node-0,1\n",
     "rt": "id\tQueue\tSubject\tCreated\tResolved\tCF.{Hostname}\tCF.{Slot}\n"
     "1\tgpu\tGPU lost\tSun Mar 01 00:10:00 2026\tSun Mar 01 02:00:00 2026\tnode-0\t1\n",
     "types that say nothing": "Ticket ID,Subject,Type,Created time,Resolved time,Closed time,Host,Slot\n"
     "9,GPU throws ECC errors,Incident,2026-03-01 00:10,2026-03-01 02:00,2026-03-04 02:00,node-0,1\n",
-    "comments that repeat": "Summary,Created,Resolved,Comment,Comment,Host,Slot\n"
-    "GPU lost,2026-03-01 00:10,2026-03-01 02:00,01/Mar/26;bob;rma started,02/Mar/26;bob;replaced,node-0,1\n",
     "when work started": "id,Subject,Created,Started,Resolved,Host,Slot\n"
     "1,GPU lost,2026-03-01 00:10,2026-03-01 01:00,2026-03-01 02:00,node-0,1\n",
     "zone in the names": "Title,Description,Created At (UTC),Closed At (UTC),Asset(s),Slot\n"
@@ -47,29 +39,17 @@ CSV = {
     "remedy": "Incident ID*+,Summary*,Reported Date+,Last Resolved Date,CI+,Slot\n"
     "INC1,GPU failed,3/1/2026 12:10:00 AM,3/1/2026 2:00:00 AM,node-0,1\n"
     "INC2,GPU failed,3/13/2026 12:10:00 AM,3/13/2026 2:00:00 AM,node-9,1\n",
-    "otrs in German": "Ticket#;Erstellt;Geschlossen;Titel;DynamicField_Host;Slot\n"
-    "1;2026-03-01 00:10:00;2026-03-01 02:00:00;GPU defekt;node-0;1\n",
-    "topdesk in German": "Kurzbeschreibung;Angelegt am;Abgeschlossen am;Objekt;Slot\n"
-    "GPU ausgefallen;01.03.2026 00:10;01.03.2026 02:00;node-0;1\n",
     # https://docs.opsgenie.com, views of Zendesk, CMDBs and spreadsheets
-    "zendesk view": "ID,Subject,Requester,Requested,Type,Priority,Status,Solved,Updated,Hostname,GPU\n"
-    "35,GPU died,bob,2026-03-01T00:10:00Z,Incident,high,Solved,2026-03-01T02:00:00Z,2026-03-03T00:00:00Z,node-0,1\n",
     "entity, GPU in the text": "TinyId,Alias,Message,Priority,CreatedAt,UpdatedAt,Entity,Closed at\n"
     "1,a,GPU 1 lost,P1,2026-03-01T00:10:00Z,2026-03-02T02:00:00Z,node-0,2026-03-01T02:00:00Z\n",
     "a title above the header": "GPU tickets of March\n\nOpened;Resolved;Host;Slot;Summary\n"
     "2026-03-01 00:10;2026-03-01 02:00;node-0;1;GPU lost\n",
-    "two titles": '"GPU tickets"'
-    "\nGenerated 2026-03-09\n\nOpened,Resolved,Host,Slot,Summary\n"
-    "2026-03-01 00:10,2026-03-01 02:00,node-0,1,GPU lost\n",
     "Spanish": "Número;Abierto;Resuelto;Servidor;Ranura;Descripción\n"
     "1;01/03/2026 00:10;01/03/2026 02:00;node-0;1;GPU averiada\n2;13/03/2026 02:00;;node-9;1;GPU averiada\n",
-    "Japanese": "番号,作成日時,解決日時,ホスト名,スロット,件名\n"
-    "1,2026/03/01 00:10,2026/03/01 02:00,node-0,1,GPU 故障\n",
     "a line end in the header": '"Date\nopened",Resolved,Host,Slot,Summary\n'
     "2026-03-01 00:10,2026-03-01 02:00,node-0,1,GPU lost\n",
     "Chinese, address and name of the host": "创建时间,解决时间,主机,主机名,槽位,标题\n"
     "2026-03-01 00:10,2026-03-01 02:00,10.0.0.1,node-0,1,GPU 掉卡\n",
-    "Chinese": "工单号,创建时间,解决时间,主机名,槽位,标题\n1,2026-03-01 00:10,2026-03-01 02:00,node-0,1,GPU 掉卡\n",
     "empty notes": "Task ID,Opened,Date fixed,Issue,Notes,Devices,Slot\n"
     "1,2026-03-01 00:10,2026-03-01 02:00,GPU dead,,node-0,1\n",
     "date and time in columns of their own": "Date,Time,Host,Slot,Problem,Resolved\n"
@@ -77,31 +57,15 @@ CSV = {
     "glpi in German": "ID;Titel;Letzte Änderung;Eröffnungsdatum;Lösungsdatum;Zugehörige Elemente\n"
     "12;GPU 1 defekt;03-03-2026 00:10;01-03-2026 00:10;01-03-2026 02:00;node-0\n"
     "13;Papierstau;23-03-2026 00:10;21-03-2026 00:10;21-03-2026 02:00;node-9\n",
-    "glpi, solution in French": "ID;Titre;Dernière modification;Date d'ouverture;Date de solution;Éléments associés\n"
-    "12;Carte GPU 1 HS;13-03-2026 00:10;01-03-2026 00:10;01-03-2026 02:00;node-0\n",
     "servicenow in French": "Numéro,Ouvert,Résolu,Élément de configuration,Description brève,Notes de clôture\n"
     "INC1,2026-03-01 00:10,2026-03-01 02:00,node-0,GPU 1 en panne,carte réinsérée\n",
-    "servicenow in Spanish": "Número,Abierto,Resuelto,Elemento de configuración,Descripción breve,Notas de cierre\n"
-    "INC1,2026-03-01 00:10,2026-03-01 02:00,node-0,fallo de GPU 1,GPU reparada\n",
-    "jira in German": "Zusammenfassung,Vorgangstyp,Erstellt,Aktualisiert,Erledigt,Benutzerdefiniertes Feld (Host)\n"
-    "GPU 1 defekt,Bug,01.03.2026 00:10,02.03.2026 00:10,01.03.2026 02:00,node-0\n",
-    "jira in Spanish": "Resumen,Creada,Actualizada,Resuelta,Servidor\n"
-    "GPU 1 caída,01/mar/26 00:10,02/mar/26 00:10,01/mar/26 02:00,node-0\n",
     "Chinese, another date": "时间,主机,故障描述,恢复时间,更新时间\n"
     "2026年3月1日 00:10,node-0,GPU 1 掉卡,2026年3月1日 02:00,2026年3月5日 02:00\n",
     # The title names the node.
     "GitHub": "number\ttitle\tstate\tcreatedAt\tclosedAt\tlabels\n"
     "12\tnode-0: GPU 1 fell off the bus\tCLOSED\t2026-03-01T00:10:00Z\t2026-03-01T02:00:00Z\tgpu\n",
-    "GitLab": "Title,Description,Issue ID,State,Due Date,Created At (UTC),Updated At (UTC),Closed At (UTC),Labels\n"
-    '[node-0] GPU 1 dead,"a\nb",1,Closed,,2026-03-01 00:10:00,2026-03-01 05:00:00,2026-03-01 02:00:00,gpu\n',
     "PagerDuty": "id,incident_number,description,service_id,service_name,created_on,resolved_on,auto_resolved,urgency\n"
     "Q1,12,[FIRING:1] GPU 1 lost (node-0),P1,gpu,2026-03-01T00:10:00+00:00,2026-03-01T02:00:00+00:00,f,high\n",
-    "Redmine": "#,Project,Tracker,Status,Subject,Author,Updated,Start date,Closed,Created\n"
-    "12,HPC,Bug,Closed,GPU 1 of NODE-0 is dead,bob,2026-03-02,2026-03-01,2026-03-01 02:00,2026-03-01 00:10\n",
-    "osTicket": '"Ticket Number","Date Created","Subject","From","Priority","Closed Date","Last Updated"\n'
-    '"1","2026-03-01 00:10","node-0.cluster GPU 1 broken","bob","High","2026-03-01 02:00","2026-03-02 02:00"\n',
-    "Zammad": "#;Titel;Kunde;Erstellt am;Geschlossen am\n"
-    "1;node-0: GPU 1 ausgefallen;bob;01.03.2026 00:10;01.03.2026 02:00\n",
     "history of alerts": "Starts,Ends,Alert,Instance,GPU,Severity\n"
     "2026-03-01T00:10Z,2026-03-01T02:00Z,GPUFellOffBus,node-0:9400,1,critical\n",
     "what was done": "Date,Node,GPU,Failure description,Action Taken,Date Fixed\n"
@@ -136,9 +100,7 @@ APIS = {
         }
     ],
     "records": {"records": [RECORD]},
-    "result": {"result": [RECORD]},
     "hits of a search": {"took": 3, "hits": {"total": {"value": 1}, "hits": [{"_id": "1", "_source": RECORD}]}},
-    "pages": {"next": None, "count": 1, "meta": {"page": 1}, "tickets": [RECORD]},
     "members": {
         "@odata.id": "/redfish/v1/Systems/1/LogServices/SEL/Entries",
         "Members": [

@@ -23,14 +23,8 @@ _TIME: Final = re.compile(rb"^sdiag output at .*\((\d+)\)", re.MULTILINE)
 _NO_SUCH_NODE: Final = ("not found", "invalid node name")
 _NO_JSON: Final = ("unrecognized option", "doesn't allow an argument")
 _FOREIGN_FILTERS: Final = (
-    "SQUEUE_",
-    "SINFO_",
-    "SCANCEL_",
-    "SBATCH_",
-    "SCONTROL_",
-    "SLURM_CLUSTERS",
-    "SLURM_TIME_FORMAT",
-)
+    "SQUEUE_", "SINFO_", "SCANCEL_", "SBATCH_", "SCONTROL_", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT"
+)  # fmt: skip
 # These variables set defaults, e.g. filters of the lists that decisions use (squeue(1), ENVIRONMENT VARIABLES).
 
 

@@ -31,13 +31,8 @@ def test_a_share_on_three_nodes_would_block_all_or_give_all_and_gives_one():
         0, 1, 1, 1, 2, 2,
     ]  # fmt: skip
     assert [Budget("cluster", max_unavailable_share=0.2).allowed(total) for total in (0, 1, 2, 5, 9, 10)] == [
-        0,
-        0,
-        1,
-        1,
-        1,
-        2,
-    ]
+        0, 0, 1, 1, 1, 2,
+    ]  # fmt: skip
     assert Budget("cluster", max_unavailable_share=0.29).allowed(100) == 29
 
 

@@ -143,11 +143,8 @@ def test_each_action_adds_to_the_marks_and_a_second_one_changes_nothing():
 def test_a_release_gives_back_what_was_found():
     node = done(NODE, "publish", "avoid", "swap", "drain")
     half = after(node, change_for(release(to=Level.AVOID), node, SETTINGS, T0))
-    assert (half.out, half.weight, slurm_marks_on(half, SETTINGS, T0).marks.level) == (
-        frozenset(),
-        1_000_003,
-        Level.AVOID,
-    )
+    level = slurm_marks_on(half, SETTINGS, T0).marks.level
+    assert (half.out, half.weight, level) == (frozenset(), 1_000_003, Level.AVOID)
     assert not slurm_marks_on(half, SETTINGS, T0).marker_removed
     assert after(node, change_for(release(), node, SETTINGS, T0)) == replace(NODE, user="root", reason_at=T0)
     assert after(half, change_for(release(), half, SETTINGS, T0)) == replace(NODE, user="root", reason_at=T0)
@@ -290,40 +287,29 @@ def row(states: list[str], **others: object) -> dict[str, object]:
     return {**base, **others}
 
 
+def known(states: list[str], reason: str = "") -> tuple[object, ...]:
+    view = view_of(node_of(row(states, reason=reason), "gpu"), (), SETTINGS, T0)
+    assert view.readable
+    return view.down, view.resting is not None, view.why_out_of_service, view.counted
+
+
 @pytest.mark.parametrize("states", RESTING, ids="+".join)
 def test_a_node_at_rest_is_neither_down_nor_out_of_service(states):
-    out = "DRAIN" in states
-    view = view_of(node_of(row(states, reason="x" if out else ""), "gpu"), (), SETTINGS, T0)
-    assert (view.readable, view.down, view.resting is not None, view.why_out_of_service, view.counted) == (
-        True,
-        False,
-        True,
-        None,
-        False,
-    )
+    assert known(states, reason="x" if "DRAIN" in states else "") == (False, True, None, False)
 
 
 @pytest.mark.parametrize("states", AWAKE, ids="+".join)
 def test_a_node_that_is_planned_or_reserved_is_in_service(states):
-    view = view_of(node_of(row(states), "gpu"), (), SETTINGS, T0)
-    assert (view.readable, view.down, view.resting, view.why_out_of_service, view.counted) == (
-        True,
-        False,
-        None,
-        None,
-        True,
-    )
+    assert known(states) == (False, False, None, True)
 
 
 @pytest.mark.parametrize("states", FAILED, ids="+".join)
 def test_a_node_that_failed_is_down_whatever_its_power(states):
-    view = view_of(node_of(row(states), "gpu"), (), SETTINGS, T0)
-    assert (view.down, view.resting, view.why_out_of_service, view.counted) == (True, None, "down", True)
+    assert known(states) == (True, False, "down", True)
 
 
 def test_a_node_that_was_drained_by_others_and_powered_down_is_out_of_service():
-    view = view_of(node_of(row(["IDLE", "DRAIN", "POWERED_DOWN"], reason="bad disk"), "gpu"), (), SETTINGS, T0)
-    assert view.why_out_of_service is not None
+    assert known(["IDLE", "DRAIN", "POWERED_DOWN"], "bad disk")[2] is not None
 
 
 @pytest.mark.parametrize("changed", [{"partitions": ("other",)}, {"gpus": 0}, {"states": frozenset({"FUTURE"})}])

@@ -38,10 +38,7 @@ Place = Path | S3Place
 
 
 def place_of(written: str, option: str = "--dataset") -> Place:
-    """Parse the location of a dataset: a folder, or ``s3://BUCKET/PREFIX``.
-
-    Raises ``InputError`` for another scheme, or an invalid bucket or prefix.
-    """
+    """Parse the location of a dataset: a folder, or ``s3://BUCKET/PREFIX``; else raise ``InputError``."""
     if not written.startswith(SCHEME):
         if "://" in written:
             raise InputError(

@@ -56,10 +56,7 @@ def stop_loop_on_signals() -> asyncio.Event:
 
 
 def every(interval_s: float, wait: Wait) -> Iterator[int]:
-    """Yield 0, 1, 2, … at a fixed rate until ``wait`` returns True.
-
-    An iteration that takes longer than the interval is followed by the next one immediately.
-    """
+    """Yield 0, 1, 2, … at a fixed rate until ``wait`` returns True; a late iteration starts immediately."""
     rounds = 0
     while True:
         began_s = time.monotonic()
@@ -168,10 +165,7 @@ _Method = Callable[Concatenate[Any, P], T]
 
 
 def bounded(name: str, error: type[Exception]) -> Callable[[_Method[P, T]], _Method[P, T]]:
-    """Return a decorator that bounds methods by the ``patience`` of their object (None: unbounded).
-
-    ``error``: raised instead of ``TimeoutError``.
-    """
+    """Return a decorator that bounds methods by their object's ``patience`` (None: unbounded); they raise ``error``."""
 
     def decorate(method: _Method[P, T]) -> _Method[P, T]:
         @functools.wraps(method)

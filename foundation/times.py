@@ -18,10 +18,7 @@ BoolArray = NDArray[np.bool_]
 
 
 def milliseconds(values: Any, column: str = "timestamp") -> Int64Array:
-    """Convert times to int64 milliseconds since the epoch, null to :data:`NEVER`.
-
-    Raises ``InputError`` if the values are not timezone-aware datetimes.
-    """
+    """Convert aware times to int64 Unix milliseconds, null to :data:`NEVER`; raise ``InputError`` for others."""
     series = pd.Series(values)
     if not isinstance(series.dtype, pd.DatetimeTZDtype):
         if len(series) == 0 or series.isna().all():

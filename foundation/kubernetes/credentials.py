@@ -45,10 +45,7 @@ def connect(
     limits: ClientLimits = DEFAULT_LIMITS,
     agent: str = "predrain",
 ) -> KubernetesClient:
-    """Connect with ``kubeconfig`` if given, else with the pod's service account, else like ``kubectl``.
-
-    Raises ``InputError`` if there is no valid configuration.
-    """
+    """Connect by ``kubeconfig``, else the pod's service account, else like ``kubectl``; may raise ``InputError``."""
     configuration = _configuration(kubeconfig, context)
 
     def renew() -> Credentials:

@@ -54,7 +54,7 @@ class TokenFile(Generic[Grant]):
     def __init__(self, path: Path, parse: Callable[[str, int, str], tuple[bytes, Grant]], advice: str) -> None:
         self._path, self._parse, self._advice = path, parse, advice
         self._stamp = stamp_of(path)
-        self._grants = self._read()
+        self._grants = self._read(is_reload=False)
 
     def grant(self, token: str) -> Grant | None:
         """Return the grant of a token; None if the token is not in the file.
@@ -68,7 +68,7 @@ class TokenFile(Generic[Grant]):
         if stamp != self._stamp:
             self._stamp = stamp
             try:
-                self._grants = self._usable(self._lines())
+                self._grants = self._read(is_reload=True)
                 _LOG.info("the token file has changed: %d tokens", len(self._grants))
             except InputError as error:
                 _LOG.warning("the token file cannot be read; the previous tokens stay valid: %s", error)
@@ -85,25 +85,21 @@ class TokenFile(Generic[Grant]):
             raise InputError(f"the token file cannot be read: {reason}", str(self._path), self._advice) from error
         return [(number, line) for number, line in enumerate(lines, 1) if line and not line.startswith("#")]
 
-    def _usable(self, lines: list[tuple[int, str]]) -> list[tuple[bytes, Grant]]:
-        """Parse the valid lines; a token with two grants is ignored."""
+    def _read(self, *, is_reload: bool) -> list[tuple[bytes, Grant]]:
+        """Parse the lines; on a reload, unusable lines and tokens with two grants are ignored."""
         grants: dict[bytes, Grant | None] = {}
-        for number, line in lines:
+        for number, line in self._lines():
+            location = f"{self._path}, line {number}"
             try:
-                digest, grant = self._parse(line, number, f"{self._path}, line {number}")
+                digest, grant = self._parse(line, number, location)
+                if grants.setdefault(digest, grant) != grant:
+                    grants[digest] = None
+                    advice = "Give each token a single line with all its scopes."
+                    raise InputError("the token file has a duplicate token", location, advice)
             except InputError as error:
+                if not is_reload:
+                    raise
                 _LOG.warning("ignored a line of the token file: %s", error)
-                continue
-            if grants.setdefault(digest, grant) != grant:
-                _LOG.warning("ignored a token with contradicting scopes: %s, line %d", self._path, number)
-                grants[digest] = None
-        return [(digest, grant) for digest, grant in grants.items() if grant is not None]
-
-    def _read(self) -> list[tuple[bytes, Grant]]:
-        grants = [self._parse(line, number, f"{self._path}, line {number}") for number, line in self._lines()]
-        if not grants:
+        if not grants and not is_reload:
             raise InputError("the token file contains no token", str(self._path), self._advice)
-        if len(dict(grants)) < len(set(grants)):
-            advice = "Give each token a single line with all its scopes."
-            raise InputError("the token file has a duplicate token", str(self._path), advice)
-        return grants
+        return [(digest, grant) for digest, grant in grants.items() if grant is not None]

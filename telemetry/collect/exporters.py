@@ -179,10 +179,7 @@ class PageWatch(Watch[Rows]):
 
 
 def clock_skew_s(page: HttpResponse, requested_at: datetime) -> float | None:
-    """Return the exporter's clock minus this host's, from the Date header; None without one.
-
-    ``requested_at``: when the page was requested.
-    """
+    """Return the exporter's clock minus this host's, from the Date header; None without one."""
     with suppress(ValueError, OverflowError):
         date = parsedate_to_datetime(page.headers.get("date", ""))
         # Date is truncated to seconds, which is half a second too early on average. It was set between request and

@@ -74,10 +74,7 @@ class _Component(BaseModel):
 def read_events(
     page: bytes, node: str, known_at: Callable[[datetime], datetime], rules: KubernetesRules | None = None
 ) -> dict[str, list[Event] | str]:
-    """Return each entry's events, or the reason to leave it out, by a digest of the entry.
-
-    Raises ``ScrapeError`` if the page is not a gpud response.
-    """
+    """Return each entry's events, or why it is left out, by its digest; ``ScrapeError`` for another format."""
     try:
         components = [_Component.model_validate(part) for part in json.loads(page, parse_int=_number) or []]
     except (ValueError, TypeError, RecursionError):  # a ValidationError is a ValueError

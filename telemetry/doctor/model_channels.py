@@ -13,10 +13,7 @@ _WITHOUT_TELEMETRY = ("history", "static", "gaps")
 
 
 def read_used_channels(bundle: Path | None, channels: Iterable[str]) -> tuple[frozenset[str] | None, str]:
-    """Return the channels that a bundle uses, or None without one, and a sentence on their source.
-
-    Raises ``InputError`` if the bundle's manifest is corrupt.
-    """
+    """Return the channels that a bundle uses (None without one), and a sentence on their source."""
     if bundle is None or not (bundle / "manifest.json").is_file():
         missing = "no bundle was given" if bundle is None else f"{bundle} holds no bundle"
         return None, (

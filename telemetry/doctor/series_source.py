@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 
 from foundation.errors import InputError
-from foundation.http import BodyTooLarge, Connection, HttpError, HttpResponse, ask, check_status, shown_url
+from foundation.http import BodyTooLarge, Connection, HttpError, ask, check_status, shown_url
 from foundation.text import quantity
 from telemetry.accounting import Accounting
-from telemetry.collect.exporters import clock_skew_s
 from telemetry.collect.prometheus.backfill import BackfillPlan
 from telemetry.collect.prometheus.client import Bounds
 from telemetry.collect.prometheus.preview import preview_backfill
@@ -31,8 +30,6 @@ LOOK_BACK: Final = timedelta(days=1)
 """A metric with a sample within this time but none now has stopped."""
 
 _RETRY_FOR_S: Final = 30.0
-_SKEW_S: Final = 5.0  # Date headers have whole seconds, and NTP keeps clocks much closer
-_SLOW_S: Final = 5.0  # half of the usual scrape timeout of 10 s
 _OLD: Final = timedelta(minutes=5)  # Prometheus' lookback delta
 _GPU_METRIC: Final = re.compile(r"DCGM_|dcgm_|gpu_|amd_|nvidia_", re.IGNORECASE)
 _COLUMNS: Final = ("metric", "channel", "gpu", "node", "mig", "model", "driver", "value")
@@ -69,13 +66,11 @@ def observe_page(
         advice = "Check the address, the credentials, that the server runs, and that this host may reach it."
         raise InputError(f"no response: {error}", shown_url(connection.url), advice) from error
     catalogue = SeriesCatalogue(channels, mapping, default_node=host)
-    return observe_body(answer.body, catalogue, shown_url(connection.url), now, answer)
+    return observe_body(answer.body, catalogue, shown_url(connection.url), now)
 
 
-def observe_body(
-    body: bytes, catalogue: SeriesCatalogue, location: str, now: datetime, answer: HttpResponse | None = None
-) -> Observation:
-    """Observe the text of a page, and its HTTP response, if any; malformed lines are skipped and reported."""
+def observe_body(body: bytes, catalogue: SeriesCatalogue, location: str, now: datetime) -> Observation:
+    """Observe the text of a page; malformed lines are skipped and reported."""
     text = body.decode("utf-8", "replace").replace("\r\n", "\n")
     openmetrics = is_openmetrics(text)
     lines: LineReader[tuple[str, dict[str, str]]] = LineReader(lambda name, labels: (name, labels))
@@ -102,14 +97,7 @@ def observe_body(
             f"{hint}Give the page of dcgm-exporter or AMD's device-metrics-exporter, or name its labels by --mapping.",
         )
     stamps = [sample.timestamp_ms for sample in samples if sample.timestamp_ms is not None]
-    age_s = now.timestamp() - max(stamps) / 1000.0 if stamps else None
-    skew_s = None if answer is None else clock_skew_s(answer, now)
-    duration_s = 0.0 if answer is None else answer.duration_s
-    facts = {"timestamps on lines": "none" if age_s is None else f"yes, newest {age_s:,.0f} s old"}
-    if answer is not None:
-        facts["response time"] = f"{duration_s:.2f} s"
-    if skew_s is not None:
-        facts["clock"] = f"{skew_s:+.1f} s against this host"
+    age_s = now.timestamp() - max(stamps) / 1000.0 if stamps else 0.0
     findings = findings_of(
         (
             problems,
@@ -117,19 +105,8 @@ def observe_body(
             "Update the exporter, or report it.",
         ),
         (
-            abs(skew_s or 0.0) > _SKEW_S,
-            f"the exporter's clock differs from this host's by {skew_s or 0.0:+.0f} s",
-            "Check the time synchronization of that host.",
-        ),
-        (
-            duration_s > _SLOW_S,
-            f"the response took {duration_s:.1f} s",
-            "Check the node: a slow driver can precede a GPU that falls off the bus. Raise the scrape timeout "
-            "only if it was always slow.",
-        ),
-        (
-            timedelta(seconds=age_s or 0.0) > _OLD,
-            f"the newest timestamp in the page is {age_s or 0.0:,.0f} s old",
+            timedelta(seconds=age_s) > _OLD,
+            f"the newest timestamp in the page is {age_s:,.0f} s old",
             "Restart the exporter.",
         ),
         (
@@ -139,7 +116,7 @@ def observe_body(
         ),
     )
     names = {sample.name for sample in samples} | {name for name in XID_COUNT_METRICS if name in text}
-    return _observation("exporter page", location, now, catalogue, newest, names, left_out, facts, findings, accounting)
+    return _observation("exporter page", location, now, catalogue, newest, names, left_out, {}, findings, accounting)
 
 
 def observe_prometheus(

@@ -174,10 +174,7 @@ class NodeLabels:
         self._preferred, self._is_decided = label, False
 
     def observe(self, labels: Mapping[str, str], device: str | None, place: str | None = None) -> None:
-        """Add the labels of a series to the evidence.
-
-        ``device``: identity of its GPU, or None. ``place``: its PCI address or slot.
-        """
+        """Add the labels of a series; ``device`` and ``place`` (PCI address or slot) identify its GPU, if known."""
         present = (name for name in self.names if name in labels)
         values = {name: value for name in present if (value := label_value(labels, name)) is not None}
         key = (device, place, *values.items())

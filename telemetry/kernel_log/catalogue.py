@@ -149,10 +149,7 @@ class Driver(BaseModel):
 
 
 class MessageCatalogue:
-    """Finds and classifies messages of GPU drivers.
-
-    ``added``: rules that take precedence over the shipped ones.
-    """
+    """Finds and classifies messages of GPU drivers; rules in ``added`` take precedence over the shipped ones."""
 
     def __init__(self, added: Iterable[MessageRule] = ()) -> None:
         self._added = [(re.compile(rule.pattern, re.DOTALL), rule) for rule in added]

@@ -81,10 +81,7 @@ def parse_kernel_log(
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a log, compressed or not, each truncated to :data:`MAX_LINE`.
-
-    Raises ``InputError`` if it is not a regular file or not text.
-    """
+    """Yield a text log's lines, truncated to :data:`MAX_LINE`; raises ``InputError`` for another file."""
     check_regular(path)
     with read_errors(path), open_packed(path) as (_, stream):
         beginning = stream.peek(8)[:8]

@@ -205,10 +205,7 @@ class KernelLogReader:
         self.accounting.left_out(TABLE, NOT_ABOUT_A_GPU, n_lines - messages)
 
     def read(self, lines: Iterable[LogLine], known_at: KnownAt = lambda when, _is_history: when) -> Iterator[Event]:
-        """Yield the events of the next messages.
-
-        Raises ``InputError`` if an event has no node or, with ``asks``, an ambiguous time.
-        """
+        """Yield the events of the next messages; ``InputError`` without a node or, with ``asks``, a clear time."""
         self._known_at = known_at
         for line in lines:
             node = self._node if self._fixed or line.host is None else line.host

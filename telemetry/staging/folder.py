@@ -103,10 +103,7 @@ _STALE_TEMPORARY_S = 3600
 
 
 def staging_of(dataset: Path) -> Path:
-    """Return the staging folder of a dataset: its sibling ``DATASET.live``.
-
-    Raises ``InputError`` if the dataset is not in a folder.
-    """
+    """Return the staging folder ``DATASET.live``; raises ``InputError`` if the dataset is in no folder."""
     refuse_storage(dataset)
     real = Path(os.path.realpath(dataset))
     return real.with_name(real.name + ".live")

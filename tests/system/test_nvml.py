@@ -168,24 +168,6 @@ def test_one_reading_has_every_value_in_our_units(node: Node) -> None:
     assert node.rows("events") == []
 
 
-@pytest.mark.parametrize(
-    ("lines", "env", "message"),
-    [
-        ({"init": "9"}, {}, "the NVIDIA driver is not loaded"),
-        ({}, {"LD_LIBRARY_PATH": "/nowhere"}, "its library libnvidia-ml.so.1 was not found"),
-    ],
-)
-def test_a_node_without_a_driver_says_so(node: Node, lines: dict[str, str], env: dict[str, str], message: str) -> None:
-    node.set(**lines)
-    node.env |= env
-    run = node.once()
-    assert run.returncode == 1
-    assert run.stderr.startswith("predrain: error: ")
-    assert message in run.stderr
-    assert "predrain collect exporters" in run.stderr
-    assert "Traceback" not in run.stderr
-
-
 def test_xids_land_at_once_and_a_lost_gpu_is_reported_once_and_stops_neither_the_others_nor_their_xids(
     node: Node, daemons: Start
 ) -> None:

@@ -23,7 +23,7 @@ ELSEWHERE = {
     "pip install": "tests/system/test_wheel.py",
     "dvc ": "tests/system/test_pipeline.py",
     "mlflow ui": "MLflow's own",
-    "predrain doctor http": "tests/system/test_doctor.py",
+    "predrain doctor http": "tests/telemetry/doctor/test_series_source.py",
     "predrain collect prometheus": "tests/system/test_prometheus_backfill.py",
     "predrain assess --prometheus": "tests/predrain/test_assess.py",
     "predrain import ...": "the same command with more options: tests/telemetry/test_import_samples.py",

@@ -55,10 +55,7 @@ def service_exporters(
 
 
 def slice_exporters(slices: Iterable[Object], port: int | str | None, location: str) -> list[Exporter]:
-    """Return the exporters in a service's EndpointSlices.
-
-    Raises ``InputError`` if no port or several ports match.
-    """
+    """Return the exporters in EndpointSlices; raises ``InputError`` if no port or several ports match."""
     chosen: dict[str, Exporter] = {}
     # A dual-stack service lists each pod in a slice per family: keep one exporter, preferably IPv4.
     for family in ("IPv6", "IPv4"):

@@ -284,10 +284,7 @@ class NodeTracker(Tracker[ObservedKubernetesNode, ObservedKubernetesNode]):
                     accounting.left_out("node conditions", f"{reasons[disposition]}: {kind}", example=view.name)
 
     def observations(self, now: datetime) -> list[dict[str, Any]]:
-        """Return the inventory rows due: node, location and time, with ``gpu`` null.
-
-        Nodes without a known location have none; their GPUs come from exporters.
-        """
+        """Return the inventory rows due: node, location and time; none for nodes without a known location."""
         default = {"cluster": self._cluster} if self._cluster is not None else {}
         rows = []
         for name, view in self.known.items():

@@ -144,10 +144,7 @@ class ScrapeSettings:
 
 
 class Watch(Generic[_Batch]):
-    """State of one target: its source's parser, and its failures.
-
-    ``advice``: remedy to print if no target can be scraped.
-    """
+    """State of one target: its parser and failures; ``advice`` is printed if no target can be scraped."""
 
     advice = "Check the addresses, and that the exporters run."
 

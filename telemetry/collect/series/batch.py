@@ -267,10 +267,7 @@ class SeriesBook:
         self.series = list(positions)
 
     def places(self, index: npt.NDArray[np.int32], left_out: Counter[str]) -> npt.NDArray[np.int32]:
-        """Return each sample's position in ``series``, or -1 if it is left out and counted.
-
-        ``index``: numbers of label sets; shape (n,).
-        """
+        """Return each sample's position in ``series``, by its label set; -1 if it is left out and counted."""
         place = self._places[index]
         numbers, counts = np.unique(index[place < 0], return_counts=True)
         label_sets = list(self._numbers) if len(numbers) else []

@@ -113,7 +113,7 @@ def test_a_token_that_was_taken_out_of_the_file_is_never_valid_again(tmp_path: P
         ("secret-token-that-stands-alone\n", r"tokens, line 1\)\. Choose from read, write, admin\. Write lines of"),
         ("read secret-token\n", r"no SHA-256 of a token \(.*tokens, line 1\)"),
         (f"read sha256:secret{'z' * 58}\n", r"no SHA-256 of a token \(.*tokens, line 1\)"),
-        (token_line("read", READ) + token_line("admin", READ), r"a duplicate token \(.*tokens\)"),
+        (token_line("read", READ) + token_line("admin", READ), r"a duplicate token \(.*tokens, line 2\)"),
     ],
 )
 def test_a_wrong_token_file_is_refused_without_repeating_what_may_be_a_token(tmp_path, content, message):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import pandas as pd
 import pytest
 
 from foundation.errors import InputError
@@ -22,13 +21,11 @@ from telemetry.collect.kubernetes.rules import KubernetesRules, load_rules
 from telemetry.collect.outbox import Outbox
 from telemetry.collect.scraping.collector import PAGE_BYTES, SCRAPES, ScrapeCollector, Scraper, ScrapeSettings
 from telemetry.collect.scraping.targets import read_targets
-from telemetry.importing.event_runs import dedupe_events
-from telemetry.kernel_log.reader import LogLine
 from tests import http_server
 from tests.clock import NOW, Clock
 from tests.http_server import Handler, certify
 from tests.processes import invoke
-from tests.telemetry.collect.builders import kernel_events, staged, staging
+from tests.telemetry.collect.builders import staged, staging
 
 UUID = "GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7"
 XIDS = "accelerator-nvidia-error-xid"
@@ -241,18 +238,6 @@ def test_nothing_is_an_answer_too(node: Collected) -> None:
     node.gpud.body = b"null"
     assert node.look() == []
     assert node.accounting.tables[SCRAPES].used == 1
-
-
-def test_the_kernel_logs_report_of_the_same_xid_is_one_event_with_it(node: Collected) -> None:
-    line = f"NVRM: Xid (PCI:0000:9b:00 {UUID}): 79, pid=1, name=x, GPU has fallen off the bus."
-    clock = Clock(NOW - timedelta(minutes=5))
-    (logged,) = kernel_events("journal", LogLine(line, clock.now), node="n1", clock=clock)
-    stamps = {"timestamp": pd.Timestamp(logged.timestamp), "known_at": pd.Timestamp(logged.known_at)}
-    events = pd.DataFrame([*node.read(entry(5, LOST)), logged.row() | stamps]).drop(columns="pci_bus_id")
-    for name in stamps:
-        events[name] = pd.to_datetime(events[name], utc=True).astype("datetime64[ms, UTC]")
-    (kept,) = dedupe_events(events, timedelta(seconds=60)).to_dict("records")
-    assert (kept["source"], kept["code"], kept["gpu"]) == ("kernel_log:journal", "79", UUID)
 
 
 def test_the_command_takes_gpuds_own_certificate_only_when_told_to(tmp_path: Path) -> None:

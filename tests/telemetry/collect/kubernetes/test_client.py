@@ -201,20 +201,15 @@ def test_a_silent_watch_ends(server: Server, cluster: KubernetesClient, monkeypa
     assert watched(cluster) == ["ADDED"]
 
 
-def test_a_kubeconfig_gives_address_and_token(server: Server, tmp_path: Path) -> None:
-    file = tmp_path / "config"
+def kubeconfig(folder: Path, server: Mapping[str, str], user: Mapping[str, Any]) -> Path:
     content = {
-        "clusters": [{"name": "c", "cluster": {"server": server.url}}],
-        "users": [{"name": "u", "user": {"token": "secret"}}],
+        "clusters": [{"name": "c", "cluster": server}],
+        "users": [{"name": "u", "user": user}],
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "x",
     }
-    file.write_text(yaml.safe_dump(content))
-    server.answers = [answer(200, {"a": 1})]
-    assert connect(file).get("/x") == {"a": 1}
-    assert server.tokens == ["Bearer secret"]
-    with pytest.raises(InputError, match=r"no connection to the Kubernetes API server.*--kubeconfig and --context"):
-        connect(file, "nothing")
+    (folder / "config").write_text(yaml.safe_dump(content))
+    return folder / "config"
 
 
 @pytest.mark.parametrize("by_provider", [False, True])
@@ -227,15 +222,9 @@ def test_a_credential_plug_in_that_hangs_is_ended(
     plugin.chmod(0o755)
     command = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin), "interactiveMode": "Never"}
     provider = {"name": "gcp", "config": {"cmd-path": str(plugin), "cmd-args": "token"}}
-    content = {
-        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
-        "users": [{"name": "u", "user": {"auth-provider": provider} if by_provider else {"exec": command}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    (tmp_path / "config").write_text(yaml.safe_dump(content))
+    user = {"auth-provider": provider} if by_provider else {"exec": command}
     with pytest.raises(InputError, match="timed out") if by_provider else nullcontext():
-        connect(tmp_path / "config")
+        connect(kubeconfig(tmp_path, {"server": "http://127.0.0.1:9"}, user))
     process = Path(f"/proc/{int(started.read_text())}/stat")
     wait(lambda: not process.exists() or process.read_text().split()[2] == "Z")
 
@@ -275,24 +264,19 @@ def test_rotated_credentials_are_loaded_once_the_server_rejects_the_old_ones(
         context.load_verify_locations(pairs["client"][0])
     with serving(Authenticating, tls=context) as url:
 
-        def kubeconfig(**old: str) -> Path:
+        def configured(**old: str) -> Path:
             certificate, key = pairs[old.get("client", "client")]
             (tmp_path / "token").write_text("old\n" if old else "new\n")
             user = {"tokenFile": "token"}
             if context is not None:
                 user = {"client-certificate": str(certificate), "client-key": str(key)}
-            cluster = {"server": url, "certificate-authority": str(pairs[old.get("server", "server")][0])}
-            content = {
-                "clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "u", "user": user}],
-                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}], "current-context": "x",
-            }  # fmt: skip
-            (tmp_path / "config").write_text(yaml.safe_dump(content))
-            return tmp_path / "config"
+            authority = str(pairs[old.get("server", "server")][0])
+            return kubeconfig(tmp_path, {"server": url, "certificate-authority": authority}, user)
 
-        cluster = connect(kubeconfig(**{rejected: "old"}))
+        cluster = connect(configured(**{rejected: "old"}))
         with pytest.raises((ApiRefused, Unreachable), match=error):
             cluster.get("/x")
-        kubeconfig()
+        configured()
         cluster._renewed_s = float("-inf")  # the last renewal was a while ago
         assert cluster.get("/x")
 
@@ -328,6 +312,8 @@ def test_another_clusters_credentials_are_not_sent_once_the_current_context_is_a
             "current-context": "x",
         }
         (tmp_path / "config").write_text(yaml.safe_dump(content))
+        with pytest.raises(InputError, match=r"no connection to the Kubernetes API server.*--kubeconfig and --context"):
+            connect(tmp_path / "config", "nothing")
         cluster = connect(tmp_path / "config")
         (tmp_path / "config").write_text(yaml.safe_dump({**content, "current-context": "y"}))
         with pytest.raises(ApiRefused, match="401"):

@@ -15,7 +15,6 @@ from telemetry.collect.kubernetes.discovery import service_exporters, slice_expo
 from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.collect.outbox import Outbox
 from tests.clock import Clock
-from tests.processes import invoke
 from tests.telemetry.collect.builders import staged, staging
 from tests.telemetry.collect.kubernetes.memory_api import EVENTS, NODES, PODS, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import ended, event, node, pod
@@ -160,20 +159,6 @@ def test_a_long_life_stays_small(world: World) -> None:
     assert kept["events of Node"]["known"] == {}
     assert list(kept["pods"]["known"]) == ["uid-p1"]
     assert len(world.jobs()) == 1 + 2 * 20
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "message"),
-    [
-        (["--kubeconfig=nothing", "--once"], 1, "predrain: error: no connection to the Kubernetes API server"),
-        (["--interval=0s"], 2, "--interval"),
-    ],
-)
-def test_what_cannot_work_is_reported_in_one_line(
-    tmp_path: Path, options: list[str], status: int, message: str
-) -> None:
-    assert message in invoke("collect", "kubernetes", *options, "--dataset", tmp_path / "fleet", code=status).output
-    assert not (tmp_path / "fleet.live").exists()
 
 
 WHERE = "kubernetes:gpu-operator/dcgm"

@@ -21,7 +21,6 @@ from telemetry.collect.outbox import DROPPED
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.diagnosis import absent_on
 from telemetry.staging.folder import StagingFolder
-from tests.processes import invoke
 from tests.telemetry.collect.nvml.memory_nvml import MemoryGpu, MemoryNode, MemoryNvml
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -180,23 +179,6 @@ def test_any_node_has_a_writer_of_its_own(node: str, tmp_path: Path) -> None:
     StagingFolder(tmp_path, writer=writer)
     assert len(writer) <= 100
     assert writer_of(node + "-") != writer
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (["--dataset", "a", "--spool", "b"], "give one of --dataset and --spool"),
-        (["--spool", "b", "--bearer-token-file", "t"], "is only used with --push"),
-        (["--spool", "b", "--interval", "0s"], "--interval"),
-        (["--spool", "b", "--spool-limit", "much"], "'much' is not a size"),
-    ],
-)
-def test_options_that_make_no_sense_are_usage_errors(
-    options: list[str], problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    result = invoke("collect", "nvml", *options, code=2)
-    assert problem in result.output
 
 
 DATA = Path(__file__).parents[3] / "data" / "nvml"

@@ -10,7 +10,7 @@ from foundation.errors import InputError
 from telemetry.collect.series.identity import Series, SeriesCatalogue
 from telemetry.collect.series.mapping import DEFAULT_LABELS, SourceMapping, load_source_mapping
 from telemetry.config import ChannelDeclaration
-from telemetry.dataset.channels import CATALOGUE, is_unused, resolve_channels
+from telemetry.dataset.channels import CATALOGUE, resolve_channels
 
 OLD = {
     "gpu": "3",
@@ -150,13 +150,6 @@ def test_a_declared_channel_is_known_by_its_own_name_and_a_counter_also_with_tot
 def test_a_channel_that_does_not_exist_is_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"'gpu_tmp_c' .*metrics\.m\)\. Did you mean 'gpu_temp_c'\?.*`channels:`"):
         SeriesCatalogue(CATALOGUE, SourceMapping(metrics={"m": "gpu_tmp_c"}))
-
-
-def test_known_metrics_that_are_left_out_have_a_reason() -> None:
-    assert is_unused("DCGM_FI_DEV_VGPU_LICENSE_STATUS")
-    assert is_unused("go_gc_duration_seconds")
-    assert not is_unused("acme_unheard_of")
-    assert not is_unused("DCGM_FI_DEV_GPU_TEMP")
 
 
 def test_a_gpu_that_is_known_follows_a_new_choice_of_the_nodes_label() -> None:

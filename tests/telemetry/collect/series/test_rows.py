@@ -25,8 +25,7 @@ from telemetry.collect.series.batch import (
 from telemetry.collect.series.exposition import BAD_LINE, LineReader, is_openmetrics, parse_line
 from telemetry.collect.series.identity import Series, XidCount
 from telemetry.collect.series.xid_counts import FORGOTTEN_AFTER_MS, XidCounts
-from telemetry.dataset.channels import CATALOGUE, Kind
-from telemetry.staging.folder import lay_out
+from telemetry.dataset.channels import Kind
 
 KINDS: dict[str, Kind] = {
     "gpu_temp_c": "gauge",
@@ -86,6 +85,7 @@ SERIES = st.builds(
     mig_instance=st.sampled_from([None, "1"]),
     part=st.sampled_from([None, None, "0", "1"]),
     rank=st.sampled_from([0, 1]),
+    scale=st.sampled_from([1.0, 2.0]),
     inventory=st.sampled_from([(), (("slot", "1"),)]),
 )
 VALUES = st.one_of(st.integers(0, 5).map(float), st.just(math.nan), st.just(9223372036854775794.0))
@@ -111,35 +111,6 @@ def test_rows_are_those_of_the_slow_version(samples: list[tuple[Series, int, flo
     assert order == sorted(order)
 
 
-def test_of_the_shares_of_pods_that_are_given_as_the_gpus_the_largest_is_used() -> None:
-    problems: Counter[str] = Counter()
-    shares = [(one(), 1000, share) for share in (30.0, 60.0, 5.0)]
-    assert [row["gpu_temp_c"] for row in rows(shares, problems)[1]] == [60.0]
-    assert problems == {CONFLICT: 2}
-
-
-def test_rows_have_the_layout_in_which_samples_land() -> None:
-    table, made_rows = rows([(one(), 1000, 41.25), (one("clocks_event_reasons"), 1000, 5), (one("xid_last"), 1000, 79)])
-    assert lay_out("samples", table, CATALOGUE).to_pylist() == table.to_pylist()
-    assert lay_out("samples", table, CATALOGUE).schema.names == table.schema.names
-    assert made_rows == [
-        {
-            "timestamp": 1000,
-            "node": "n",
-            "gpu": "g",
-            "mig_instance": None,
-            "gpu_temp_c": 41.25,
-            "clocks_event_reasons": 5,
-            "xid_last": 79,
-        }
-    ]
-    assert [str(table.schema.field(name).type) for name in ("gpu_temp_c", "clocks_event_reasons", "xid_last")] == [
-        "float",
-        "uint64",
-        "int32",
-    ]
-
-
 def test_counters_and_bits_are_exact_and_what_cannot_be_is_counted() -> None:
     problems: Counter[str] = Counter()
     samples = [
@@ -159,12 +130,6 @@ def test_counters_and_bits_are_exact_and_what_cannot_be_is_counted() -> None:
     assert made_rows[0]["energy_mj"] == made_rows[0]["clocks_event_reasons"] == 2**53 - 1
     assert made_rows[1]["xid_last"] == -5
     assert problems == {INEXACT: 1, NOT_WHOLE: 1, OUT_OF_RANGE: 2, INFINITE: 3}
-
-
-def test_values_are_scaled_after_sentinels_are_left_out() -> None:
-    scaled = one(scale=0.5)
-    _, made_rows = rows([(scaled, 1, 80.0), (scaled, 2, 9223372036854775794.0), (scaled, 3, 82.0)])
-    assert [(row["timestamp"], row["gpu_temp_c"]) for row in made_rows] == [(1, 40.0), (3, 41.0)]
 
 
 def test_observations_are_the_first_and_the_last_of_a_driver() -> None:

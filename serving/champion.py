@@ -122,15 +122,14 @@ class ChampionBundle(FolderBundle):
         self.error = error
 
     def resolve(self) -> ResolvedBundle:
-        """Return the champion's bundle.
-
-        Raises ``error`` if there is no copy, for example ``TooEarlyError`` if there is no champion yet.
-        """
+        """Return the champion's bundle; raises ``InputError`` if there is no copy, ``TooEarlyError`` if no champion."""
         version, error = self.version(), self.error
+        note = None if error is None else f"the champion cannot be read from the registry: {_first_line(error)}"
         if version is not None:
-            note = None if error is None else f"the champion cannot be read from the registry: {_first_line(error)}"
             return ResolvedBundle(self.bundle, version, note)
-        raise error or InputError("the champion has not been fetched yet", f"model {self._name}", "Wait.")
+        if isinstance(error, InputError):
+            raise error
+        raise InputError(note or "the copy of the champion is gone", str(self.bundle), "It is fetched again.")
 
     def version(self) -> int | None:
         """Read the registry version of the copy; None if there is no copy."""

@@ -2,7 +2,7 @@
 
 import gzip
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import Response
 
+from features.wording import duration
 from policy.risk_record import format_utc
 from serving.scores.reading import span
 
@@ -40,11 +41,6 @@ def instant(value: datetime | str | None) -> str:
         return "not known"
     time = datetime.fromisoformat(value) if isinstance(value, str) else value
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def hours(length: timedelta) -> str:
-    """Format a horizon: ``24 h``."""
-    return f"{length.total_seconds() / 3600:g} h"
 
 
 _HERE: Final = Path(__file__).parent / "templates"
@@ -119,7 +115,7 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     environment.filters.update(
-        {"percent": percent, "span": span, "instant": instant, "iso": format_utc, "hours": hours, "name": _quoted}
+        {"percent": percent, "span": span, "instant": instant, "iso": format_utc, "hours": duration, "name": _quoted}
     )
     environment.globals["asset"] = _address
     return environment

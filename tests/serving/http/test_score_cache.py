@@ -18,7 +18,6 @@ from tests.serving.http.world import DECIDED, record, running, small_fleet
 from tests.serving.score_folder import write_scores
 
 NEXT = DECIDED + timedelta(hours=6)
-DO = "Run `predrain score` again; the previous scores are served until then."
 
 
 def change(folder: Path, edit: Callable[[dict[str, Any]], None], line: int = 1) -> Path:
@@ -56,11 +55,8 @@ def test_what_the_batch_scoring_writes_is_served(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "what"),
     [
-        (lambda c: c.update(format=1), "a risk record of format 1, but this code reads 2"),
-        (
-            lambda c: c.update(expires_at="2026-01-01T18:00:00"),
-            "the risk record is damaged: expires_at: a time without a time zone, 2026-01-01T18:00:00",
-        ),
+        (lambda c: c.update(format=1), "a risk record of format 1"),
+        (lambda c: c.update(expires_at="2026-01-01T18:00:00"), "expires_at: a time without a time zone"),
     ],
 )
 def test_one_damaged_record_refuses_the_decision(
@@ -68,9 +64,8 @@ def test_one_damaged_record_refuses_the_decision(
 ) -> None:
     write_scores(tmp_path, small_fleet())
     path = change(tmp_path, edit)
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=f"a record is damaged: .*{what}.*{path.name}, line 2"):
         read_scores(tmp_path)
-    assert str(error.value) == f"a record is damaged: {what} ({path}, line 2). {DO}"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from telemetry.kernel_log.stamps import Stamp, parse_header, parse_time
+from telemetry.kernel_log.stamps import RelativeStamps, Stamp, parse_header, parse_time
 
 MAX_LINE: Final = 1 << 20
 """Longer lines are truncated (characters); kernel messages have about 1000."""
@@ -95,6 +95,7 @@ class EntryReader:
         self._record: list[str] = []
         self._depth = 0
         self._host: str | None = None
+        self._relative = RelativeStamps()
 
     def read(self, line: str) -> Iterable[Entry]:
         """Return the entries completed by a line."""
@@ -117,8 +118,10 @@ class EntryReader:
         is_stamped = line[:1] == "[" and line[1:2] != "{" and line[-1] not in " \t[{"  # rather than opening JSON
         if (line[:1] in _BEGINNINGS and not is_stamped) or "[s=" in line:
             return self._begin(line)
-        if self._is_wanted(line):
-            return self._parts(plain_entry(self.number, line)._replace(host=self._host))
+        is_wanted = bool(self._is_wanted(line))
+        stamp = self._relative.read(line, is_about_a_gpu=is_wanted)
+        if is_wanted:
+            return self._parts(plain_entry(self.number, line)._replace(stored=stamp, host=self._host))
         if (line[-2:] == ">>" or line[:7] == "Common ") and (match := _HOST_LINE.match(line)):
             self._host = match[1] or match[2]
         return ()

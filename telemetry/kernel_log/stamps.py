@@ -76,6 +76,12 @@ _SINCE_BOOT = re.compile(
     r"\[\s*(?P<seconds>\d{1,10}\.\d{1,9})(?:\s*<[^>]{0,40}>)?\]|(?<![^\n])(?:\d+\.[\w.+-]+,)?\d+,\d+,(?P<us>\d{1,15}),[^;]*;"
 )
 
+_RELATIVE = re.compile(
+    r"(?:\x1b\[[\d;]*m|\w{3,8} *:\w{3,6} *: )*"
+    r"\[(?: *\+(?P<delta>\d{1,3}\.\d{1,9})|(?P<name>[^\W\d_]{2,14}|\d{1,2}[月월])\.? *(?P<day>\d{1,2}) "
+    r"(?P<hour>\d\d):(?P<minute>\d\d))\]"
+)
+
 _HOST = re.compile(
     rf"[\]>)\s\",;]*(?:<\w+\.\w+>\s*)?{_NO_HOST}(?:[\w.-]+@)?"
     r"(?P<host>(?=[\w.-]*[A-Za-z]|\d+\.\d+\.\d+\.\d+)[A-Za-z0-9][\w.-]*|(?=[\da-f]*:[\da-f:]*:)[\da-f:]+:[\da-f]+(?=\s+kernel))"
@@ -91,6 +97,37 @@ _BEFORE_STAMP = re.compile(
 _LABEL = re.compile(
     r"""\b(?:host|hostname|node|nodename|node_name|instance)(?:["'\\]*\s*[=:]>?\s*["'\\]+|=)([A-Za-z0-9][\w.-]*)"""
 )
+
+
+class RelativeStamps:
+    """Timestamps of ``dmesg --reltime``: the minute when it changes, otherwise seconds since the previous line.
+
+    A line's time is the last minute plus the deltas since, up to a minute early. In a log filtered for GPU messages
+    lines are missing, so deltas are used only after a line about something else.
+    """
+
+    def __init__(self) -> None:
+        self._last: datetime | None = None
+        self._is_whole = False
+
+    def read(self, line: str, *, is_about_a_gpu: bool) -> Stamp | None:
+        """Return the timestamp of the next line; None if it has another format or the minute is unknown."""
+        match = _RELATIVE.match(line)
+        if match is None:
+            self._last = self._last if line[:1].isspace() else None  # continuation of a multi-line message
+            return None
+        self._is_whole |= not is_about_a_gpu
+        try:
+            if match["delta"] is None:
+                month = MONTHS.get(match["name"].lower(), 0)
+                day, hour, minute = (int(match[name]) for name in ("day", "hour", "minute"))
+                self._last = datetime(2000, month, day, hour, minute)  # noqa: DTZ001 - `naive`
+            elif self._last is not None:
+                self._last += timedelta(seconds=float(match["delta"]))
+        except ValueError:  # March 77
+            self._last = None
+        is_dated = self._last is not None and (self._is_whole or match["delta"] is None)
+        return Stamp(naive=self._last, yearless=True) if is_dated else None
 
 
 def parse_header(prefix: str) -> LinePrefix:

@@ -102,6 +102,13 @@ def test_a_csv_of_a_log_store_is_a_kernel_log(tmp_path: Path, name: str) -> None
     ]
 
 
+def test_each_row_of_a_table_in_json_is_an_entry() -> None:
+    names = [{"name": name} for name in ("TimeGenerated", "Computer", "SyslogMessage")]
+    rows = [[f"2026-03-01T02:2{number}:00Z", f"node-{number}", XID] for number in range(2)]
+    log = parse_kernel_log([wrapped(tables=[{"columns": names, "rows": rows}])])
+    assert log.events["node"].tolist() == ["node-0", "node-1"]
+
+
 def wide(**fields: object) -> list[dict[str, object]]:
     """Return a log of more than a mebibyte, whose last message is an XID."""
     return [fields, *({**fields, "message": f"usb 1-1: device {number}" + 100 * "."} for number in range(10_000))][::-1]
@@ -209,7 +216,6 @@ def test_a_csv_of_tickets_that_quote_the_kernel_is_no_log(tmp_path: Path) -> Non
         f"Foo  1 02:20:00 node-0 kernel: {XID}",
         f"[99999999999.5] node-0 kernel: {XID}",
         f"25:61:00 {XID}",
-        f"[  +0.000012] {XID}",  # `dmesg --reltime`
     ],
 )
 def test_a_stamp_that_cannot_be_read_is_counted_with_its_line(line: str) -> None:
@@ -217,6 +223,34 @@ def test_a_stamp_that_cannot_be_read_is_counted_with_its_line(line: str) -> None
     assert len(log.events) == 0
     assert log.unparsed == [(1, line, "no usable timestamp")]
     assert log.accounting.tables["kernel log lines"].left_out == {"no usable timestamp": 1}
+
+
+USB = "usb 1-1: new high-speed USB device"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([f"[Mar 1 02:20] {XID}"], "02:20:00"),
+        ([f"[Mar 1 02:20] {USB}", f"[  +0.000012] {USB}", f"[ +12.500000] {XID}"], "02:20:12.500"),
+        ([f"\x1b[32m[Mar 1 02:20] \x1b[0m{USB}", f"\x1b[32m[  +0.500000] \x1b[0m{XID}"], "02:20:00.500"),
+        ([f"kern  :info  : [Mar 1 02:20] {USB}", f"kern  :err   : [  +0.500000] {XID}"], "02:20:00.500"),
+        ([f"[Mär 1 02:20] {USB}", "  goes on", f"[ +59.000000] {XID}"], "02:20:59"),
+        ([f"[Mar 1 02:19] {USB}", f"[Mar 1 02:20] {USB}", f"[  +3.000000] {XID}"], "02:20:03"),
+        # no minute: cut off, of a day that does not exist, or removed by a filter
+        ([f"[  +0.000012] {USB}", f"[  +0.000012] {XID}"], None),
+        ([f"[Mar77 02:20] {USB}", f"[  +0.000012] {XID}"], None),
+        (["[Mar 1 02:20] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54", f"[  +0.000012] {XID}"], None),
+        ([f"[Mar 1 02:20] {USB}", "--", f"[  +0.000012] {XID}"], None),
+    ],
+)  # fmt: skip
+def test_deltas_of_dmesg_count_from_the_minute_before(lines: list[str], expected: str | None) -> None:
+    log = parse_kernel_log(lines, node="here", timezone=UTC, reference_time=datetime(2026, 3, 2, tzinfo=UTC))
+    xids = log.events[log.events["type"] == "xid"]
+    instants = [] if expected is None else [pd.Timestamp(f"2026-03-01T{expected}Z")]
+    assert xids["timestamp"].tolist() == instants
+    assert [number for number, *_ in log.unparsed] == ([len(lines)] if expected is None else [])
+    assert log.accounting.tables["kernel log lines"].unaccounted == 0
 
 
 def test_a_zone_name_that_several_zones_share_is_taken_from_the_mapping() -> None:

@@ -13,8 +13,6 @@ _DEFAULT_DOMAIN: Final = re.compile(r"\.(?:localdomain|local|\(none\))\Z")
 # Hosts without a configured domain append one of these to their names.
 _URL: Final = re.compile(r"(?:[a-z]+://)?(?P<host>\[[0-9a-f:.]+\]|[^/:\s]+)(?::\d{2,5})?(?:/metrics)?/?")
 # A table may identify a node by the scrape address of its exporter.
-_PROVIDER: Final = re.compile(r"(?:(?!https?:)[a-z]+://\S*/|nodes?/)(?P<host>[^/\s]+)")
-# Kubernetes gives the identity in the cloud as ``aws:///us-east-1a/i-0abc``, and kubectl writes ``node/n0``.
 
 
 class NodeNames:
@@ -137,7 +135,7 @@ def is_address(name: str) -> bool:
 def node_key(name: str) -> str:
     """Return the comparison key of a name."""
     key = name.strip().casefold()
-    address = _PROVIDER.fullmatch(key) or _URL.fullmatch(key)
+    address = _URL.fullmatch(key)
     return _DEFAULT_DOMAIN.sub("", (key if address is None else address["host"]).rstrip("."))
 
 

@@ -75,7 +75,6 @@ _SHAPES: Final = [
 ]
 _DASHES: Final = dict.fromkeys(map(ord, "\u2010\u2011\u2212"), "-")
 _EAST_ASIAN_DATE: Final = re.compile(r"(\d{4})[.年년]\s*(\d{1,2})[.月월]\s*(\d{1,2})[.日일]?\s*")
-_EAST_ASIAN_HALF: Final = re.compile(r"(上午|下午|오전|오후|午前|午後)\s*([\d:.]+)")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PIVOT: Final = 70
 _MAX_LENGTH: Final = 80
@@ -141,7 +140,6 @@ def _match(text: str) -> dict[str, str] | None:
         return None
     if not text.isascii():
         text = _EAST_ASIAN_DATE.sub(r"\1-\2-\3 ", text.translate(_DASHES))
-        text = _EAST_ASIAN_HALF.sub(lambda match: f"{match[2]} {'ap'[match[1] in '下午오후午後']}m", text)
     for shape in _SHAPES:
         match = shape.match(text)
         if match is not None:

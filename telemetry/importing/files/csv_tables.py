@@ -52,9 +52,6 @@ _SEPARATORS: Final = ",;\t|"
 REPEATED_HEADER: Final = "the header again"
 """Reason for skipping a line: tools that append to a file write the header on every run."""
 
-_ANNOTATION: Final = r"^#(?:group|datatype|default)$"
-"""First cell of InfluxDB's annotation lines, which precede each header."""
-
 
 @dataclass(frozen=True, slots=True)
 class CsvHeader:
@@ -108,6 +105,10 @@ _NO_TABLES: Final = {
     _PRINTED: (
         "this table is printed in columns of a fixed width, which cut off longer text",
         "Record it with a separator: `sacct --parsable2 …`, `squeue --format='%i|%N|%t|%S'`.",
+    ),
+    r"#(?:group|datatype|default),": (
+        "this is annotated CSV of InfluxDB, whose columns change within the file",
+        'Query it with the dialect `{"annotations": []}` and one table of columns.',
     ),
     r"JobId=\d|NodeName=\S": (
         "this is not a table but what `scontrol show` prints",
@@ -203,13 +204,13 @@ def _joined(content: pa.Table, header: CsvHeader) -> pa.Table:
 
 
 def _is_comment(lines: list[str]) -> bool:
-    """Whether the first of some lines precedes the table: blank, a title, a comment or an InfluxDB annotation."""
+    """Whether the first of some lines precedes the table: blank, a title or a comment."""
     if not lines[0].strip() or lines[0].strip('"').startswith("sep="):
         return True
     is_cut = lines[0].count('"') % 2 == 1  # by a line end inside quotes
     if not is_cut and not any(separator in lines[0] for separator in _SEPARATORS):
         return any(line.count(separator) > 1 for line in lines[1:] for separator in _SEPARATORS)
-    return lines[0].startswith("#datatype,") or lines[0].startswith(("#group,", "#default,")) or lines[0][:2] == "# "
+    return lines[0][:2] == "# "
 
 
 def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) -> Iterator[FileRows]:
@@ -291,15 +292,14 @@ def distinct(names: Sequence[str], values: Sequence[pa.Array]) -> tuple[pa.Table
 def _without_headers(
     numbers: npt.NDArray[np.int64], content: pa.Table, header: CsvHeader, table: str, path: Path, quarantine: Quarantine
 ) -> tuple[npt.NDArray[np.int64], pa.Table]:
-    annotations = pc.match_substring_regex(content.column(header.names[0]), _ANNOTATION).fill_null(False)
     first_name = next(name for name in header.names if name or len(header.names) == 1)
     repeats = pc.equal(pc.utf8_trim_whitespace(content.column(first_name)), first_name).fill_null(False)
-    if not pc.any(pc.or_(repeats, annotations)).as_py():
+    if not pc.any(repeats).as_py():
         return numbers, content
     for name in header.names:
         same = pc.equal(pc.utf8_trim_whitespace(content.column(name)), name)
         repeats = pc.and_(repeats, same.fill_null(name in NULL_TEXTS))
-    is_repeated = pc.or_(repeats, annotations).to_numpy()
+    is_repeated = repeats.to_numpy()
     quarantine.read_rows(table, path, int(is_repeated.sum()))
     quarantine.leave_out(table, path, REPEATED_HEADER, int(is_repeated.sum()))
     return numbers[~is_repeated], content.filter(pa.array(~is_repeated))

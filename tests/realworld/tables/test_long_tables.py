@@ -100,25 +100,6 @@ def test_two_values_of_one_metric_at_one_time_conflict_and_are_set_aside(tmp_pat
     assert result.quarantined == {"conflicting duplicate sample": 1}
 
 
-def test_blocks_of_influxdb_with_the_fields_of_telegraf(tmp_path: Path) -> None:
-    head = "#group,false,false\n#datatype,string,long\n#default,_result,\n".replace("\n", ",,,,,\n")
-    head += ",result,table,_time,_value,_field,host,uuid\n"
-    fields = {"temperature_gpu": 50, "power_draw": 300, "utilization_gpu": 90}
-    blocks = []
-    for table, (field, value) in enumerate(fields.items()):
-        where = f"{field},node-0,{gpu(0)}"
-        rows = [f",,{table},2026-03-01T00:{turn}0:00Z,{value + turn},{where}\n" for turn in range(6)]
-        blocks.append(head + "".join(rows))
-    (tmp_path / "influx.csv").write_text("\n".join(blocks))
-    mapping = "samples: {columns: {_time: timestamp}, long: {metric: _field, value: _value}}\n"
-    result = run_import(tmp_path, samples=[tmp_path / "influx.csv"], mapping=mapping)
-    rows = all_samples(result)
-    assert rows["gpu_temp_c"].tolist() == [50, 51, 52, 53, 54, 55]
-    assert rows["power_w"].tolist() == [300, 301, 302, 303, 304, 305]
-    assert rows["gpu_util_pct"].tolist() == [90, 91, 92, 93, 94, 95]
-    assert not result.quarantined
-
-
 @pytest.mark.skipif(not WINDOWS.is_dir(), reason="the published windows of GWDG are absent")
 def test_a_published_window_is_imported_as_downloaded(tmp_path: Path) -> None:
     path = sorted(WINDOWS.glob("ggpu149_2026*_tidy.csv.bz2"))[0]

@@ -157,6 +157,7 @@ def test_every_default_field_of_dcgm_exporter_is_known(tmp_path: Path) -> None:
         ("# gpu, pwr, gtemp\n# Idx, W, C", "dmon"),
         ("2026-03-01 00:00:00 #Entity   TMPTR   POWER\n2026-03-01 00:00:00 ID", "dmon"),
         ("Waiting for the host engine\n#Entity   TMPTR   POWER\nID", "dmon"),
+        ("#group,false,true\n#datatype,string,long\n,result,table,_time", "InfluxDB"),
         ("JobID      State      NodeList\n---------- ---------- --------", "fixed width"),
         ("JOBID       USER   ST NODELIST(REASON) TRES_ALLOC", "fixed width"),
     ],

@@ -32,6 +32,9 @@ def staged(folder: Path, lines: list[str], kind: str) -> pd.DataFrame:
         ("dcgm_memory_clock", 1593, "mem_clock_mhz", 1593),
         ("dcgm_ecc_dbe_volatile_total", 1, "ecc_dbe_volatile_total", 1),
         ("dcgm_nvlink_replay_error_count_total", 2, "nvlink_replay_total", 2),
+        ("nvidia_smi_memory_used_bytes", 2**30, "fb_used_mib", 1024),
+        ("nvidia_smi_memory_used", 1024, "fb_used_mib", 1024),  # Telegraf's
+        ("nvidia_gpu_power_usage_milliwatts", 350_500, "power_w", 350.5),
         ("nvidia_smi_utilization_encoder_ratio", 0.5, "enc_util_pct", 50),  # nvidia_gpu_exporter
         ("nvidia_smi_pcie_throughput_tx_bytes_per_second", 1e9, "pcie_tx_bytes_s", 1e9),
         ("nvidia_smi_ecc_errors_uncorrected_aggregate_sram_threshold_exceeded", 1, "sram_threshold_exceeded", 1),

@@ -107,30 +107,6 @@ def test_exports_of_series_are_refused_by_both_readers(tmp_path: Path, name: str
         column_names(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    ("metric", "value", "channel", "expected"),
-    [
-        ("nvidia_smi_temperature_gpu", 61, "gpu_temp_c", 61),
-        ("nvidia_smi_utilization_gpu_ratio", 0.75, "gpu_util_pct", 75),
-        ("nvidia_smi_memory_used_bytes", 2**30, "fb_used_mib", 1024),
-        ("nvidia_smi_clocks_current_sm_clock_hz", 1.98e9, "sm_clock_mhz", 1980),
-        ("nvidia_smi_remapped_rows_failure", 1, "row_remap_failure", 1),
-        ("nvidia_smi_gpu_recovery_action", 4, "recovery_action", 4),
-        ("nvidia_smi_pstate", 8, "pstate", 8),
-        ("nvidia_smi_memory_used", 1024, "fb_used_mib", 1024),  # Telegraf's
-        ("nvidia_gpu_power_usage_milliwatts", 350_500, "power_w", 350.5),
-    ],
-)
-def test_metrics_of_exporters_around_nvidia_smi(
-    tmp_path: Path, metric: str, value: float, channel: str, expected: float
-) -> None:
-    labels = 'uuid="11111111-2222-3333-4444-555555555555",instance="n1:9835"'
-    (tmp_path / "a.om").write_text(f"{metric}{{{labels}}} {value} {T0}\n")
-    stage_frame(tmp_path / "a.om", tmp_path / "live")
-    (row,) = as_plain(staged(tmp_path / "live")).values()
-    assert row == {channel: pytest.approx(expected)}
-
-
 def test_the_files_are_as_many_as_the_samples_need_whatever_time_they_span(tmp_path: Path) -> None:
     dense = [line(METRICS[0], "GPU-0", str(turn), T0 + turn) for turn in range(300)]
     century = [line(METRICS[0], "GPU-0", str(turn), 946_684_800 + turn * 10_500_000) for turn in range(300)]

@@ -62,7 +62,6 @@ def place_events(
     instance its parent GPU.
 
     ``text``: ``node``, ``gpu``, ``type``, and ``pci_bus_id`` if known; ``node`` and ``gpu`` are updated in place.
-    ``ms``: Unix time in ms; shape (n,).
     Returns: reason for rejecting the event, or an empty string; shape (n,).
     """
     gpu, node, kind = text["gpu"], text["node"], text["type"]
@@ -142,7 +141,6 @@ def parse_events(
 
     Requires ``timestamp``, ``type``, and ``gpu`` or ``node``.
     ``installations``: used to find GPUs by slot, address and serial number.
-    ``review``: collects the classified wording.
     ``delay``: default for ``known_at - timestamp``.
     Returns: the batch without rows skipped by the mapping, and its columns; times in ms.
     Raises ``InputError`` if a required column is missing, a column is unknown, or all timestamps are naive.

@@ -77,9 +77,7 @@ def import_dataset(
     ``delay``: reporting delay of events without a ``known_at``.
     ``samples``, ``events``: files or folders. Events may be kernel logs (``.log``, ``.txt``, ``.jsonl`` of the
     journal).
-    ``mapping``: see :mod:`telemetry.importing.mapping`.
     ``max_loss``: maximum lost share of a file's rows or a column's values.
-    ``keep_from``: start of the retention of samples.
     ``now``: rows dated more than :data:`AHEAD` after it are quarantined.
     Raises ``InputError`` if a source is unusable as a whole; the dataset at ``out`` is unchanged then.
     """

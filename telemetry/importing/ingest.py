@@ -66,7 +66,6 @@ class ImportResult:
 
     ``counts``: rows read and how they were processed; empty if nothing was new.
     ``changed``: false if every source was known and nothing was written.
-    ``phrases``: classified phrases of tickets: ``phrase``, ``count``, ``type``.
     ``contradictions``: contradictions between samples and inventory, a line each.
     """
 

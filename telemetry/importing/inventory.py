@@ -39,15 +39,12 @@ from telemetry.importing.slots import ObservedSlots
 class InstallationIndex:
     """Looks up where a unit was at a given time.
 
-    ``aliases``: alternative names of nodes.
     ``units``, ``nodes``: names by existing code, to keep codes stable.
     ``is_observed``: nodes and GPUs are known from samples only, so the fleet may be larger.
     ``shared``: maps a GPU id used on several nodes, together with the node, to a unique name.
-    ``slots``: GPUs observed in slots.
 
     ``given``: installations in input order; ``frame``: sorted by unit code and time.
     ``begin``: start of the first installation (ms).
-    ``names``: resolves node names.
     ``node_names``: names by node code. ``frame_codes``: codes of units with an installation.
     """
 
@@ -146,7 +143,6 @@ class InstallationIndex:
         """Find the installation of each unit at each time.
 
         ``codes``: from :meth:`codes`, negative if unknown; shape (n,).
-        ``ms``: Unix time in ms; shape (n,).
         Returns: row of :attr:`frame`, or -1 for an unknown unit, -2 before its first installation, -3 after a removal;
         shape (n,). Intervals include the time of removal.
         """
@@ -244,7 +240,6 @@ def read_inventory(
     ``quarantine``: receives rows without a node, with an unusable time, or that end before they start, and MIG
     instances without a known parent.
     ``not_after``: a later start is a clock error; an installation with a later end is current.
-    ``node_names``: resolves aliases of nodes.
     Returns: installations in the layout of :data:`INVENTORY`, except that ``installed_at`` may be missing, and the GPU
     by MIG instance.
     Raises ``InputError`` if ``node`` is missing, timestamps are naive, or no row is usable.

@@ -130,48 +130,43 @@ def table_rows(
     nodes, gpus = [], []
     for state in fleet.states(now):
         records = fleet.scores.nodes[state.node]
-        valid = [record for record in records if record.status == "ok" and not record.expired(now)]
-        worst = max(valid or records, key=lambda record: -1.0 if record.risk is None else record.risk)
-        place = places.get(worst.unit, NOWHERE)
-        nodes.append(
-            FleetRow(
-                name=state.node,
-                node=state.node,
-                slot="",
-                tier=state.tier,
-                risk=state.risk,
-                units=len(records),
-                unknown=state.unknown + state.expired,
-                worst=worst,
-                selected=state.tier in _QUIET and any(record.alert for record in valid),
-                place=place,
-                searched=_searched(state.node, place, *(record.unit for record in records)),
-                order=natural(state.node),
-            )
-        )
-        gpus += [_gpu(record, places.get(record.unit, NOWHERE), now) for record in records]
+        nodes.append(_row(state.node, records, state.tier, state.risk, places, now))
+        for record in records:
+            tier, risk = (record.tier, record.risk) if _is_valid(record, now) else (UNKNOWN, None)
+            gpus.append(_row(record.unit, [record], tier, risk, places, now, slot=record.slot or ""))
     for rows in (nodes, gpus):
         rows.sort(key=lambda row: (row.risk is None, -(row.risk or 0.0), row.order))
     return nodes, gpus
 
 
-def _gpu(record: RiskRecord, place: UnitPlace, now: datetime) -> FleetRow:
-    holds = record.status == "ok" and not record.expired(now)
+def _is_valid(record: RiskRecord, now: datetime) -> bool:
+    return record.status == "ok" and not record.expired(now)
+
+
+def _row(
+    name: str,
+    records: Sequence[RiskRecord],
+    tier: str,
+    risk: float | None,
+    places: Mapping[str, UnitPlace],
+    now: datetime,
+    slot: str = "",
+) -> FleetRow:
+    valid = [record for record in records if _is_valid(record, now)]
+    worst = max(valid or records, key=lambda record: -1.0 if record.risk is None else record.risk)
+    place = places.get(worst.unit, NOWHERE)
+    units = (record.unit for record in records)
     return FleetRow(
-        name=record.unit,
-        node=record.node,
-        slot=record.slot or "",
-        tier=record.tier if holds else UNKNOWN,
-        risk=record.risk if holds else None,
-        units=1,
-        unknown=int(not holds),
-        worst=record,
-        selected=holds and record.alert and record.tier in _QUIET,
+        name=name,
+        node=worst.node,
+        slot=slot,
+        tier=tier,
+        risk=risk,
+        units=len(records),
+        unknown=len(records) - len(valid),
+        worst=worst,
+        selected=tier in _QUIET and any(record.alert for record in valid),
         place=place,
-        searched=_searched(record.unit, place, record.node),
-        order=natural(record.unit),
+        searched="\n".join((name, worst.node, place.rack, place.group, place.cluster, place.model, *units)).lower(),
+        order=natural(name),
     )
-
-
-def _searched(name: str, place: UnitPlace, *words: str) -> str:
-    return "\n".join((name, place.rack, place.group, place.cluster, place.model, *words)).lower()

@@ -244,11 +244,3 @@ def test_recoverable_link_errors_never_come_twice_in_a_day(events: pd.DataFrame,
     gaps = spared.groupby("gpu")["timestamp"].diff().dropna()
     assert len(spared) > 20
     assert (gaps >= pd.Timedelta(days=1)).all()
-
-
-def test_tickets_are_known_when_they_were_entered(events: pd.DataFrame) -> None:
-    tickets = events[events["source"] == "ticket"]
-    assert (tickets["known_at"] >= tickets["timestamp"]).all()
-    assert (tickets["known_at"] > tickets["timestamp"]).mean() > 0.8
-    kernel = events[events["source"] == "kernel"]
-    assert ((kernel["known_at"] - kernel["timestamp"]) == pd.Timedelta("10min")).all()

@@ -166,17 +166,8 @@ def test_the_shipped_scheduler_configuration_lets_pods_run_without_us() -> None:
     content = yaml.safe_load(EXTENDER.read_text())
     assert content["kind"] == "KubeSchedulerConfiguration"
     (extender,) = content["extenders"]
-    assert extender == {
-        "urlPrefix": "http://127.0.0.1:8081/scheduler",
-        "filterVerb": "filter",
-        "prioritizeVerb": "prioritize",
-        "weight": 5,
-        "enableHTTPS": False,
-        "nodeCacheCapable": True,
-        "ignorable": True,
-        "httpTimeout": "200ms",
-        "managedResources": [{"name": "nvidia.com/gpu", "ignoredByScheduler": False}],
-    }
+    assert (extender["ignorable"], extender["httpTimeout"], extender["nodeCacheCapable"]) == (True, "200ms", True)
+    assert extender["managedResources"] == [{"name": "nvidia.com/gpu", "ignoredByScheduler": False}]
     routes = {route.path_format for route in routes_of(Service(Path("nowhere"), log=AccessLog(None)).extender)}
     assert {f"/scheduler/{extender[verb]}" for verb in ("filterVerb", "prioritizeVerb")} <= routes
 

@@ -137,9 +137,7 @@ def risk_chart(
     for day in _days(first, last):
         parts.append(f'<text class="tick mid" x="{x(day)}" y="{_HEIGHT - 8}">{day:%d %b}</text>')
         parts.append(f'<path class="grid" d="M{x(day)} {_TOP}V{_HEIGHT - _BOTTOM}"/>')
-    for run in _runs(scores):
-        steps = " ".join(f"{x(score.decided)},{y(score.risk or 0.0)}" for score in run)
-        parts.append(f'<polyline class="line" points="{steps}"/>')
+    parts += _lines(None if score.risk is None else (x(score.decided), y(score.risk)) for score in scores)
     for score in scores:
         if score.risk is not None and (len(scores) < 90 or score.tier in ("elevated", "high")):
             title = f"{instant(score.decided)}: {percent(score.risk)}, {score.tier}"
@@ -173,17 +171,17 @@ def spark(scores: Sequence[PastScore]) -> Markup:
         return Markup()
     first = scores[0].decided
     width = max((scores[-1].decided - first).total_seconds(), 1.0)
-    parts = ['<svg class="spark" viewBox="0 0 80 18" aria-hidden="true">']
-    for run in _runs(scores):
-        steps = (
-            (
-                1 + 78 * (score.decided - first).total_seconds() / width,
-                17 - 16 * max(0.0, 1 + math.log10(max(score.risk or 0.0, _FLOOR)) / 4),
-            )
-            for score in run
+    points = (
+        None
+        if score.risk is None
+        else (
+            1 + 78 * (score.decided - first).total_seconds() / width,
+            17 - 16 * max(0.0, 1 + math.log10(max(score.risk, _FLOOR)) / 4),
         )
-        parts.append(f'<polyline class="line" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in steps)}"/>')
-    return Markup("".join([*parts, "</svg>"]))  # noqa: S704 - numbers only
+        for score in scores
+    )
+    parts = ['<svg class="spark" viewBox="0 0 80 18" aria-hidden="true">', *_lines(points), "</svg>"]
+    return Markup("".join(parts))  # noqa: S704 - numbers only
 
 
 def course(values: Sequence[float | None]) -> Markup:
@@ -192,27 +190,20 @@ def course(values: Sequence[float | None]) -> Markup:
     if not known:
         return Markup()
     low, width = min(known), max(known) - min(known) or 1.0
-    parts = ['<svg class="course" viewBox="0 0 300 36" aria-hidden="true">']
-    steps = (
-        "" if value is None else f"{300 * place / len(values):.1f},{34 - 32 * (value - low) / width:.1f}"
+    points = (
+        None if value is None else (300 * place / len(values), 34 - 32 * (value - low) / width)
         for place, value in enumerate(values)
-    )  # fmt: skip
-    for known_there, run in groupby(steps, bool):
-        points = [*run]
-        if known_there:  # the last point twice: a single hour between two gaps is visible too
-            parts.append(f'<polyline class="line" points="{" ".join([*points, points[-1]])}"/>')
-    return Markup("".join([*parts, "</svg>"]))  # noqa: S704 - numbers only
+    )
+    parts = ['<svg class="course" viewBox="0 0 300 36" aria-hidden="true">', *_lines(points), "</svg>"]
+    return Markup("".join(parts))  # noqa: S704 - numbers only
 
 
-def _runs(scores: Sequence[PastScore]) -> list[list[PastScore]]:
-    """Split at gaps of unknown risk, which a line must not bridge."""
-    runs: list[list[PastScore]] = [[]]
-    for score in scores:
-        if score.risk is None:
-            runs.append([])
-        else:
-            runs[-1].append(score)
-    return [run for run in runs if run]
+def _lines(points: Iterable[tuple[float, float] | None]) -> Iterable[str]:
+    """Draw a line through points; it does not bridge a gap, which is None."""
+    for _, run in groupby(points, lambda point: point is None):
+        steps = [f"{point[0]:.1f},{point[1]:.1f}" for point in run if point is not None]
+        if steps:  # the last point twice: a single one between two gaps is visible too
+            yield f'<polyline class="line" points="{" ".join([*steps, steps[-1]])}"/>'
 
 
 def _days(first: datetime, last: datetime) -> list[datetime]:

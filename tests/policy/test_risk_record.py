@@ -11,27 +11,12 @@ from policy.risk_record import ModelName, RiskReason, RiskRecord
 
 T = datetime(2026, 1, 1, 6, tzinfo=UTC)
 KNOWN = RiskRecord(
-    unit="GPU-1",
-    gpu="GPU-1",
-    node="node07",
-    slot="3",
-    status="ok",
-    unknown_reason=None,
-    risk=0.125,
-    risks={"1h": 0.01, "24h": 0.125},
-    score=-1.9459,
-    rank=4,
-    alert=True,
-    tier="elevated",
-    decision_time=T,
-    issued_at=T + timedelta(minutes=12),
-    expires_at=T + timedelta(hours=12),
-    horizon=timedelta(hours=24),
-    model=ModelName("ab" * 32, "mean_log_odds", 7),
-    sample_age_seconds=600.0,
-    completeness=0.9722,
+    unit="GPU-1", gpu="GPU-1", node="node07", slot="3", status="ok", unknown_reason=None, risk=0.125,
+    risks={"1h": 0.01, "24h": 0.125}, score=-1.9459, rank=4, alert=True, tier="elevated", decision_time=T,
+    issued_at=T + timedelta(minutes=12), expires_at=T + timedelta(hours=12), horizon=timedelta(hours=24),
+    model=ModelName("ab" * 32, "mean_log_odds", 7), sample_age_seconds=600.0, completeness=0.9722,
     reasons=(RiskReason("ECC errors rose by 17,700", "telemetry", 0.4),),
-)
+)  # fmt: skip
 UNKNOWN = replace(
     KNOWN, status="unknown", unknown_reason="no sample yet", risk=None, risks={}, score=None, rank=None, alert=False,
     tier="unknown", sample_age_seconds=None, completeness=0.0, reasons=(),

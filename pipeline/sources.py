@@ -15,6 +15,7 @@ import pandas as pd
 from foundation.errors import InputError
 from foundation.files import recover_folder, write_bytes
 from foundation.http import Connection
+from foundation.place import Place
 from foundation.running import Progress
 from pipeline.params import Params
 from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
@@ -101,13 +102,14 @@ def fetch_history(
     if report["samples"]:
         measured(Rate(int(report["samples"]), time.monotonic() - started_s, first.end - first.start))
     backfill(connection, plan, root, channels=channels, mapping=mapping, progress=progress)
-    return compact(
-        dataset,
-        settings=CompactSettings(params.telemetry, channels, params.events.dedupe, params.features.delay),
-        inventory=inventory,
-        now=datetime.now(UTC),
-        progress=begin("compacting"),
-    )
+    return compact_staged(dataset, params, inventory, begin("compacting"))
+
+
+def compact_staged(dataset: Path, params: Params, inventory: Path | None, progress: Progress) -> CompactResult:
+    """Merge staged rows into a dataset; raises ``InputError``, see :func:`telemetry.staging.compaction.compact`."""
+    channels = resolve_channels(params.channels)
+    settings = CompactSettings(params.telemetry, channels, params.events.dedupe, params.features.delay)
+    return compact(dataset, settings=settings, inventory=inventory, now=datetime.now(UTC), progress=progress)
 
 
 def refuse_removed(dataset: Path) -> None:
@@ -162,6 +164,14 @@ def import_tables(
         progress=progress,
         max_loss=max_loss,
     )
+
+
+def truth_beside(dataset: Place) -> Path | None:
+    """Return the simulator's truth next to a dataset's folder, if any; there is none in object storage."""
+    if not isinstance(dataset, Path):
+        return None
+    sibling = dataset.resolve().with_name(f"{dataset.resolve().name}-truth")
+    return sibling if sibling.is_dir() else None
 
 
 def inventory_of(dataset: Path, path: Path) -> Path:

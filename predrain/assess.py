@@ -109,7 +109,7 @@ def assess(
         raise typer.BadParameter("cannot be combined with --dataset, which has its own")
     from evaluation.value.ladder import Assumptions
     from pipeline.assessment.workflow import assess_fleet
-    from pipeline.sources import Work, import_tables
+    from pipeline.sources import Work, import_tables, truth_beside
     from policy.ladder.cost_benefit import CostBenefitConfig
     from policy.ladder.probes import ProbeConfig
     from telemetry.dataset.store import Dataset
@@ -145,13 +145,12 @@ def assess(
             account = import_tables(tables, made, loaded, mapping=of_files, progress=begin).accounting
         place = read_place(dataset or str(made), out if dataset else out / "matrix")
         sys.stderr.write(f"predrain: {Work.of_dataset(Dataset.open(place).meta, loaded)}\n")
-        truth_folder = place.resolve().with_name(f"{place.name}-truth") if isinstance(place, Path) else None
         content = assess_fleet(
             place,
             loaded,
             out,
             assumed=assumed,
-            truth=truth_folder if truth_folder is not None and truth_folder.is_dir() else None,
+            truth=truth_beside(place),
             begin=stages.begin,
             scheduler=(scheduler or SchedulerKind.KUBERNETES).value,
         )

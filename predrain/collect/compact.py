@@ -10,7 +10,6 @@ from predrain.console import fail, progress, show, until_stopped
 from predrain.options import JsonOption, ParamsOption, duration_option, read_params
 
 if TYPE_CHECKING:
-    from pipeline.params import Params
     from telemetry.staging.compaction import CompactResult
 
 
@@ -49,6 +48,7 @@ def compact(
 
 def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None) -> "CompactResult":
     from foundation.errors import InputError
+    from pipeline.sources import compact_staged
     from telemetry.staging.folder import staging_of
 
     if not dataset.exists() and not staging_of(dataset).exists():
@@ -59,7 +59,8 @@ def _compacted(dataset: Path, inventory: Path | None, params: list[Path] | None)
         )
     if dataset.name.endswith(".live"):
         raise InputError(f"{dataset} is a staging folder", "--dataset", f"Give {str(dataset).removesuffix('.live')}.")
-    return compact_once(dataset, read_params(params), inventory)
+    with progress("compacting") as advance:
+        return compact_staged(dataset, read_params(params), inventory, advance)
 
 
 def _show(result: "CompactResult", dataset: Path, *, as_json: bool) -> None:
@@ -74,21 +75,3 @@ def _show(result: "CompactResult", dataset: Path, *, as_json: bool) -> None:
     if result.compacted:
         fields |= {"this compaction": result.counts, "quarantined": result.quarantined}
     show(fields, as_json=as_json, accounting=result.accounting)
-
-
-def compact_once(dataset: Path, params: "Params", inventory: Path | None) -> "CompactResult":
-    """Compact once; also the last step of `collect prometheus`.
-
-    Raises ``InputError``, see :func:`telemetry.staging.compaction.compact`.
-    """
-    from datetime import UTC, datetime
-
-    from telemetry.dataset.channels import resolve_channels
-    from telemetry.staging.compaction import CompactSettings
-    from telemetry.staging.compaction import compact as compact_dataset
-
-    channels = resolve_channels(params.channels)
-    settings = CompactSettings(params.telemetry, channels, params.events.dedupe, params.features.delay)
-    with progress("compacting") as advance:
-        now = datetime.now(UTC)
-        return compact_dataset(dataset, settings=settings, inventory=inventory, now=now, progress=advance)

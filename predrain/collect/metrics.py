@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from predrain.collect.compact import compact_once
 from predrain.console import progress, show
 from predrain.options import (
     PROMETHEUS,
@@ -239,7 +238,7 @@ def collect_prometheus(
     --dataset fleet
     """
     from foundation.errors import InputError
-    from pipeline.sources import refuse_removed
+    from pipeline.sources import compact_staged, refuse_removed
     from telemetry.accounting import Accounting
     from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
     from telemetry.collect.series.mapping import load_source_mapping
@@ -280,7 +279,8 @@ def collect_prometheus(
             progress=advance,
         )
     if not no_compact:
-        result = compact_once(dataset, loaded, inventory)
+        with progress("compacting") as advance:
+            result = compact_staged(dataset, loaded, inventory, advance)
         report["compacted files"] = dict(result.compacted)
         report["quarantined"] = dict(result.quarantined)
         report["waits for"] = result.waits_for or None

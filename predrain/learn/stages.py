@@ -22,7 +22,7 @@ from predrain.options import (
 )
 
 if TYPE_CHECKING:
-    from foundation.place import Place
+    pass
 
 
 def prepare(
@@ -143,6 +143,7 @@ def backtest(
         from features.matrix.matrix import FeatureMatrix
         from pipeline.matrix_stage import make_matrix
         from pipeline.report.terminal import summary_of
+        from pipeline.sources import truth_beside
         from pipeline.stages import backtest_matrix, write_report_for
 
         loaded = read_params(params)
@@ -150,7 +151,7 @@ def backtest(
         if place is not None:
             with progress("features") as advance:
                 feature_matrix = make_matrix(place, loaded, out / "matrix", progress=advance, engine=chosen)
-            truth = truth or _truth_beside(place)
+            truth = truth or truth_beside(place)
         else:
             assert matrix is not None
             refuse_inside(out, matrix, "matrix")
@@ -162,15 +163,6 @@ def backtest(
         if report:
             write_report_for(out)
         show(summary_of(out), as_json=as_json)
-
-
-def _truth_beside(dataset: "Place") -> Path | None:
-    """Return the simulator's truth next to a dataset's folder, if any; there is none in object storage."""
-    if not isinstance(dataset, Path):
-        return None
-    dataset = dataset.resolve()
-    sibling = dataset.with_name(dataset.name + "-truth")
-    return sibling if sibling.is_dir() else None
 
 
 def train(

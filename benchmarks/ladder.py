@@ -31,11 +31,12 @@ PICTURE = ROOT / "docs" / "images" / "ladder.svg"
 FRONT = ROOT / "README.md"
 WORK = ROOT / "benchmarks" / "work" / "ladder"
 README: Final = "base-77"
+OUTPUT: Final = "printed.txt"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A fleet of the page, named by scenario and seed."""
+class FleetSettings:
+    """Settings of a simulated fleet; ``options``: further options of ``predrain assess``."""
 
     gpus: int = 600
     acceleration: int = 5
@@ -45,11 +46,11 @@ class Part:
 
 TRACE: Final = ("--largest-job", "512")
 FLEETS: Final = {
-    README: Part(2000, options=TRACE),
-    f"{README}-un-accelerated": Part(2000, 1, options=TRACE),
-    **{name: Part() for name in ("base-312", "announced-311", "noprecursor-313", "drift-314")},
+    README: FleetSettings(2000, options=TRACE),
+    f"{README}-un-accelerated": FleetSettings(2000, 1, options=TRACE),
+    **{name: FleetSettings() for name in ("base-312", "announced-311", "noprecursor-313", "drift-314")},
 }
-QUICK: Final = {"announced-100": Part(128, days=45)}
+QUICK: Final = {"announced-100": FleetSettings(128, days=45)}
 SHAPES: Final = {64: "64 GPUs", 256: "256 GPUs", None: "sizes of a trace"}
 EXCERPT: Final = (
     "Are failures", "  precision if", "  recall: ", "  rung", *(f"  {rung} " for rung in RUNGS), "Recommended:",
@@ -58,29 +59,37 @@ EXCERPT: Final = (
 """Prefixes of the output lines that the README shows."""
 
 
-def assess(name: str, part: Part) -> None:
-    """Simulate a fleet, unless it exists, and assess it."""
+def folder_of(name: str, settings: FleetSettings) -> Path:
+    """Return the folder of a fleet's dataset and assessment."""
+    return WORK / f"{name}-{settings.gpus}"
+
+
+def assess(name: str, settings: FleetSettings) -> None:
+    """Simulate a fleet, unless it exists, and assess it; ``name``: scenario and seed."""
     scenario, seed, *_ = name.split("-")
-    place = WORK / f"{name}-{part.gpus}"
-    if not (place / "dataset").is_dir():
+    folder = folder_of(name, settings)
+    if not (folder / "dataset").is_dir():
         run(
-            "simulate", "--gpus", part.gpus, "--days", part.days, "--seed", seed, "--scenario", scenario,
-            "--acceleration", part.acceleration, "--out", place / "dataset",
+            "simulate", "--gpus", settings.gpus, "--days", settings.days, "--seed", seed, "--scenario", scenario,
+            "--acceleration", settings.acceleration, "--out", folder / "dataset",
         )  # fmt: skip
     params = ROOT / "params" / "lightgbm.yaml"
-    words = ("--dataset", place / "dataset", "--out", place / "assessment", "--params", params, *part.options)
-    write_bytes(place / "printed.txt", run("assess", *words).encode())
+    output = run(
+        "assess", "--dataset", folder / "dataset", "--out", folder / "assessment", "--params", params,
+        *settings.options,
+    )  # fmt: skip
+    write_bytes(folder / OUTPUT, output.encode())
 
 
-def kept(fleets: Mapping[str, Part]) -> dict[str, dict[str, Any]]:
+def stored_assessments(fleets: Mapping[str, FleetSettings]) -> dict[str, dict[str, Any]]:
     """Read the stored assessments, by name."""
-    paths = {name: WORK / f"{name}-{part.gpus}" / "assessment" / "assessment.json" for name, part in fleets.items()}
+    paths = {name: folder_of(name, settings) / "assessment" / "assessment.json" for name, settings in fleets.items()}
     return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
 
 
-def excerpt(readme: str, printed: str) -> str:
+def excerpt(readme: str, output: str) -> str:
     """Return the README with its assessment block replaced by the lines of :data:`EXCERPT`."""
-    lines = [line for line in printed.splitlines() if line.startswith(EXCERPT)]
+    lines = [line for line in output.splitlines() if line.startswith(EXCERPT)]
     table = next(i for i, line in enumerate(lines) if line.startswith("  rung"))
     once = {line.split()[0]: line.removesuffix(" *") for line in lines[table + 1 :] if line.split()[0] in RUNGS}
     ends = [line.split(" (publish", 1)[0] for line in lines if line.startswith(EXCERPT[-2:])]
@@ -89,13 +98,13 @@ def excerpt(readme: str, printed: str) -> str:
     return readme[:begin] + "\n".join(chosen) + readme[readme.index("\n```", begin) :]
 
 
-def run(*words: object) -> str:
+def run(*arguments: object) -> str:
     """Run predrain; return its output."""
     code = "from predrain.command import main; main()"
-    command = [sys.executable, "-c", code, *map(str, words)]
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT, text=True).stdout
-    sys.stderr.write(printed)
-    return printed
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT, text=True).stdout
+    sys.stderr.write(output)
+    return output
 
 
 def earlier_rows(previous: str, fleet: str, columns: int) -> list[str]:
@@ -104,10 +113,10 @@ def earlier_rows(previous: str, fleet: str, columns: int) -> list[str]:
     return [row for row in rows if row.count(" | ") == columns - 1]
 
 
-def page(fleets: dict[str, dict[str, Any]], command: str, previous: str = "") -> str:
-    """Write the page; ``fleets``: assessments by name; ``previous``: page with the rows of fleets without any."""
-    names = [name for name in FLEETS if earlier_rows(previous, name, 5) or name in fleets] or [*fleets]
-    older = ", ".join(name for name in names if name not in fleets)
+def page(assessments: dict[str, dict[str, Any]], command: str, previous: str = "") -> str:
+    """Write the page; ``assessments``: by name; ``previous``: page with the rows of fleets without any."""
+    names = [name for name in FLEETS if earlier_rows(previous, name, 5) or name in assessments] or [*assessments]
+    older = ", ".join(name for name in names if name not in assessments)
     lines = [
         "# Which actions pay on simulated fleets",
         "",
@@ -124,11 +133,11 @@ def page(fleets: dict[str, dict[str, Any]], command: str, previous: str = "") ->
     ]
     short = []
     for name in names:
-        if name not in fleets:
+        if name not in assessments:
             lines += earlier_rows(previous, name, 5)
             short += earlier_rows(previous, name, 1)
             continue
-        content = fleets[name]
+        content = assessments[name]
         shapes = {size["gpus_per_job"]: size for size in content.get("by_job_size") or ()}
         replays = {"its own": content} | {SHAPES[size]: shapes[size] for size in SHAPES if size in shapes}
         for shape, replayed in replays.items():
@@ -156,10 +165,10 @@ def page(fleets: dict[str, dict[str, Any]], command: str, previous: str = "") ->
     ]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
     for name in names:
-        if name not in fleets:
+        if name not in assessments:
             lines += earlier_rows(previous, name, 9)
             continue
-        content = fleets[name]
+        content = assessments[name]
         rows = {row["rung"]: interval(row) for row in content["ladder"]}
         rules = next((row for row in content.get("policies") or () if row["policy"] == "hard rules alone"), None)
         cells = [rows.get(rung, "") for rung in ("avoid", "probe", "checkpoint", "swap", "drain")]
@@ -185,17 +194,17 @@ def main() -> None:
     fleets = QUICK if args.quick else FLEETS
     for name in args.fleets or fleets:
         assess(name, fleets[name])
-    contents = kept(fleets)
-    text = page(contents, "python benchmarks/ladder.py", "" if args.quick else PAGE.read_text(encoding="utf-8"))
+    assessments = stored_assessments(fleets)
+    text = page(assessments, "python benchmarks/ladder.py", "" if args.quick else PAGE.read_text(encoding="utf-8"))
     if args.quick:
         sys.stdout.write(text)
     else:
         write_bytes(PAGE, text.encode())
     if README in (args.fleets or fleets):
-        write_bytes(PICTURE, as_file(net_by_job_size(contents[README])).encode())
-        printed = (WORK / f"{README}-{FLEETS[README].gpus}" / "printed.txt").read_text(encoding="utf-8")
-        write_bytes(FRONT, excerpt(FRONT.read_text(encoding="utf-8"), printed).encode())
-    lost = [name for name, content in contents.items() if content["recommended_net"]["low"] < 0]
+        write_bytes(PICTURE, as_file(net_by_job_size(assessments[README])).encode())
+        output = (folder_of(README, FLEETS[README]) / OUTPUT).read_text(encoding="utf-8")
+        write_bytes(FRONT, excerpt(FRONT.read_text(encoding="utf-8"), output).encode())
+    lost = [name for name, content in assessments.items() if content["recommended_net"]["low"] < 0]
     line = {
         "name": "ladder", "value": round(time.monotonic() - begin), "unit": "s", "peer": None, "ratio": None,
         "limit_share": None, "checked": not lost,

@@ -38,6 +38,11 @@ class Case:
         return self.node.marks.level
 
     @property
+    def emptied(self) -> bool:
+        """Whether the last job of a swap has ended: its test disrupts nothing, and success releases the node."""
+        return self.level is Level.SWAP and not self.node.jobs and self.assessment.reading.risk is not None
+
+    @property
     def asks(self) -> bool:
         """Whether it is to be newly taken out of service, subject to the budget."""
         return self.target.hard and not self.level.hard
@@ -115,7 +120,7 @@ def limit(
     if node.uncordoned:
         case.lower(Level.PUBLISH, "an operator uncordoned the node: the other predrain markers are removed")
     _freeze(case, signals, config, now)
-    if assessment.calm:
+    if assessment.calm and not case.emptied:
         case.lower(max(level, Level.PUBLISH), "risk is low or unknown: no new action")
     if case.target.hard and case.target > level:
         soft = max(level, Level.AVOID)
@@ -124,7 +129,7 @@ def limit(
             case.lower(soft, f"the breaker is open: {'; '.join(frozen)}")
         if not assessment.ruled and assessment.changed_within(config.breaker.settle, now):
             case.lower(soft, "its driver or exporter changed after the model was fitted")
-        if assessment.instant != "high":
+        if assessment.instant != "high" and not case.emptied:
             case.lower(soft, "risk is below the threshold of tier high: no new drain")
 
 
@@ -170,7 +175,7 @@ def limit_by_cost_benefit(case: Case, config: PolicyConfig, now: datetime) -> No
     case.cost_benefit = worth
     if not case.target.hard or node.marks.drained:
         return
-    if case.target is Level.DRAIN and worth.choice == "drain":
+    if case.target is Level.DRAIN and (worth.choice == "drain" or case.emptied):
         case.reasons.append(worth.message)
     elif case.target is Level.DRAIN and worth.choice == "wait":
         case.lower(Level.SWAP, f"drain postponed: {worth.message}")

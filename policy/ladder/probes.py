@@ -1,8 +1,8 @@
-"""Selection of idle nodes for a diagnostic (probe): riskiest first, within a budget."""
+"""Settings of probes: diagnostics on idle nodes."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import field
 from datetime import timedelta
 from typing import Annotated, Final
 
@@ -53,28 +53,6 @@ class ProbeConfig:
         """Return whether a node may be probed again; ``mean_risk``: mean risk of the fleet."""
         return rested is None or rested >= (self.every if risk >= self.min_lift * mean_risk else self.base_every)
 
-
-@dataclass(frozen=True, slots=True)
-class IdleNode:
-    """An idle node that may be probed.
-
-    ``rested``: time since its last probe; None: never probed, or its risk has doubled since.
-    """
-
-    name: str
-    risk: float
-    rested: timedelta | None = None
-
-
-def choose_probes(
-    nodes: Iterable[IdleNode], *, running: int, idle: int, mean_risk: float, config: ProbeConfig
-) -> list[str]:
-    """Return the nodes to probe now, by descending risk, then by time since the last probe.
-
-    ``running``: number of running probes; ``idle``: number of idle nodes, including those being probed.
-    ``mean_risk``: mean risk of the fleet.
-    """
-    due = [node for node in nodes if config.is_due(node.risk, node.rested, mean_risk)]
-    due.sort(key=lambda node: (-node.risk, node.rested is not None, -(node.rested or timedelta()), node.name))
-    room = min(config.max_concurrent, max(1, math.floor(config.max_idle_share * idle))) - running
-    return [node.name for node in due[: max(0, room)]]
+    def room(self, running: int, idle: int) -> int:
+        """Return how many probes may start; ``idle``: number of idle nodes, including those being probed."""
+        return max(0, min(self.max_concurrent, max(1, math.floor(self.max_idle_share * idle))) - running)

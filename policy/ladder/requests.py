@@ -16,7 +16,7 @@ from policy.config import PolicyConfig
 from policy.episodes import NEW_EVIDENCE, Floats
 from policy.fleet import JobView, Level, NodeView, Signals, UnitView
 from policy.ladder.cost_benefit import CostBenefitConfig, JobHours, Price, share_until_checkpoint
-from policy.ladder.probes import IdleNode, ProbeConfig, choose_probes
+from policy.ladder.probes import ProbeConfig
 from policy.ladder.rungs import prices
 from policy.limits import Case, is_blind
 from policy.node_tier.hysteresis import changed
@@ -145,13 +145,13 @@ def probes_of(
     """Return the probes to start, riskiest first, and the ``running`` probes to stop with the reason.
 
     A node is probed if its risk reaches the break-even, and probed again after the configured interval, or earlier if
-    its risk has doubled.
+    its risk has doubled. At equal risks, the node whose last probe is longest ago goes first.
     """
     running = set(running)
     probed: dict[str, Candidate | None] = dict.fromkeys(sorted(running))
     probed |= {candidate.node.name: candidate for candidate in candidates if candidate.node.name in running}
     stopped = {name: why for name, candidate in probed.items() if (why := _why_stopped(candidate)) is not None}
-    nodes: dict[str, tuple[IdleNode, Candidate]] = {}
+    due: list[tuple[Candidate, timedelta | None]] = []
     price_of: dict[int, Price] = {}
     for candidate in candidates:
         risk, last = candidate.risk, candidate.probed
@@ -160,22 +160,19 @@ def probes_of(
             if risk < config.min_lift * mean_risk or risk < NEW_EVIDENCE * last.risk:
                 continue
             rested = None
-        name, units = candidate.node.name, len(candidate.node.units)
-        if candidate.barred["probe"] is not None or not candidate.idle or name in running:
+        units = len(candidate.node.units)
+        if candidate.barred["probe"] is not None or not candidate.idle or candidate.node.name in running:
             continue
         if units not in price_of:
             price_of[units] = prices(units, JobHours(), costs, config)["probe"]
         break_even = price_of[units].break_even
         if break_even is not None and risk >= break_even:
-            nodes[name] = IdleNode(name, risk, rested), candidate
-    idle = sum(candidate.idle for candidate in candidates) if nodes else 0
-    chosen = choose_probes(
-        [node for node, _ in nodes.values()], running=len(running), idle=idle, mean_risk=mean_risk, config=config
-    )
+            due.append((candidate, rested))
+    due.sort(key=lambda node: (-node[0].risk, node[1] is not None, -(node[1] or timedelta()), node[0].node.name))
+    room = config.room(len(running), sum(candidate.idle for candidate in candidates))
     requests = []
-    for name in chosen:
-        candidate, risk = nodes[name][1], nodes[name][0].risk
-        price = price_of[len(candidate.node.units)]
+    for candidate, _ in due[:room]:
+        name, risk, price = candidate.node.name, candidate.risk, price_of[len(candidate.node.units)]
         why = f"idle at a risk of {risk:.1%}, {risk / mean_risk:.1f} times the fleet's mean" if mean_risk else "idle"
         saves = risk * price.saved - (1 - risk) * price.unneeded
         requests.append(RungRequest("probe", name, risk, candidate.expires_at, saves, price.unneeded, (why,)))

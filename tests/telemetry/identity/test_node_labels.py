@@ -124,20 +124,6 @@ def test_a_gpu_that_moves_keeps_the_label():
     assert nodes_of([*series, moved])[-1] == "n2"
 
 
-def test_a_second_exporter_of_a_gpu_does_not_give_it_a_second_node():
-    series = fleet(labels_of(0, node="n0", Hostname=POD + "7x2kd"), labels_of(1, node="n1", Hostname=POD + "h4m5t"))
-    scraped_by_pod = [
-        ({"Hostname": f"{POD}zz9z{n}", "instance": f"10.1.0.{n}:9400"}, f"GPU-{n}-0", "00000000:00:00")
-        for n in range(2)
-    ]
-    assert nodes_of([*series, *scraped_by_pod])[-2:] == ["n0", "n1"]
-
-
-def test_an_operators_choice_is_taken_as_it_is():
-    series = fleet(*[labels_of(n, Hostname=f"{POD}7x2k{n}", node=f"n{n}") for n in (2, 4)])
-    assert nodes_of(series, NodeLabels(["Hostname"]))[0] == POD + "7x2k2"
-
-
 def test_a_decision_holds_until_evidence_rejects_it():
     both = fleet(*[labels_of(n, node=f"k{n}", host=f"h{n}") for n in range(2)])
     decider = NodeLabels()

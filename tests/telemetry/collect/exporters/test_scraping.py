@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from filelock import FileLock
 
 from foundation.errors import InputError
 from foundation.http import Connection, HttpResponse
 from telemetry.collect.kubernetes import discovery
 from telemetry.collect.scraping.collector import PAGE_BYTES, ScrapeError, Scraper
 from telemetry.collect.scraping.targets import Target, parse_target, read_targets
+from telemetry.staging.folder import StagingFolder
+from tests.processes import invoke
 from tests.staged import staged_table
 from tests.telemetry.collect.exporters.exporter_pages import exporter_page
 from tests.telemetry.collect.exporters.page_server import page_server, start_collector
@@ -226,20 +229,13 @@ def check_whole(live: Path) -> Counter[str]:
 
 
 def test_a_second_collector_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
-    dataset = tmp_path / "fleet"
+    command = ("collect", "exporters", "--once", "--dataset", tmp_path / "fleet", "--targets")
     with page_server() as server:
-        first = start_collector(dataset, server.targets(4))
-        try:
-            server.wait_for(8)
-            second = start_collector(dataset, server.targets(4))
-            assert "another exporter collector is running for this dataset" in second.communicate(timeout=90)[1]
-            assert second.returncode == 1
-        finally:
-            first.kill()
-            first.communicate()
-        third = start_collector(dataset, server.targets(4), "--once")
-        _, err = third.communicate(timeout=90)
-        assert third.returncode == 0, err
+        lock = StagingFolder(tmp_path / "fleet.live", writer="exporters").state("exporters.lock")
+        with FileLock(lock, fallback_to_soft=False):
+            refused = invoke(*command, server.targets(4), code=1)
+        assert "another exporter collector is running for this dataset" in refused.output
+        invoke(*command, server.targets(4))
     assert len(check_whole(tmp_path / "fleet.live")) == 8
 
 

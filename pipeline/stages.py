@@ -166,8 +166,8 @@ def backtest_matrix(
 ) -> None:
     """Run the backtest and write its predictions, metrics and evaluation under ``out``.
 
-    Finished folds are cached in ``OUT/.folds``: a killed run resumes, and a run that differs only in the evaluation
-    (bootstrap, promises) refits nothing. The folder may be deleted.
+    Fitted learners are cached in ``OUT/.fits``, for a run after a kill or with other parameters. The folder may be
+    deleted.
 
     ``truth``: the simulator's ground truth; an empty folder counts as none. Used by the evaluation only.
     ``brief``: skip explanations and drift checks, which read rows from the whole matrix.
@@ -180,7 +180,6 @@ def backtest_matrix(
         check_store(registry)
     out.mkdir(parents=True, exist_ok=True)
     risks = read_truth(truth) if truth is not None and any(truth.iterdir()) else None
-    folds = out / ".folds"
     result = run_backtest(
         matrix,
         training=params.training,
@@ -188,7 +187,7 @@ def backtest_matrix(
         backtest=params.backtest,
         seed=params.seed,
         progress=_counted(progress),
-        checkpoint=folds,
+        cache=out / ".fits",
         explain=0 if brief else EXPLAINED_ALERTS,
         full=full,
         watch=not brief,

@@ -215,7 +215,7 @@ def run_fleet(fleet: Fleet, work: Path, prior: str) -> Path:
             models=params.models,
             backtest=params.backtest,
             seed=params.seed,
-            checkpoint=scratch / (PAPER if name == PAPER else PROFILE),  # so that a learner is fitted once
+            cache=scratch / (PAPER if name == PAPER else PROFILE),  # so that a learner is fitted once
             full=name == PAPER,  # includes the cascade
         )
         keep(result, _kept(name, params), folder / f"{name}.parquet")

@@ -62,13 +62,12 @@ class BacktestResult:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A finished fold, as stored in a checkpoint.
+    """A finished fold.
 
     ``table``: ``row`` (position in the matrix), ``variant`` and ``model`` (codes), ``score``, ``risk``, ``rank``,
     ``alert``. The first fitted fold also holds the ``train_once`` rows of all later folds.
-    ``facts``: JSON-able metadata: ``fold``, ``span_ms`` (selected training window), ``unfit`` (why the fold could not
-    be fitted; null if it was), ``refit_fold`` (fold whose models were used), ``sliding`` (metadata of those models),
-    ``horizons``, ``reasons``, ``attributions``.
+    ``facts``: ``fold``, ``unfit`` (why the fold could not be fitted; None if it was), ``refit_fold`` (fold whose models
+    were used), ``sliding`` (metadata of those models), ``horizons``, ``reasons``, ``attributions``.
     """
 
     table: pa.Table

@@ -132,7 +132,6 @@ class Refit:
     ``source``: fold whose start is the refit time of the models used: this fold, or the last fitted one if this
     fold's window has one class only or no new data; None: no fold was fitted yet, a baseline stands in.
     ``span``: training window of that fit.
-    ``chosen``: training window selected for this fold.
     ``unfit``: why this fold is not refitted; None: it is.
     ``train_once_folds``: folds to score with the same models for the ``train_once`` variant.
     """
@@ -140,7 +139,6 @@ class Refit:
     fold: int
     source: int | None
     span: timedelta
-    chosen: timedelta
     unfit: str | None
     train_once_folds: tuple[int, ...] = ()
 
@@ -173,29 +171,24 @@ class Backtest:
             load_shap()
         self._fitted: tuple[int, FittedModels] | None = None
 
-    def plan(self, done: Mapping[int, Fold]) -> Iterator[Refit]:
-        """Plan each fold that is not done yet, in order; fits models only to select the training window."""
+    def plan(self) -> Iterator[Refit]:
+        """Plan each fold, in order; fits models only to select the training window."""
         span, source = None, None
         for fold, refit_ms in enumerate(self.schedule.refits_ms):
-            if fold in done:
-                span, unfit = timedelta(milliseconds=done[fold].facts["span_ms"]), done[fold].facts["unfit"]
-            else:
-                unfit = None if source is None else self._why_repeated(source[0], refit_ms)
-                if unfit is None:
-                    labels = self._trainer.labels_at(refit_ms)
-                    span = self._trainer.choose_span(refit_ms, labels, span)
-                    assert span is not None  # the schedule starts where a window fits
-                    unfit = self._trainer.unfit(refit_ms, labels, span)
+            unfit = None if source is None else self._why_repeated(source[0], refit_ms)
+            if unfit is None:
+                labels = self._trainer.labels_at(refit_ms)
+                span = self._trainer.choose_span(refit_ms, labels, span)
+                assert span is not None  # the schedule starts where a window fits
+                unfit = self._trainer.unfit(refit_ms, labels, span)
             assert span is not None
             is_first_fit = source is None and unfit is None
             source = (fold, span) if unfit is None else source
-            if fold in done:
-                continue
             if source is None:
-                yield Refit(fold, None, span, span, unfit, train_once_folds=(fold,) if self._full else ())
+                yield Refit(fold, None, span, unfit, train_once_folds=(fold,) if self._full else ())
             else:
                 later = range(fold, len(self.schedule.refits_ms)) if is_first_fit and self._full else ()
-                yield Refit(fold, *source, span, unfit, train_once_folds=tuple(later))
+                yield Refit(fold, *source, unfit, train_once_folds=tuple(later))
 
     def _why_repeated(self, source: int, refit_ms: int) -> str | None:
         """Return why a refit would repeat an earlier one; None if it would not."""
@@ -214,7 +207,6 @@ class Backtest:
         table = pa.table({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
         facts = {
             "fold": refit.fold,
-            "span_ms": duration_ms(refit.chosen),
             "unfit": refit.unfit,
             "refit_fold": refit.fold if refit.source is None else refit.source,
             "sliding": _fit_facts(models),
@@ -240,7 +232,7 @@ class Backtest:
         alerted = riskiest_alerts(table, model=used.models.index(self._profile), variant=0, count=self._explain)
         tested, read = self.schedule.fold_rows(self.rows, fold), self._trainer.values
         return {
-            "horizons": used.horizons[self._profile].to_json() if used.horizons else None,
+            "horizons": used.horizons.get(self._profile),
             "reasons": explain_rows(used, self.matrix, self._profile, alerted, candidates=tested, values=read),
             "attributions": attribute(used, self.matrix, self._profile, alerted, tested, read)
             if self._explain

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from evaluation.metrics.lead_time import incident_table
-from evaluation.metrics.metrics import Bools, Floats, Interval, Ranking, interval, ratio, share_interval
+from evaluation.metrics.metrics import Bools, Floats, Interval, Ints, Ranking, interval, ratio, share_interval
 from evaluation.metrics.oracle import ORACLE
 from evaluation.metrics.scored import Scored
 from models.config import ALL_LEARNERS, BASELINES
@@ -142,16 +142,16 @@ def summarise(estimate: Estimate) -> dict[str, object]:
     )
 
 
-def group_table(estimate: Estimate, group: np.ndarray, name: str, names: np.ndarray | None = None) -> pd.DataFrame:
+def group_table(estimate: Estimate, group: Ints, name: str) -> pd.DataFrame:
     """Compute the main statistics by group of rows, for example by fold or month.
 
-    ``group``: group of each row, or its position in ``names``, which saves a string per row; shape (rows,).
+    ``group``: code of each row's group, from 0; shape (rows,).
     Returns: one row per group, ascending. An incident counts in every group that could have caught it.
     """
     scored = estimate.scored
-    groups, code = np.unique(group, return_inverse=True) if names is None else _present(group)
+    occurs = np.bincount(group) > 0
+    groups, code = np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[group]
     n = len(groups)
-    label = groups if names is None else names[groups]
 
     def count(chosen: Bools) -> Floats:
         return np.bincount(code[chosen], minlength=n).astype(np.float64)
@@ -168,7 +168,7 @@ def group_table(estimate: Estimate, group: np.ndarray, name: str, names: np.ndar
         {
             "model": scored.model,
             "variant": scored.variant,
-            name: label,
+            name: groups,
             "labelled": count(known).astype(np.int64),
             "positives": count(positive).astype(np.int64),
             "base_rate": ratio(count(positive), count(known)),
@@ -201,9 +201,3 @@ def _ratios(scored: Scored, incidents: pd.DataFrame, weights: Floats) -> tuple[d
     }
     values = {name: ratio(weights @ part, weights @ denominator) for name, (part, denominator) in shares.items()}
     return values, {name: denominator for name, (_, denominator) in shares.items()}
-
-
-def _present(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Equivalent to ``np.unique(positions, return_inverse=True)``, without sorting the rows."""
-    occurs = np.bincount(positions) > 0
-    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[positions]

@@ -131,6 +131,7 @@ def evaluate(
         table = table.merge(shares, on=["model", "variant"], how="left", validate="one_to_one")
     calendar = shared.times_ms.astype("datetime64[ms]").astype("datetime64[M]").astype(str)
     months, month = np.unique(calendar, return_inverse=True)
+    monthly = _stack([group_table(estimate, month[estimate.scored.rows.time], "month") for estimate in estimates])
     return Evaluation(
         k=k,
         replicates=bootstrap,
@@ -143,9 +144,7 @@ def evaluate(
         drain_hours=drain_reach / timedelta(hours=1),
         table=table,
         folds=_stack([group_table(estimate, estimate.scored.rows.fold, "fold") for estimate in estimates]),
-        monthly=_stack(
-            [group_table(of_model, month[of_model.scored.rows.time], "month", months) for of_model in estimates]
-        ),
+        monthly=monthly.assign(month=months[monthly["month"]]),
         by_class=_stack([_named(recall_by_class(estimate.incidents), estimate) for estimate in estimates]),
         lead_times=_stack([_named(estimate.incidents, estimate) for estimate in estimates]),
         calibration=_stack([_bins(estimate) for estimate in estimates]),

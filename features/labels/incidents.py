@@ -235,20 +235,28 @@ def out_of_use(record: IncidentEvidence) -> pd.DataFrame:
         np.stack([ended_unit, facts.known[ended], facts.time[ended]])[:, np.isin(ended_unit, drain_unit)],
         duration_ms(MAX_DRAIN_LENGTH),
     )
-    return _frame(record, np.concatenate([_down(record), drained, record.maintenance.out()], axis=1))
+    intervals = np.concatenate([_down(record), drained, record.maintenance.out()], axis=1)
+    unit, start, end = intervals[:, np.lexsort((intervals[1], intervals[0]))]
+    until = _newest(end, unit)
+    goes_on = np.r_[False, (unit[1:] == unit[:-1]) & (start[1:] <= until[:-1])][: unit.size]  # overlap or adjoin
+    first = np.flatnonzero(~goes_on)
+    last = np.append(first[1:], unit.size)[: first.size] - 1
+    return pd.DataFrame(
+        {
+            "unit": pd.array(installations.units[unit[first]], dtype="str"),
+            "down_from": instants(start[first]),
+            "down_until": instants(until[last]),
+        }
+    )
 
 
-def down_intervals(record: IncidentEvidence) -> pd.DataFrame:
-    """Return when each unit was known to be down, in the format of :func:`out_of_use`.
+def _down(record: IncidentEvidence) -> Int64Array:
+    """Return when each unit was known to be down: unit, from, until; shape (3, n).
 
     A unit is known to be down at t if, of the facts known at t, its last label-worthy event or the ticket that follows
     it is less than ``labels.cooldown`` ago and not followed by a repair, replacement, reset or removal. Events known
     from the outset to be in planned maintenance do not count.
     """
-    return _frame(record, _down(record))
-
-
-def _down(record: IncidentEvidence) -> Int64Array:
     pairs = [(unit, s) for unit, evidence in record.evidence.items() for s in (*evidence.signs, *evidence.tickets)]
     counts = record.is_unplanned(np.array([unit for unit, _ in pairs], dtype=np.int64), [sign for _, sign in pairs])
     cooldown = duration_ms(record.labels.cooldown)
@@ -298,19 +306,3 @@ def _intervals(begins: Int64Array, ends: Int64Array, longest: int) -> Int64Array
 def _newest(values: Int64Array, unit: Int64Array) -> Int64Array:
     """Return the running maximum of each unit; the values of a unit are contiguous."""
     return pd.Series(values).groupby(unit, sort=False).cummax().to_numpy(np.int64)
-
-
-def _frame(record: IncidentEvidence, intervals: Int64Array) -> pd.DataFrame:
-    """Merge the overlapping or adjacent intervals of each unit."""
-    unit, start, end = intervals[:, np.lexsort((intervals[1], intervals[0]))]
-    until = _newest(end, unit)
-    goes_on = np.r_[False, (unit[1:] == unit[:-1]) & (start[1:] <= until[:-1])][: unit.size]
-    first = np.flatnonzero(~goes_on)
-    last = np.append(first[1:], unit.size)[: first.size] - 1
-    return pd.DataFrame(
-        {
-            "unit": pd.array(record.installations.units[unit[first]], dtype="str"),
-            "down_from": instants(start[first]),
-            "down_until": instants(until[last]),
-        }
-    )

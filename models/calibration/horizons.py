@@ -12,10 +12,8 @@ the same at every horizon.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 
@@ -76,20 +74,11 @@ class HorizonMap:
             upper.append(upper[-1] + (1 - upper[-1]) * expit(link.level + link.slope * log_odds))
         return np.column_stack([*reversed(lower[1:]), main, *upper[1:]])
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the map as a JSON object."""
-        return dict(TypeAdapter(HorizonMap).dump_python(self, mode="json"))
-
 
 def horizon_column(hours: float) -> str:
     """Return the column name of a horizon's risk: ``risk_6h``, ``risk_30m``."""
     minutes = round(hours * 60)
     return f"risk_{minutes // 60}h" if minutes % 60 == 0 else f"risk_{minutes}m"
-
-
-def horizon_maps(stored: Sequence[Mapping[str, Any] | None]) -> tuple[HorizonMap, ...]:
-    """Read the maps of all folds (:meth:`HorizonMap.to_json`); empty if any fold lacks one."""
-    return () if None in stored else TypeAdapter(tuple[HorizonMap, ...]).validate_python(stored)
 
 
 def add_risks(risk: Floats, fold: np.ndarray, maps: Sequence[HorizonMap]) -> dict[str, np.ndarray]:

@@ -54,11 +54,10 @@ def explain_rows(
     *,
     candidates: Ints,
     values: RowReader | None = None,
-) -> list[dict[str, Any]]:
+) -> list[AlertReasons]:
     """Explain alerted rows with the models that alerted them, compared with the fleet at the same time.
 
     ``values``: reads rows of the matrix; default: the matrix itself.
-    Returns: ``row``, ``reasons``, ``method``, JSON-serializable, one for each of ``rows``.
     """
     if rows.size == 0:
         return []
@@ -71,7 +70,9 @@ def explain_rows(
     explained = []
     for number, row in enumerate(rows.tolist()):
         reasons, _ = largest_reasons(added[number], X[number], plan, fleet=fleets[number], noun=noun)
-        explained.append({"row": row, "reasons": [reason.text for reason in reasons], "method": method})
+        key = matrix.rows.iloc[row]
+        texts = tuple(reason.text for reason in reasons)
+        explained.append(AlertReasons(key["decision_time"].to_pydatetime(), str(key["unit"]), texts, method))
     return explained
 
 
@@ -93,20 +94,6 @@ def _fleets(matrix: Matrix, read: RowReader, rows: Ints, pool: Ints) -> tuple[li
     return [parts[position] for position in np.searchsorted(wanted_times, row_times)], bool((size > max_units).any())
 
 
-def alert_reasons(matrix: Matrix, explained: list[dict[str, Any]]) -> tuple[AlertReasons, ...]:
-    """Add decision time and unit to the results of :func:`explain_rows`."""
-    rows = matrix.rows
-    return tuple(
-        AlertReasons(
-            decision_time=rows["decision_time"].iloc[alert["row"]].to_pydatetime(),
-            unit=str(rows["unit"].iloc[alert["row"]]),
-            reasons=tuple(alert["reasons"]),
-            method=alert["method"],
-        )
-        for alert in explained
-    )
-
-
 SAMPLED_ROWS: Final = 256
 """Rows of a fold whose contributions are averaged: alerts, and others spread evenly over the fold."""
 
@@ -118,8 +105,7 @@ def attribute(
 ) -> dict[str, Any]:
     """Compute the mean absolute contribution of each feature over a sample of a fold's rows.
 
-    Returns: ``shares`` (list of float, one per feature, summing to 1; empty if no feature contributed) and ``rows``;
-    JSON-serializable.
+    Returns: ``shares`` (list of float, one per feature, summing to 1; empty if no feature contributed) and ``rows``.
     """
     room = max(0, SAMPLED_ROWS - alerted.size)
     spread = tested[np.linspace(0, tested.size - 1, min(room, tested.size)).astype(np.int64)] if tested.size else tested

@@ -2,11 +2,10 @@
 
 Boosted trees and forests are decomposed exactly by path-dependent TreeSHAP (Lundberg et al., 2020): unknown features
 are marginalized over the training rows of each branch, so correlated features share their contribution. A linear model
-is decomposed exactly as well, and a network by integrated gradients (Sundararajan et al., 2017), both relative to a
-unit with the median of every feature (the interventional game with one reference). All of these add up to the row's
-log-odds minus those of the reference, so members of an ensemble can be weighted as in the ensemble. For sequence
-networks, a contribution is the change in log-odds when a whole channel is set to its median; for baselines, the change
-in points when a feature is unknown: neither adds up.
+is decomposed exactly as well, relative to a unit with the median of every feature. Both add up to the row's log-odds
+minus those of the reference, so members of an ensemble can be weighted as in the ensemble. For networks and baselines,
+a contribution is the change of the score when a feature (of a sequence network: a whole channel) is unknown or at its
+median: these do not add up.
 """
 
 import functools
@@ -19,7 +18,6 @@ from typing import Any, Final, Self
 import lightgbm
 import numpy as np
 import xgboost
-from scipy.special import expit
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
@@ -27,18 +25,17 @@ from sklearn.neural_network import MLPClassifier
 from features.vocabulary import FeatureColumn, describe, describe_percentile
 from models.config import BASELINES, CASCADE, COMBINERS, PRIOR, THREADS
 from models.learners.baselines import Baseline
-from models.learners.prepared import ColumnSubset, PreparedClassifier, inner_of
+from models.learners.prepared import ColumnSubset, PreparedClassifier
 from models.rows.ranking import Floats
-from models.rows.row_reader import logit
+from models.rows.row_reader import log_odds, logit
 from models.training.fitted import FittedModels
 
 TREES: Final = "exact tree contributions"
 LINEAR: Final = "coefficient times distance from the median"
-GRADIENTS: Final = "gradients summed on the way from the median"
-UNKNOWN: Final = "change in points when the feature is set to unknown"
+UNKNOWN: Final = "change when the feature is set to unknown"
 OCCLUSION: Final = "change when a channel is set to its median"
 
-ADDITIVE: Final = frozenset({TREES, LINEAR, GRADIENTS})
+ADDITIVE: Final = frozenset({TREES, LINEAR})
 """Methods whose contributions sum to a difference of log-odds."""
 
 _KINDS = {
@@ -152,29 +149,12 @@ def largest_reasons(
     return tuple(reasons), float(sums.clip(min=0).sum())
 
 
-_STEPS: Final = 64
-"""Points of the midpoint rule; the error of the sum is tested to stay within 2 %."""
-
-_ACTIVATIONS: Final[dict[str, Callable[[Floats], Floats]]] = {
-    "relu": lambda z: np.maximum(z, 0),
-    "tanh": np.tanh,
-    "logistic": expit,
-    "identity": lambda z: z,
-}
-_SLOPES: Final[dict[str, Callable[[Floats], Floats]]] = {
-    "relu": lambda z: (z > 0).astype(np.float64),
-    "tanh": lambda z: 1 - np.tanh(z) ** 2,
-    "logistic": lambda z: expit(z) * (1 - expit(z)),
-    "identity": np.ones_like,
-}
-
-
 def contributions(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
     """Return the contribution of each feature to each row's score.
 
     ``learner``: fitted, from :func:`models.learners.factory.make_learner`, or a baseline.
     ``X``: rows to explain; NaN: unknown; shape (rows, features).
-    Returns ``method``: :data:`TREES`, :data:`LINEAR`, :data:`GRADIENTS`, :data:`OCCLUSION` or :data:`UNKNOWN`.
+    Returns ``method``: :data:`TREES`, :data:`LINEAR`, :data:`OCCLUSION` or :data:`UNKNOWN`.
     """
     if not isinstance(learner, ColumnSubset):
         return _of_own_features(learner, X)
@@ -183,22 +163,13 @@ def contributions(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
     return values, method
 
 
-def explainable(learner: Any) -> bool:
-    """Return whether :func:`contributions` supports the learner's type."""
-    learner = inner_of(learner)
-    if isinstance(learner, PreparedClassifier):
-        return isinstance(learner.classifier_, LogisticRegression | MLPClassifier)
-    known = xgboost.XGBModel | RandomForestClassifier | Baseline
-    boosted = isinstance(getattr(learner, "booster_", None), lightgbm.Booster)
-    return boosted or isinstance(learner, known) or hasattr(learner, "occluded")
-
-
 def _of_own_features(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
     booster = getattr(learner, "booster_", None)
     if hasattr(learner, "occluded"):
         values, method = learner.occluded(X), OCCLUSION
     elif isinstance(learner, Baseline):
-        values, method = _without_each(learner, X), UNKNOWN
+        # random scores depend on identity only: no feature changes them
+        values, method = _without_each(lambda X: learner.points(X, np.zeros(len(X), np.uint64)), X), UNKNOWN
     elif isinstance(booster, lightgbm.Booster):
         values, method = np.asarray(booster.predict(X, pred_contrib=True, num_threads=THREADS))[:, :-1], TREES
     elif isinstance(learner, xgboost.XGBModel):
@@ -210,9 +181,7 @@ def _of_own_features(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
     elif isinstance(learner, PreparedClassifier) and isinstance(learner.classifier_, LogisticRegression):
         values, method = learner.scaler_.transform(X).astype(np.float64) * learner.classifier_.coef_[0], LINEAR
     elif isinstance(learner, PreparedClassifier) and isinstance(learner.classifier_, MLPClassifier):
-        scaled = learner.scaler_.transform(X).astype(np.float64)
-        network = learner.classifier_
-        values, method = _along_gradients(network.coefs_, network.intercepts_, network.activation, scaled), GRADIENTS
+        values, method = _without_each(lambda X: log_odds(learner, X), X), UNKNOWN
     else:
         raise TypeError(f"no explanation method for a {type(learner).__name__}")
     return np.asarray(values, np.float64), method
@@ -246,35 +215,15 @@ def _as_log_odds(values: Floats, base: float) -> Floats:
     return values * factor[:, None]
 
 
-def _along_gradients(
-    weights: Sequence[np.ndarray], intercepts: Sequence[np.ndarray], activation: str, values: Floats
-) -> Floats:
-    """Integrate the gradient of a network's log-odds along the straight line from 0 (all medians) to each row."""
-    total = np.zeros(values.shape)
-    for step in range(_STEPS):
-        hidden = values * ((step + 0.5) / _STEPS)
-        slopes = []
-        for weight, bias in zip(weights[:-1], intercepts[:-1], strict=True):
-            inputs = hidden @ weight.astype(np.float64) + bias
-            slopes.append(_SLOPES[activation](inputs))
-            hidden = _ACTIVATIONS[activation](inputs)
-        gradient = np.broadcast_to(weights[-1][:, 0].astype(np.float64), hidden.shape)
-        for weight, slope in zip(weights[-2::-1], slopes[::-1], strict=True):
-            gradient = (gradient * slope) @ weight.astype(np.float64).T
-        total += gradient
-    return total / _STEPS * values
-
-
-def _without_each(baseline: Baseline, X: np.ndarray) -> Floats:
-    """Return the loss of a baseline's points when each feature alone is unknown; shape of ``X``."""
-    identity = np.zeros(1, np.uint64)  # random scores depend on identity only: no feature changes them
+def _without_each(score: Callable[[np.ndarray], Floats], X: np.ndarray) -> Floats:
+    """Return by how much a score falls when each feature alone is unknown; shape of ``X``."""
     out = np.zeros(X.shape)
     for row in range(len(X)):
         known = np.flatnonzero(~np.isnan(X[row]))
-        without = np.repeat(X[row : row + 1], len(known), axis=0)
+        without = np.repeat(X[row : row + 1], len(known) + 1, axis=0)  # the last one is the row itself
         without[np.arange(len(known)), known] = np.nan
-        score = baseline.points(X[row : row + 1], identity)
-        out[row, known] = score - baseline.points(without, np.repeat(identity, len(known)))
+        scores = score(without)
+        out[row, known] = scores[-1] - scores[:-1]
     return out
 
 
@@ -310,41 +259,30 @@ def weights_in(fitted: FittedModels, model: str) -> tuple[float, ...]:
     return weights if pooled is None else (*((1 - pooled) * weight for weight in weights), pooled * sum(weights))
 
 
-def attribute_score(
-    members: Sequence[tuple[str, Any]], X: np.ndarray, weights: Sequence[float] | None = None
-) -> tuple[Floats, str]:
-    """Attribute a combined score to features, through its members.
+def explained_by(fitted: FittedModels, model: str, X: np.ndarray) -> tuple[Floats, str]:
+    """Attribute a model's score to features, through its members.
 
     Contributions that add up to log-odds are weighted and summed; others are used only if no member is additive,
     because they have a scale of their own.
 
-    ``weights``: weight of each member; default: equal.
-    Returns ``values``: contributions to the score; all 0 if no member can be explained; shape (rows, features).
+    Returns: contributions to the score, shape (rows, features), and the methods of the members.
     """
-    shares = [1 / len(members)] * len(members) if weights is None else list(weights)
+    shares = weights_in(fitted, model)
     parts = [
         (name, weight, *contributions(learner, X))
-        for (name, learner), weight in zip(members, shares, strict=True)
-        if explainable(learner) or len(members) == 1
+        for (name, learner), weight in zip(members_of(fitted, model), shares, strict=True)
     ]
-    parts = [part for part in parts if part[3] in ADDITIVE] or parts
+    used = [part for part in parts if part[3] in ADDITIVE] or parts
     names_by_method: dict[str, list[str]] = {}
-    for name, _, _, method in parts:
+    for name, _, _, method in used:
         names_by_method.setdefault(method, []).append(name)
     text = "; ".join(f"{method} of {', '.join(names)}" for method, names in names_by_method.items())
-    used = {name for name, *_ in parts}
-    missing = [name for name, _ in members if name not in used]
-    if missing:
-        text += f" (without {', '.join(missing)})"
-    share = sum(weight for _, weight, _, _ in parts)
+    if len(used) < len(parts):
+        text += f" (without {', '.join(name for name, _, _, method in parts if method not in ADDITIVE)})"
+    share = sum(weight for _, weight, _, _ in used)
     # assume that omitted members agree with the others, to keep the scale of the whole score
     scale = sum(shares) / share if share > 0 else 1.0
     total = np.zeros(X.shape)
-    for _, weight, values, _ in parts:
+    for _, weight, values, _ in used:
         total += weight * scale * values
-    return total, text.strip()
-
-
-def explained_by(fitted: FittedModels, model: str, X: np.ndarray) -> tuple[Floats, str]:
-    """Return the contributions to a model's score, and the method; see :func:`attribute_score`."""
-    return attribute_score(members_of(fitted, model), X, weights_in(fitted, model))
+    return total, text

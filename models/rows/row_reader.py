@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 RowReader = Callable[[Ints], np.ndarray]
 """Maps row positions to their features, float32, shape (n_rows, n_features)."""
 
-HELD_BYTES = 2**30
-"""Default cache size of a reader in bytes, equal to that of the default of ``training.memory``."""
-
 _CHUNK_BYTES = 2**28
 
 
@@ -52,7 +49,7 @@ class HeldRows:
     Thread-safe.
     """
 
-    def __init__(self, matrix: "Matrix", held_bytes: int = HELD_BYTES) -> None:
+    def __init__(self, matrix: "Matrix", held_bytes: int) -> None:
         self._matrix = matrix
         self._columns = len(matrix.columns)
         self._capacity = min(max(held_bytes // (4 * self._columns), 1), len(matrix.rows))

@@ -12,17 +12,15 @@ import importlib.util
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from features.vocabulary import FeatureColumn
 from foundation.errors import InputError
 from models.config import SEQUENCE
-from models.rows.ranking import Ints
 from models.rows.training_set import Matrix
 
 NEEDED = ("torch", "safetensors")
@@ -255,19 +253,9 @@ class WindowedMatrix:
         self.facts: WindowFacts = facts
 
     @property
-    def rows(self) -> pd.DataFrame:
-        """Row keys."""
-        return self._matrix.rows
-
-    @property
     def columns(self) -> Sequence[FeatureColumn]:
         """The features, then the columns of the window."""
         return self._columns
-
-    @property
-    def span(self) -> tuple[datetime, datetime]:
-        """First and last instant of the dataset."""
-        return self._matrix.span
 
     @property
     def digest(self) -> str:
@@ -280,12 +268,6 @@ class WindowedMatrix:
         tabular = self._matrix.values(row_indices)
         window = self._matrix.windows(row_indices)
         return np.concatenate([tabular, window.reshape(len(window), -1)], axis=1)
-
-    def labels(
-        self, as_of: datetime | None = None, *, horizon: timedelta | None = None, rows: Ints | None = None
-    ) -> pd.DataFrame:
-        """Return the labels of all or some rows as known at a time."""
-        return self._matrix.labels(as_of, horizon=horizon, rows=rows)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # not set yet, for example during a copy

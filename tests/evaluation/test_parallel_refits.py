@@ -106,21 +106,6 @@ def test_folds_of_one_class_fall_back_as_they_do_here(tmp_path, monkeypatch):
     assert_same(backtest(in_folder(matrix, tmp_path, monkeypatch), training, engine=Sent()), here)
 
 
-def test_finished_refits_are_kept_when_the_driver_dies(matrix, here, tmp_path, monkeypatch):
-    in_folder(matrix, tmp_path, monkeypatch)
-
-    class Dies(Sent):
-        def run(self, job, items, on_result, *, max_workers):
-            super().run(job, items[:2], on_result, max_workers=max_workers)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        backtest(matrix, engine=Dies(), checkpoint=tmp_path / "folds")
-    again = Sent()
-    assert_same(backtest(matrix, engine=again, checkpoint=tmp_path / "folds"), here)
-    assert sorted(refit.fold for refit in again.ran) == list(range(2, here.folds["fold"].nunique()))
-
-
 def test_a_worker_that_does_not_see_the_matrix_says_so(matrix, tmp_path):
     matrix.path = tmp_path / "nowhere"
     with pytest.raises(InputError, match=r"a worker cannot read the matrix.*nowhere"):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from evaluation.backtest.frames import VARIANTS, Fold, cooled_down, predictions_of
 from evaluation.metrics.aggregation import split_predictions
-from evaluation.metrics.estimates import estimate_model, group_table
 from models.training.schedule import Schedule
 from tests.models.fake_matrix import FakeMatrix
 from tests.models.fleet_predictions import fleet
@@ -92,16 +91,6 @@ def test_models_that_scored_the_same_units_share_their_rows():
     other.loc[other["model"] == "xgboost", "fold"] += 1
     one, two = split_predictions(other, 2)
     assert (two.rows.fold == one.rows.fold + 1).all()
-
-
-def test_groups_may_be_given_as_positions_of_their_names():
-    [part] = split_predictions(fleet(6, MODELS[:1]), 2)
-    measured = estimate_model(part, np.ones((0, part.shared.n_clusters)))
-    names = np.array(["2026-01", "2026-02", "2026-03"])
-    position = np.where(part.rows.time < 8, 0, 2)
-    by_name = group_table(measured, names[position], "month")
-    pd.testing.assert_frame_equal(group_table(measured, position, "month", names), by_name)
-    assert list(by_name["month"]) == ["2026-01", "2026-03"]
 
 
 @pytest.fixture(scope="module")

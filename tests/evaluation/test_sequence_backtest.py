@@ -13,7 +13,7 @@ from features.matrix.sequences import SequencePlan
 from foundation.errors import InputError
 from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, CascadeSection, ModelsSection, ParallelSection, TrainingSection
-from models.explanation.contributions import ReasonPlan, attribute_score, largest_reasons
+from models.explanation.contributions import ReasonPlan, contributions, largest_reasons
 from models.sequence.layout import WindowedMatrix, window_of, with_windows
 from models.training.final import fit_final
 from telemetry.dataset.channels import CATALOGUE
@@ -154,8 +154,8 @@ def test_a_bundle_says_its_windows_and_scores_as_before(matrix, tmp_path):
     rows = matrix.rows.iloc[:60]
     before = fitted.score(values, rows["decision_time"], rows["unit"])
     pd.testing.assert_frame_equal(loaded.fitted.score(values, rows["decision_time"], rows["unit"]), before)
-    added, method = attribute_score([("cnn1d", loaded.fitted.learners["cnn1d"])], values[:5])
-    assert method == "change when a channel is set to its median of cnn1d"
+    added, method = contributions(loaded.fitted.learners["cnn1d"], values[:5])
+    assert method == "change when a channel is set to its median"
     plan = ReasonPlan.of(WindowedMatrix(matrix).columns)
     reasons = [reason for row in range(5) for reason in largest_reasons(added[row], values[row], plan)[0]]
     assert any("in the interval that started 1 h earlier" in reason.text for reason in reasons)

@@ -1,18 +1,15 @@
-import errno
 import re
 from datetime import UTC, datetime, timedelta
 
 import lightgbm
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 
-from evaluation.backtest.frames import Fold
-from evaluation.backtest.run import FoldStore, run_backtest
-from evaluation.backtest.sliding import Backtest, BacktestSetup, DriftWatch
+from evaluation.backtest.run import run_backtest
+from evaluation.backtest.sliding import Backtest, BacktestSetup
 from features.vocabulary import FeatureColumn
 from foundation.errors import InputError
 from foundation.instants import from_ms
@@ -267,7 +264,7 @@ def test_a_refit_without_telemetry_or_incident_since_the_last_is_not_fitted_agai
         matrix.events = matrix.events[(start < begin) | (start > end) | (not quiet)].reset_index(drop=True)
         matrix.features[((time > begin) & (time < end)).to_numpy() & empty] = np.nan
         replay = Backtest(matrix, BacktestSetup(SPAN_15, QUICK, AUTO, 7))
-        return list(replay.plan({})), [from_ms(at) for at in replay.schedule.refits_ms]
+        return list(replay.plan()), [from_ms(at) for at in replay.schedule.refits_ms]
 
     refits, at = plan(empty=True, quiet=True)
     again = [refit for refit in refits if refit.source != refit.fold]
@@ -287,10 +284,10 @@ def test_from_events_alone_refits_take_the_whole_history_and_wait_for_new_incide
     matrix.events = matrix.events[~quiet].reset_index(drop=True)
     matrix.columns = [FeatureColumn.of("history", f"f{i}", "recency", scope="node") for i in range(6)]
     replay = Backtest(matrix, BacktestSetup(TrainingSection(refit_every="5d"), QUICK, AUTO, 7))
-    at, refits = [from_ms(refit_ms) for refit_ms in replay.schedule.refits_ms], list(replay.plan({}))
+    at, refits = [from_ms(refit_ms) for refit_ms in replay.schedule.refits_ms], list(replay.plan())
     known = matrix.events["known_at"]
     for refit in refits:
-        assert refit.chosen == timedelta(days=(at[refit.source] - GAP - HORIZON - START) // timedelta(days=1))
+        assert refit.span == timedelta(days=(at[refit.source] - GAP - HORIZON - START) // timedelta(days=1))
         new = int(((known > at[refit.source]) & (known <= at[refit.fold])).sum())
         assert refit.fold == refit.source or new < 10
     skipped = [refit.fold - refit.source for refit in refits]
@@ -322,86 +319,40 @@ def test_a_fold_without_positives_falls_back_and_is_listed():
     assert frame[(frame["fold"] == 0) & (frame["model"] == "lightgbm")]["score"].nunique() == 1
 
 
-class Killed(Exception):
-    pass
-
-
-def test_a_killed_run_goes_on_where_it_stood(matrix, result, tmp_path, monkeypatch):
+def test_a_killed_run_reuses_its_learners(matrix, result, tmp_path, monkeypatch):
     def kill(done, total, what):
         if done == 2:
-            raise Killed
+            raise KeyboardInterrupt
 
-    with pytest.raises(Killed):
-        backtest(matrix, checkpoint=tmp_path, progress=kill)
-    assert len(list(tmp_path.rglob("fold-*.parquet"))) == 2
-    refits = []
-    from models.training.trainer import Trainer
-
-    fit = Trainer.fit
-    monkeypatch.setattr(Trainer, "fit", lambda self, at, *rest: refits.append(at) or fit(self, at, *rest))
-    resumed = backtest(matrix, checkpoint=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        backtest(matrix, cache=tmp_path, progress=kill)
+    cached = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert cached
+    broken = next(path for path in tmp_path.rglob("*") if path.is_file())
+    broken.write_bytes(broken.read_bytes()[:100])
+    (tmp_path / "older-code").mkdir()
+    resumed = backtest(matrix, cache=tmp_path)
     pd.testing.assert_frame_equal(resumed.predictions, result.predictions, check_exact=True)
     pd.testing.assert_frame_equal(resumed.folds, result.folds, check_exact=True)
     assert resumed.drift == result.drift
-    assert len(refits) == len(set(refits)) == len(result.folds) // 2 - 2
-    refits.clear()
-    checks: list[int] = []
-    monkeypatch.setattr(DriftWatch, "check", lambda self, fold, *_: checks.append(fold))
-    done = backtest(matrix, checkpoint=tmp_path)
-    assert refits == []
-    assert checks == []
-    pd.testing.assert_frame_equal(done.predictions, result.predictions, check_exact=True)
-    assert done.drift == result.drift
-    # Other parameters do not take these folds.
-    backtest(matrix, checkpoint=tmp_path, section=BacktestSection(k=3))
-    assert refits
+    assert len(list(tmp_path.iterdir())) == 1
+    assert cached < {path.name for path in tmp_path.rglob("*") if path.is_file()}
 
 
 def test_another_profile_fits_nothing_that_was_fitted_before(matrix, tmp_path, monkeypatch):
     other = QUICK.model_copy(update={"profile": "cascade"})
     fresh = backtest(matrix, models=other, explain=2)
-    backtest(matrix, checkpoint=tmp_path, explain=2)
+    backtest(matrix, cache=tmp_path, explain=2)
 
     def refuse(*_args, **_more):
         raise AssertionError("fitted again")
 
     for learner in (lightgbm.LGBMClassifier, LogisticRegression, RandomForestClassifier):
         monkeypatch.setattr(learner, "fit", refuse)
-    changed = backtest(matrix, models=other, checkpoint=tmp_path, explain=2)
+    changed = backtest(matrix, models=other, cache=tmp_path, explain=2)
     pd.testing.assert_frame_equal(changed.predictions, fresh.predictions, check_exact=True)
     pd.testing.assert_frame_equal(changed.attributions, fresh.attributions, check_exact=True)
     assert changed.reasons == fresh.reasons
-
-
-def test_a_broken_checkpoint_is_computed_again(matrix, result, tmp_path):
-    backtest(matrix, checkpoint=tmp_path)
-    broken = sorted(tmp_path.rglob("fold-*.parquet"))[1]
-    content = broken.read_bytes()
-    broken.write_bytes(content[: len(content) // 2])
-    check = sorted(tmp_path.rglob("check-*.json"))[2]
-    check.write_bytes(check.read_bytes()[:-1])
-    again = backtest(matrix, checkpoint=tmp_path)
-    pd.testing.assert_frame_equal(again.predictions, result.predictions, check_exact=True)
-    assert broken.read_bytes() == content
-    assert again.drift == result.drift
-
-
-def test_a_full_disk_keeps_the_folds_before(tmp_path, monkeypatch):
-    import pyarrow as pa
-
-    store = FoldStore(tmp_path, "abc")
-    store.save(0, Fold(pa.table({"x": [1]}), {"fold": 0}))
-
-    def full(table, where, **more):
-        where.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(pq, "write_table", full)
-    with pytest.raises(InputError, match=r"the finished fold 1: No space left .*Free some space and run again"):
-        store.save(1, Fold(pa.table({"x": [2]}), {"fold": 1}))
-    assert [path.name for path in sorted((tmp_path / "abc").iterdir())] == ["fold-0000.parquet"]
-    assert store.load(0).facts == {"fold": 0}
-    assert store.load(1) is None
 
 
 def test_memory_leaves_negatives_out_and_says_so(matrix, result, monkeypatch):

@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 from datetime import timedelta
 
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 from models.bundle.store import load_bundle, save_bundle
-from models.calibration.horizons import HorizonLabels, HorizonMap, Link, add_risks, fit_horizons, horizon_maps
+from models.calibration.horizons import HorizonLabels, HorizonMap, Link, add_risks, fit_horizons
 from models.config import ModelsSection, TrainingSection
 from models.training.trainer import Trainer
 from tests.models.fake_matrix import FakeMatrix
@@ -34,7 +33,6 @@ def test_risks_never_fall_with_the_horizon_nor_with_the_risk_and_keep_the_main_o
     assert (np.diff(out, axis=0) >= -1e-15).all()
     assert ((out >= 0) & (out <= 1)).all()
     np.testing.assert_array_equal(out[:, len(shorter)], risk)
-    assert horizon_maps([json.loads(json.dumps(made.to_json()))]) == (made,)
 
 
 def fleet(seed, n=60_000, more=1.6):

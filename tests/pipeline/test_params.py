@@ -95,8 +95,3 @@ def test_durations_are_read_as_people_write_them_and_a_folder_stands_for_its_par
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"the parameter file does not exist.*absent\.yaml"):
         load_params([tmp_path / "absent.yaml"])
-
-
-def test_a_plain_list_of_label_xids_takes_each_class_from_the_defaults(tmp_path: Path) -> None:
-    params = load_params([write(tmp_path, "labels: {xids: [79, 48, 119, 31]}")])
-    assert params.labels.xids == {"bus": (79,), "memory": (48,), "firmware": (119,), "other": (31,)}

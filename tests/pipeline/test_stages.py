@@ -17,7 +17,6 @@ from foundation.errors import InputError
 from models.bundle.store import CARD, load_bundle
 from models.config import BASELINES, TrainingSection
 from models.registry.store import opened_store
-from models.training.trainer import Trainer
 from pipeline.artefacts import VALUE, figures, load_evaluation
 from pipeline.matrix_stage import check_made_with, make_matrix
 from pipeline.params import Params
@@ -168,29 +167,21 @@ def test_a_killed_backtest_goes_on_and_ends_the_same(
 ) -> None:
     matrix = FeatureMatrix.open(small_backtest / "matrix")
     truth = small_fleet.with_name("fleet-truth")
-    calls = []
 
     def stop(done: int, _total: int) -> None:
-        calls.append(done)
         if done == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         backtest_matrix(matrix, small_params, tmp_path / "out", truth=truth, progress=stop)
-    assert list((tmp_path / "out" / ".folds").iterdir())
+    assert list((tmp_path / "out" / ".fits").iterdir())
     backtest_matrix(matrix, small_params, tmp_path / "out", truth=truth)
-    resumed = {name: digest for name, digest in digests(tmp_path / "out").items() if not name.startswith(".folds")}
+    resumed = {name: digest for name, digest in digests(tmp_path / "out").items() if not name.startswith(".fits")}
     before = digests(small_backtest)
     assert resumed == {name: before[name] for name in resumed}
-    kept = list((tmp_path / "out" / ".folds").iterdir())
-    assert len(kept) == 2  # folds, and the learners
-    fits = []
     changed = small_params.backtest.model_copy(update={"bootstrap": 11, "cooldown": timedelta(days=5)})
-    again = small_params.model_copy(update={"backtest": changed})
-    monkeypatch.setattr(Trainer, "fit", lambda *_: fits.append("fitted"))
-    backtest_matrix(matrix, again, tmp_path / "out")
-    assert fits == []  # the evaluation alone was done again
-    assert list((tmp_path / "out" / ".folds").iterdir()) == kept
+    monkeypatch.setattr("models.learners.factory.lightgbm.LGBMClassifier.fit", lambda *_: pytest.fail("fitted again"))
+    backtest_matrix(matrix, small_params.model_copy(update={"backtest": changed}), tmp_path / "out")
     second, first = (pq.read_table(out / "predictions_all.parquet") for out in (tmp_path / "out", small_backtest))
     assert second.drop_columns("alert").equals(first.drop_columns("alert"))
     assert not second["alert"].equals(first["alert"])

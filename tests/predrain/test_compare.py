@@ -18,7 +18,7 @@ from tests.processes import invoke
 @pytest.fixture
 def other(small_backtest: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "other"
-    shutil.copytree(small_backtest, folder, ignore=shutil.ignore_patterns("matrix", ".folds"))
+    shutil.copytree(small_backtest, folder, ignore=shutil.ignore_patterns("matrix", ".fits"))
     file = folder / "predictions_all.parquet"
     frame = pd.read_parquet(file)
     group = frame.groupby(["model", "variant", "decision_time"], observed=True)["rank"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from features.config import LabelSection
 from features.labels.evidence import IncidentEvidence, is_fatal
 from features.labels.facts import diagnostic_outcome
-from features.labels.incidents import down_intervals, find_incidents, known_onsets
+from features.labels.incidents import find_incidents, known_onsets, out_of_use
 from foundation.errors import InputError
 from tests.features import oracle
 from tests.features.builders import at, event, events, installation, inventory
@@ -303,14 +303,19 @@ def test_known_onsets_up_to_t_depend_only_on_what_was_known_at_t(pair):
 @settings(SLOW, max_examples=12)
 @given(worlds(kinds=UNPLANNED), st.sampled_from([2, 24]))
 def test_a_unit_is_known_down_when_looking_back_from_then_shows_an_incident_that_lasts(world, quiet_hours):
+    """A unit without an incident is out of use only if somebody drained it."""
     labels = LabelSection(cooldown=timedelta(hours=quiet_hours))
-    down = oracle.records(down_intervals(IncidentEvidence.of(world.events, world.inventory, labels)))
+    down = oracle.records(out_of_use(IncidentEvidence.of(world.events, world.inventory, labels)))
+    happened, held = oracle.records(world.events), oracle.records(world.inventory)
+    drains = [row for row in happened if row["type"] == "drain" and not oracle.is_own(row)]
     for quarter in (0, 1, 97, 130, 200, 201, 303, 391, 460, 577, 640):
         t = at(minutes=15 * quarter)
         incidents = oracle.records(find_incidents(world.events, world.inventory, labels, as_of=t))
         for unit in ("g0", "g1", "g2", "g3"):
-            expected = any(
+            is_down = any(r["unit"] == unit and r["down_from"] <= t < r["down_until"] for r in down)
+            lasts = any(
                 row["unit"] == unit and row["start"] <= t and (row["end"] is None or row["end"] > t)
                 for row in incidents
             )
-            assert any(r["unit"] == unit and r["down_from"] <= t < r["down_until"] for r in down) == expected, (unit, t)
+            drained = any(oracle.known(row) <= t and oracle.concerns(row, unit, held) for row in drains)
+            assert lasts <= is_down <= (lasts or drained), (unit, t)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from features.config import FeatureSection, LabelSection
 from features.groups.history import EventHistory
 from features.labels.evidence import IncidentEvidence
-from features.labels.incidents import down_intervals, find_incidents, known_onsets
+from features.labels.incidents import find_incidents, known_onsets, out_of_use
 from features.labels.labelling import label_rows
 from tests.features import oracle
 from tests.features.builders import at, event, events, installation, inventory, rows
@@ -221,7 +221,7 @@ def test_incidents_with_tickets_are_as_the_plain_reading_says(happened, r):
 @settings(SLOW, max_examples=15)
 @given(stories())
 def test_a_unit_is_known_down_when_looking_back_from_then_shows_an_incident_that_lasts(happened):
-    down = oracle.records(down_intervals(IncidentEvidence.of(events(*happened), inventory(*HELD), LABELS)))
+    down = oracle.records(out_of_use(IncidentEvidence.of(events(*happened), inventory(*HELD), LABELS)))
     facts = oracle.records(events(*happened))
     for quarter in range(3, 1200, 83):
         t = at(minutes=15 * quarter)

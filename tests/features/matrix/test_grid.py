@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 
 from features.config import DecisionSection, LabelSection
 from features.labels.evidence import IncidentEvidence
-from features.labels.incidents import down_intervals, known_onsets
+from features.labels.incidents import known_onsets, out_of_use
 from features.matrix.grid import MIN_COMPANIONS, augmented_rows, decision_rows, decision_times
 from tests.features import oracle
 from tests.features.builders import T0, at, event, events, installation, inventory
@@ -21,13 +21,13 @@ SPAN = (at(0), at(days=6))
 
 
 def grid(frame, held, span=SPAN):
-    return decision_rows(decision_times(DECISION, span), held, down_intervals(IncidentEvidence.of(frame, held, LABELS)))
+    return decision_rows(decision_times(DECISION, span), held, out_of_use(IncidentEvidence.of(frame, held, LABELS)))
 
 
 def extra(frame, held, **changed):
     record = IncidentEvidence.of(frame, held, LABELS)
     config = config_of(**{"span": SPAN, **changed})
-    return augmented_rows(known_onsets(record), held, down_intervals(record), config)
+    return augmented_rows(known_onsets(record), held, out_of_use(record), config)
 
 
 def fleet(size=12):
@@ -45,7 +45,7 @@ def test_decision_times_are_the_multiples_of_the_spacing_from_the_origin(shift):
 @SLOW
 @given(worlds())
 def test_rows_are_as_the_plain_reading_says(world):
-    down = oracle.records(down_intervals(IncidentEvidence.of(world.events, world.inventory, LABELS)))
+    down = oracle.records(out_of_use(IncidentEvidence.of(world.events, world.inventory, LABELS)))
     held = oracle.records(world.inventory)
     rows = grid(world.events, world.inventory)
     expected = []

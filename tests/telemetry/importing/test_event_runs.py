@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from features.config import FeatureSection, LabelSection
 from features.groups.history import EventHistory, history_columns
 from features.labels.evidence import IncidentEvidence
-from features.labels.incidents import down_intervals, find_incidents, known_onsets
+from features.labels.incidents import find_incidents, known_onsets, out_of_use
 from telemetry.importing.event_runs import KEPT_PER_MINUTE, dedupe_events, merge_floods, stack_events, total_count
 from tests.telemetry.helpers import DAY, events_frame, gpu, run_import, write_csv
 
@@ -203,7 +203,7 @@ def test_labels_and_counts_of_a_flood_are_those_of_its_events(bursts: list[tuple
     inventory["removed_at"] = installed.where(installed.isna())
     labels = LabelSection()
     pd.testing.assert_frame_equal(*(find_incidents(frame, inventory, labels) for frame in (merged, events)))
-    for view in (known_onsets, down_intervals):
+    for view in (known_onsets, out_of_use):
         pd.testing.assert_frame_equal(
             *(view(IncidentEvidence.of(frame, inventory, labels)) for frame in (merged, events))
         )

@@ -84,7 +84,7 @@ def examine_selection(dataset: Dataset, labels: LabelSection) -> tuple[str, ...]
 
 
 def find_selection(present: Bools, service: Bools, failures: pd.DataFrame) -> tuple[str, ...]:
-    """Run the three tests; see :func:`examine_selection`.
+    """Run the three tests of :func:`examine_selection`.
 
     ``present``, ``service``: whether a node had telemetry, and was in service, on a day; shape (nodes, days).
     ``failures``: ``node`` and ``day`` (positions), ``source`` and ``timestamp``.

@@ -64,12 +64,10 @@ _COUNTS = frozenset(
 class FeatureColumn:
     """One column of a feature matrix.
 
-    ``name``: ``GROUP__WHAT__STATISTIC[__WINDOW]`` (history: ``GROUP__SCOPE_WHAT__STATISTIC[__WINDOW]``), unique in a
-    matrix.
+    ``name``: ``GROUP__WHAT__STATISTIC[__WINDOW]`` (history: ``GROUP__SCOPE_WHAT__STATISTIC[__WINDOW]``).
     ``channel``: source channel; in ``history`` the event type that is counted; in ``static`` the inventory column.
-    ``statistic``: for example ``mean``, ``rise`` or ``count``.
-    ``window``: the trailing window; None where the statistic has none.
-    ``scope``: scope of the history: ``gpu``, ``slot``, ``node`` or a failure domain; None outside ``history``.
+    ``window``: None where the statistic has none.
+    ``scope``: ``gpu``, ``slot``, ``node`` or a failure domain; None outside ``history``.
     ``unit``: unit of the channel (``C``, ``W``), empty if it has none.
     ``categories``: labels of the codes 0, 1, ... of a categorical column; empty for a numeric column.
     """

@@ -136,11 +136,7 @@ class Cascade:
     floor: float
 
     def score(self, X: np.ndarray, first_log_odds: Floats | None = None) -> tuple[Floats, Bools]:
-        """Score rows.
-
-        ``first_log_odds``: the first stage's log-odds of the rows, if already known; shape (n_rows,).
-        Returns: the score, and whether a row passes all filters; shape (n_rows,).
-        """
+        """Score rows; return the score, and whether a row passes all filters."""
         filters = len(self.thresholds)
         alive = np.arange(len(X))
         score = np.empty(len(X))

@@ -48,9 +48,7 @@ class GateVerdict:
     """Verdict of the gate.
 
     ``champion``: name of the champion, or names of the baselines if there is none.
-    ``rows``: labelled decisions about nodes.
-    ``nodes``, ``times``: distinct nodes and decision times of these decisions.
-    ``k``: alert budget.
+    ``rows``: labelled decisions about nodes; ``nodes``, ``times``: distinct ones among them.
     """
 
     challenger: str

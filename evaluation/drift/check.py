@@ -325,9 +325,8 @@ def examine(
 ) -> CheckFindings:
     """Check rows since a fit for drift, using only what was known at ``end_ms``.
 
-    ``labelled``: rows and labels as of ``end_ms``.
+    ``labelled``: as of ``end_ms``.
     ``start_ms``, ``end_ms``: recent window of decision times; ``end_ms``, the time of the check, is exclusive.
-    Returns: no verdicts if there are no rows to compare.
     """
     rows = labelled.rows
     recent = sample_rows(rows, start_ms, end_ms - 1, limit=RECENT, seed=seed)

@@ -171,11 +171,7 @@ def vanished_channels(moves: Sequence[Movement]) -> dict[str, Movement]:
 
 @dataclass(frozen=True, slots=True)
 class FeatureShift:
-    """Effect of a software change on one feature.
-
-    ``effect``: change of the mean rank, -1 to 1.
-    ``t``: effect over its standard error.
-    """
+    """Effect of a software change on one feature: change of the mean rank, and that over its standard error."""
 
     effect: float
     t: float

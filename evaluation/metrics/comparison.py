@@ -114,10 +114,7 @@ def difference_interval(first: Floats, second: Floats) -> Interval:
 
 
 def most_precise(precision: Mapping[str, float]) -> str | None:
-    """Return the learner with the highest precision; ties go to the first in ``ALL_LEARNERS``; None if all are NaN.
-
-    ``precision``: precision by model; models other than learners are ignored.
-    """
+    """Return the learner with the highest precision; ties go to the first in ``ALL_LEARNERS``; None if all are NaN."""
     known = [name for name in ALL_LEARNERS if np.isfinite(precision.get(name, np.nan))]
     return max(known, key=lambda name: precision[name]) if known else None
 

@@ -67,10 +67,7 @@ def kind_of(model: str) -> str:
 
 
 def estimate_model(scored: Scored, weights: Floats) -> Estimate:
-    """Compute all statistics of one model and variant.
-
-    ``weights``: bootstrap weights from ``resample``; shape (replicates, clusters).
-    """
+    """Compute all statistics of one model and variant."""
     incidents = incident_table(scored)
     weightings = np.concatenate([np.ones((1, scored.shared.n_clusters)), weights])
     values, counts = _ratios(scored, incidents, weightings)
@@ -88,11 +85,9 @@ def estimate_model(scored: Scored, weights: Floats) -> Estimate:
 
 
 def precision_of(scored: Scored, alerted: Bools, weights: Floats) -> Floats:
-    """Precision of a set of alerts on each resample.
+    """Precision of a set of alerts on each resample: hits over labelled alerts; NaN without labelled alerts.
 
-    ``alerted``: mask of alerted rows; shape (rows,).
     ``weights``: weight of each cluster; shape (replicates, clusters).
-    Returns: hits over labelled alerts; NaN without labelled alerts; shape (replicates,).
     """
     hits = weights @ scored.per_cluster(alerted & scored.positive)
     return ratio(hits, weights @ scored.per_cluster(alerted & scored.known))

@@ -70,11 +70,7 @@ def incident_table(scored: Scored) -> pd.DataFrame:
 
 
 def recall_by_class(incidents: pd.DataFrame) -> pd.DataFrame:
-    """Recall of incidents by failure class; an incident of several classes counts in each.
-
-    Returns: ``failure_class``, ``incidents``, ``caught``, ``recall``, ``lead_time_median_hours`` (NaN if none was
-    caught), sorted by class.
-    """
+    """Recall of incidents by failure class, sorted by class; an incident of several classes counts in each."""
     by_class = incidents.assign(failure_class=incidents["failure_class"].str.split(", ")).explode("failure_class")
     grouped = by_class.groupby("failure_class", sort=True)
     table = grouped.agg(

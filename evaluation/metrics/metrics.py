@@ -205,10 +205,7 @@ class Interval:
 
 
 def resample(clusters: int, replicates: int, seed: int) -> Floats:
-    """Draw bootstrap samples of clusters.
-
-    Returns: number of times each cluster was drawn; every row sums to ``clusters``; shape (replicates, clusters).
-    """
+    """Draw bootstrap samples of clusters."""
     if clusters == 0 or replicates == 0:
         return np.zeros((replicates, clusters))
     rng = np.random.default_rng([seed, clusters])

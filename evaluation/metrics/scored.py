@@ -119,10 +119,9 @@ class Shared:
 class NodeRows:
     """Decisions about nodes, sorted by decision time and node; shared by all models that scored the same units.
 
-    ``time``, ``node``: positions of the decision time and node in ``Shared``; shape (rows,).
+    ``time``, ``node``: positions of the decision time and node in ``Shared``.
     ``label``, ``drain_label``: 1, 0, or -1 if unknown, within the horizon and the drain horizon.
     ``cluster``: resampling cluster (:func:`clusters`).
-    ``incidents``: incidents that the rows could have caught.
     """
 
     time: Ints
@@ -202,10 +201,7 @@ class Scored:
 
 
 def shared_causes(node: Ints, cause: Ints) -> Ints:
-    """Return the causes that several nodes share, ascending.
-
-    ``node``, ``cause``: node and cause of the rows that precede an incident; shape (n,).
-    """
+    """Return the causes that several nodes share, ascending."""
     width = int(node.max(initial=0)) + 1
     causes, nodes = np.unique(np.unique(cause * width + node) // width, return_counts=True)
     return causes[nodes > 1]

@@ -117,10 +117,7 @@ class OnsetPlan:
     def of(
         cls, layout: ChannelLayout, pairs: Sequence[tuple[timedelta, timedelta]], *, step: timedelta
     ) -> "OnsetPlan | None":
-        """Plan the group; None if the dataset has no error counter.
-
-        ``pairs``: ``features.onset``: windows, ascending, each with its longer baseline window.
-        """
+        """Plan the group; None if the dataset has no error counter."""
         spans = sorted({span for pair in pairs for span in pair})
         errors = {channel.name for channel in layout.counters if channel.unit not in _NOT_ERRORS}
         amounts = WindowPlan.amounts(layout, spans, errors)

@@ -102,10 +102,7 @@ class PeerPlan:
     def fill_own(
         self, values: Float32Array, row_time: IntArray, row_pair: IntArray, out: Float32Array, offset: int = 0
     ) -> None:
-        """Write each row's own value at its last grid time, for :meth:`fill_fleet` to compare.
-
-        ``row_time``, ``row_pair``: positions of each row in ``values``, which holds grid times only.
-        """
+        """Write each row's own value at its last grid time, for :meth:`fill_fleet` to compare."""
         for value, column in enumerate(self.fleet.tolist()):
             out[:, offset + column] = values[row_time, row_pair, value]
 

@@ -46,11 +46,9 @@ _SHARED = "Give every machine of the cluster the same folders under the same pat
 class BuildOrder:
     """Complete and small specification of a build, sent with each task.
 
-    ``dataset``: absolute; a pinned version on object storage.
-    ``target``: folder of the finished matrix; absolute.
+    ``dataset``, ``target``: absolute; a pinned version on object storage, and the folder of the finished matrix.
     ``folder``: folder in which the parts are written until then.
     ``config``: without columns and sources.
-    ``digest``: of the matrix: :func:`digest_of` in the process that started the build.
     ``base``: digest of the matrix at ``target`` that is extended; empty: compute all rows.
     ``since``: rows decided and established before this instant (ms) are reused from it.
     """

@@ -59,8 +59,7 @@ _NEWEST_RUNS = 2  # of each bucket; digested day by day, because they still grow
 class BuiltFrom:
     """Fingerprint of the inputs of a matrix, except events and inventory, which it stores in full.
 
-    ``settings``: digest of parameters and code.
-    ``part_length``: time span of a part, milliseconds.
+    ``part_length``: milliseconds.
     ``layout``: how the dataset's samples are divided among files.
     ``files``: SHA-256 of each sample file, by its path in the dataset.
     ``days``: for files of the newest runs, the digest of each day, see :func:`telemetry.dataset.parquet.day_digests`.
@@ -138,11 +137,10 @@ def first_other_row(
     events: tuple[pa.Table, pa.Table],
     inventory: tuple[pa.Table, pa.Table],
 ) -> int:
-    """Return the instant before which all known facts, and so all rows, are unchanged.
+    """Return the instant (ms) before which all known facts are unchanged, and so rows are reusable.
 
     ``events``, ``inventory``: of the existing matrix and the current ones.
-    Returns: milliseconds since 1970; rows decided, and augmented rows established, before it are reusable. ``-NEVER``:
-    none; :data:`~foundation.times.NEVER`: all.
+    Returns: ``-NEVER``: no row is reusable; :data:`~foundation.times.NEVER`: all are.
     """
     if built_from.span[0] != dataset.meta.span[0]:  # start of the grid
         return -NEVER

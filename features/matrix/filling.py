@@ -115,8 +115,8 @@ class BucketWork:
 class BucketValues:
     """Values computed from the samples of one bucket.
 
-    ``values``: columns that need no other bucket (:func:`bucket_columns`); shape (rows of the bucket, columns).
-    ``amounts``: of the group ``onset``, not yet compared with the fleet; shape (rows of the bucket, amounts).
+    ``values``: columns that need no other bucket (:func:`bucket_columns`).
+    ``amounts``: of the group ``onset``, not yet compared with the fleet.
     ``peers``: first pass of the group ``peers``; shape (grid times, values, pairs of the bucket).
     """
 
@@ -222,10 +222,9 @@ def _fill_block(
     service: BoolArray,
     out: Float32Array,
 ) -> Float32Array | None:
-    """Fill all sampled groups of a block's rows, except comparisons with the fleet.
+    """Fill all sampled groups of a block's rows, except comparisons with the fleet; return the first pass of ``peers``.
 
     ``pairs``: all pairs of the block's nodes, ascending.
-    Returns: the first pass of ``peers`` if that group is on; shape (grid times, values, pairs).
     """
     block, delay = panes.block, duration_ms(plan.features.delay)
     borders = rows.milliseconds - delay

@@ -209,9 +209,8 @@ class FeatureMatrix:
     ) -> pd.DataFrame:
         """Label the rows, aligned with them; see :func:`features.labels.labelling.label_rows`.
 
-        ``as_of``: as known then; None: with everything the dataset knows.
+        ``as_of``: None: with everything the dataset knows.
         ``horizon``: overrides ``labels.horizon``.
-        ``rows``: positions of the rows to label; None: all.
         """
         position, names = self._unit_positions
         return label_rows(

@@ -250,7 +250,6 @@ def live_windows(
     """Compute the windows of one decision time from recent samples, identical to those of a matrix.
 
     ``table``: at least the samples of the last ``plan.window + plan.step + delay``; counters need one more before that.
-    Returns shape (rows, steps, channels).
     """
     plan, fleet = SequencePlan.of(config), Fleet.of(inventory)
     border = instant_ms(t) - plan.delay_ms

@@ -214,10 +214,7 @@ class _Chunk:
 
 
 def _chunks_of(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> list[_Chunk]:
-    """Convert tables to chunks with ascending times per pair, within and across chunks.
-
-    ``tables``: see :func:`blocks_of`; sorted first if necessary.
-    """
+    """Convert tables to chunks with ascending times per pair, within and across chunks."""
     tables = [table for table in tables if table.num_rows]
     chunks = _in_order(tables, layout, unit)
     if chunks is None:

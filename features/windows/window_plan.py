@@ -187,12 +187,7 @@ class WindowPlan:
         )
 
     def fill(self, panes: Panes, rows: RowSpans, out: npt.NDArray[np.float32], offset: int = 0) -> None:
-        """Write the statistics of ``rows`` into ``out[:, offset:]``.
-
-        ``rows``: sample range and time border of each row.
-        ``out``: filled in place; shape (rows, columns).
-        ``offset``: first column of this plan in ``out``.
-        """
+        """Write the statistics of ``rows`` into ``out[:, offset:]``."""
         block, layout, doubles, index = panes.block, self.layout, self.window_edge, panes.index
         visits, levels = panes.visits(rows, self.edges)
         times, values = block.times, block.values

@@ -189,10 +189,9 @@ def running_versions() -> dict[str, str]:
 
 
 def check_libraries(saved: Any, manifest: Path) -> None:
-    """Reject a bundle written by other library versions.
+    """Reject a bundle written by other library versions, or that does not name them.
 
-    Raises ``InputError`` if a version is missing or differs from the installed one. Libraries that are not installed
-    are not compared: they cannot read anything.
+    Libraries that are not installed are not compared: they cannot read anything.
     """
     running = running_versions()
     for name, parts in PARTS.items():
@@ -224,9 +223,8 @@ def check_seal(raw: bytes, content: Mapping[str, Any], file: Path) -> None:
 
 
 def read_files(path: Path, manifest: Path, listed: Any) -> dict[str, bytes]:
-    """Read the files of a bundle.
+    """Read the files of a bundle; ``listed``: SHA-256 by relative path.
 
-    ``listed``: SHA-256 by relative path.
     Raises ``InputError`` if a file is missing or changed, or a path leaves the bundle.
     """
     if not isinstance(listed, Mapping):

@@ -51,11 +51,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def write_learner(name: str, learner: Any, path: Path) -> None:
-    """Write a fitted learner.
-
-    ``learner``: fitted, or loaded by :func:`read_learner`.
-    ``path``: output file; the same learner gives the same bytes.
-    """
+    """Write a learner, fitted or loaded; the same learner gives the same bytes."""
     learner = inner_of(learner)
     if name in SEQUENCE:
         path.write_bytes(dump_sequence(learner))
@@ -70,9 +66,8 @@ def write_learner(name: str, learner: Any, path: Path) -> None:
 
 
 def read_learner(name: str, content: bytes, location: str, features: int) -> Any:
-    """Read a fitted learner with a number of features, and test-score it.
+    """Read a fitted learner with a number of features, and test-score it; probabilities are bit-identical.
 
-    Returns: has ``predict_proba``; probabilities are bit-identical to those of the saved learner.
     Raises ``InputError`` if the file is invalid or contains an untrusted type.
     """
     learner = _read(name, content, location)

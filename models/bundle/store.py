@@ -61,9 +61,7 @@ _RESERVED = ("format", "fitted", "files", "libraries", "features", "sequence", S
 class Bundle:
     """A loaded bundle.
 
-    ``fitted``: the models; ``fitted.score`` scores rows.
-    ``digest``: SHA-256 of the manifest, which covers those of all other files: it identifies the bundle's whole
-    content.
+    ``digest``: SHA-256 of the manifest, which covers all other files: it identifies the bundle's whole content.
     """
 
     path: Path

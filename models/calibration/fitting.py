@@ -15,10 +15,9 @@ EDGE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Calibrator:
-    """A sigmoid from scores to risks in the open interval (0, 1): expit(intercept + slope * score).
+    """A sigmoid from scores to risks in (0, 1): expit(intercept + slope * score) with a positive slope.
 
     ``method``: ``sigmoid``: fitted on a slice; ``prior``: derived from the base rate (see :func:`fit_calibrator`).
-    ``slope``: positive.
     """
 
     method: Literal["sigmoid", "prior"]

@@ -40,7 +40,6 @@ class Link:
 class HorizonMap:
     """Maps the risk at the main horizon to risks at all horizons.
 
-    ``main_hours``: the horizon of the training labels.
     ``base``: log-odds of the base rate at the main horizon, where levels are measured.
     ``shorter``, ``longer``: outwards from the main horizon: shorter ones descending, longer ones ascending.
     """
@@ -60,10 +59,9 @@ class HorizonMap:
         )
 
     def risks(self, risk: Floats) -> Floats:
-        """Return the risks at all horizons.
+        """Return the risks at all horizons, columns as :attr:`hours`.
 
-        Returns: columns as :attr:`hours`: non-decreasing along a row, between 0 and 1, the main one unchanged; shape
-        (n, horizons).
+        Returns: non-decreasing along a row, between 0 and 1, the main one unchanged; shape (n, horizons).
         """
         main = np.asarray(risk, dtype=np.float64)
         log_odds = logit(np.clip(main, EDGE, 1 - EDGE)) - self.base
@@ -82,12 +80,10 @@ def horizon_column(hours: float) -> str:
 
 
 def add_risks(risk: Floats, fold: np.ndarray, maps: Sequence[HorizonMap]) -> dict[str, np.ndarray]:
-    """Return the risk columns of all horizons for rows of several folds.
+    """Return the risk columns of all horizons, ascending, for rows of several folds.
 
     ``risk``: risks at the main horizon; shape (n,).
-    ``fold``: position in ``maps`` of each row's map; shape (n,).
-    ``maps``: one per fold, all with the same horizons.
-    Returns: one column per horizon, ascending, including the main one.
+    ``fold``: position in ``maps``, which all have the same horizons, of each row's map; shape (n,).
     """
     hours = maps[0].hours
     out = np.empty((len(risk), len(hours)), dtype=np.float64)
@@ -161,9 +157,8 @@ def fit_horizons(
 def slice_horizons(
     matrix: Matrix, rows: TrainingRows, labels: Labels, chosen: Ints, horizons: Sequence[timedelta], *, refit_ms: int
 ) -> tuple[timedelta, dict[timedelta, HorizonLabels]]:
-    """Label rows at further horizons, as known at a refit.
+    """Label rows at further horizons, as known at a refit; -1: not complete by then.
 
-    ``refit_ms``: the refit in milliseconds since the epoch. Labels that are not complete by then are -1.
     Returns: the horizon of the matrix's own labels, and the labels at each of ``horizons``.
     """
     as_of = instants(np.array([refit_ms], dtype=np.int64))[0].to_pydatetime()

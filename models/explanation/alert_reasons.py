@@ -36,10 +36,7 @@ class AlertReasons:
 
 
 def riskiest_alerts(scored: pa.Table, *, model: int, variant: int, count: int) -> Ints:
-    """Select the riskiest alerts of a fold for explanation.
-
-    ``scored``: ``row``, ``variant``, ``model``, ``score``, ``risk``, ``alert`` of a fold.
-    """
+    """Select the riskiest alerts of a fold for explanation."""
     columns = {name: scored.column(name).to_numpy() for name in ("row", "variant", "model", "score", "risk", "alert")}
     alerts = np.flatnonzero((columns["model"] == model) & (columns["variant"] == variant) & columns["alert"])
     order = np.lexsort((columns["row"][alerts], -columns["score"][alerts], -columns["risk"][alerts]))
@@ -55,10 +52,7 @@ def explain_rows(
     candidates: Ints,
     values: RowReader | None = None,
 ) -> list[AlertReasons]:
-    """Explain alerted rows with the models that alerted them, compared with the fleet at the same time.
-
-    ``values``: reads rows of the matrix; default: the matrix itself.
-    """
+    """Explain alerted rows with the models that alerted them, compared with the fleet at the same time."""
     if rows.size == 0:
         return []
     read = values or matrix.values
@@ -118,10 +112,9 @@ def attribute(
 
 
 def attribution_frame(matrix: Matrix, model: str, folds: list[dict[str, Any]]) -> pd.DataFrame:
-    """Convert the attributions of all folds to a table.
+    """Convert the attributions of all folds to a table; folds without attributions are absent.
 
-    Returns: ``fold`` (int32), ``model``, ``feature``, ``group``, ``channel`` (null if the feature has none), ``share``
-    (float64; sums to 1 per fold), ``rows`` (int32; rows explained). Folds without attributions are absent.
+    ``share`` sums to 1 per fold; ``channel`` is null if the feature has none; ``rows``: rows explained.
     """
     parts = []
     for number, fold in enumerate(folds):
@@ -147,8 +140,7 @@ def attribution_frame(matrix: Matrix, model: str, folds: list[dict[str, Any]]) -
 def by_group(attributions: pd.DataFrame) -> pd.DataFrame:
     """Aggregate attributions to ``group``, ``share`` (mean over the folds) and ``channels``, largest share first.
 
-    ``channels`` maps up to three channels (or event types of a history) with the largest shares in the group to their
-    shares.
+    ``channels``: up to three channels (or event types of a history) with the largest shares in the group.
     """
     folds = attributions["fold"].nunique()
     if folds == 0:

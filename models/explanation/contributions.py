@@ -126,10 +126,7 @@ class ReasonPlan:
 def largest_reasons(
     values: Floats, row: np.ndarray, plan: ReasonPlan, *, top: int = 3, fleet: np.ndarray | None = None, noun: str = ""
 ) -> tuple[tuple[ScoreReason, ...], float]:
-    """Describe the largest positive contributions to one row's score; also return the sum of all positive ones.
-
-    ``fleet``: to rank a value in the fleet; shape (units, features).
-    """
+    """Describe the largest positive contributions to one row's score; also return the sum of all positive ones."""
     group, counters = plan.group.copy(), plan.counters(row)
     for position, counter in counters.items():  # report an aggregate of all counters with the leading one
         group[position] = group[counter]
@@ -150,11 +147,9 @@ def largest_reasons(
 
 
 def contributions(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
-    """Return the contribution of each feature to each row's score.
+    """Return the contribution of each feature to each row's score, shape (rows, features), and the method.
 
     ``learner``: fitted, from :func:`models.learners.factory.make_learner`, or a baseline.
-    ``X``: rows to explain; NaN: unknown; shape (rows, features).
-    Returns ``method``: :data:`TREES`, :data:`LINEAR`, :data:`OCCLUSION` or :data:`UNKNOWN`.
     """
     if not isinstance(learner, ColumnSubset):
         return _of_own_features(learner, X)
@@ -203,10 +198,7 @@ def _forest(forest: RandomForestClassifier, X: np.ndarray) -> Floats:
 
 
 def _as_log_odds(values: Floats, base: float) -> Floats:
-    """Scale a forest's contributions to its probability to the difference in log-odds, by one factor per row.
-
-    The forest is additive in probability, not in log-odds; one factor per row keeps order, signs and proportions.
-    """
+    """Scale a forest's contributions to its probability to the difference in log-odds, by one factor per row."""
     change = values.sum(axis=1)
     log_change = logit(base + change) - logit(np.array(base))
     slope = np.full(len(values), 1 / max(base * (1 - base), 1e-7))
@@ -228,10 +220,9 @@ def _without_each(score: Callable[[np.ndarray], Floats], X: np.ndarray) -> Float
 
 
 def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
-    """Return the learners whose scores make up a model's score.
+    """Return the learners whose scores make up a model's score, then the prior that they are pooled with.
 
-    Returns: the learner itself; an ensemble's members; then the prior that they are pooled with; of a cascade, the
-    last stage, which orders survivors; the stand-in if nothing could be fitted.
+    Of a cascade, the last stage, which orders survivors; the stand-in if nothing could be fitted.
     """
     if model not in fitted.models:
         raise ValueError(f"{model} is not among {', '.join(fitted.models)}")

@@ -180,14 +180,11 @@ _RECIPES: dict[str, Recipe] = {
 
 
 def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = None, incidents: int = 0) -> Any:
-    """Make an unfitted learner.
+    """Make an unfitted learner; a library validates values when it fits.
 
     ``incidents``: number of incidents it will be fitted on, which determines its size.
     ``settings``: overrides of the defaults, by the library's own names (and ``epochs`` of ``mlp``).
-    Returns: ``lightgbm.LGBMClassifier``, ``xgboost.XGBClassifier``, ``RandomForestClassifier``, or a
-    :class:`models.learners.prepared.PreparedClassifier` around ``LogisticRegression`` or ``MLPClassifier``.
-    Raises ``InputError`` for an unknown learner or setting (suggesting the nearest valid name). Values are validated by
-    the library when it fits.
+    Raises ``InputError`` for an unknown learner or setting (suggesting the nearest valid name).
     """
     recipe = _recipe(name)
     overrides = dict(settings or {})

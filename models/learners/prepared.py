@@ -127,7 +127,6 @@ class ColumnSubset(BaseEstimator):
     """Fit and score a classifier on a subset of columns.
 
     ``classifier``: cloned for fitting; None: already fitted, see :meth:`around`.
-    ``columns``: positions of its columns.
     """
 
     def __init__(self, classifier: Any = None, columns: Sequence[int] = ()) -> None:
@@ -161,11 +160,9 @@ def inner_of(learner: Any) -> Any:
 
 
 def seen_columns(columns: Sequence[FeatureColumn], groups: Sequence[Group] | None = None) -> tuple[int, ...]:
-    """Return the positions of the columns that a tabular learner uses.
+    """Return the positions of the columns that a tabular learner uses; a raw window at their end is excluded.
 
-    ``columns``: a raw window at their end is excluded.
-    ``groups``: its feature groups; None: all.
-    Returns: all tabular columns if none belongs to the groups, as in data without telemetry.
+    Returns: all tabular columns if none belongs to the groups, as in data without telemetry, or ``groups`` is None.
     """
     window = window_of(columns)
     tabular = tuple(range(len(columns) if window is None else window.tabular))

@@ -34,10 +34,7 @@ _HISTORY_LENGTH = 200  # MLflow allows 5,000 characters
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version of a registered model.
-
-    ``digest``: digest of its bundle; empty if not recorded.
-    """
+    """A version of a registered model; ``digest`` is its bundle's, empty if not recorded."""
 
     number: int
     digest: str
@@ -112,9 +109,7 @@ def version_at(tracking_uri: str, model: str, number: int) -> Version:
 
 
 def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) -> Path:
-    """Return the folder of a version's bundle, downloaded if the store is remote.
-
-    Only files are fetched: no code of the version runs.
+    """Return the folder of a version's bundle, downloaded if the store is remote; no code of the version runs.
 
     Raises ``InputError`` if the version has no bundle, its files are missing, or its digest is not the registered one.
     """
@@ -147,7 +142,7 @@ def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) 
 
 
 def set_champion(tracking_uri: str, model: str, version: int, *, expected: int | None, tags: Mapping[str, str]) -> None:
-    """Make a version the champion, unless the champion has changed in the meantime.
+    """Make a version the champion.
 
     ``expected``: champion that the decision was based on; None: there was none.
     Raises ``InputError`` if another version became champion in the meantime; the champion is then unchanged.

@@ -28,10 +28,9 @@ _MIN_IMPLIED = 0.5  # minimum incidents over all weeks so far that a forecast im
 
 
 def rate_at(rows: TrainingRows, labels: Labels, refit_ms: int, *, serves: timedelta = _WEEK) -> float:
-    """Return the expected share of positives among grid rows after a refit, see :func:`expected_rate`.
+    """Return the expected share of positives among grid rows until the next refit (``serves`` later).
 
-    ``serves``: time until the next refit.
-    Returns: from 0 to one half; 0 if no incident is known.
+    Returns: from 0 to one half, see :func:`expected_rate`; 0 if no incident is known.
     """
     known = known_rows(rows, labels, start_ms=0, complete_by_ms=refit_ms, as_of_ms=refit_ms) & ~rows.augmented
     positive = np.flatnonzero(known & (labels.label == 1))

@@ -16,11 +16,7 @@ Hashes = NDArray[np.uint64]
 
 
 def name_hashes(names: Iterable[Any]) -> Hashes:
-    """Hash names identically on every machine, in every run and release.
-
-    ``names``: for example units; null counts as the empty name.
-    Returns: first eight bytes of each name's BLAKE2b digest; shape (n,).
-    """
+    """Hash names (null as the empty name) identically on every machine, in every run and release."""
     import pandas as pd  # scoring needs no pandas here
 
     codes, distinct = pd.factorize(pd.Series(names, dtype=object).fillna(""), sort=False)
@@ -35,10 +31,7 @@ def text_hashes(texts: Sequence[str]) -> Hashes:
 
 
 def mix(values: Hashes, with_values: Hashes | Ints | int) -> Hashes:
-    """Combine hashes with more values into new hashes.
-
-    Returns: hashes of which about half of the bits change with any input bit; shape (n,).
-    """
+    """Combine hashes with more values into new hashes."""
     extra = np.asarray(with_values)
     if extra.dtype != np.uint64:
         extra = extra.astype(np.int64).view(np.uint64)
@@ -58,12 +51,11 @@ def seed_of(seed: int, *purpose: object) -> int:
 
 
 def rank_within(times: Ints, score: NDArray[np.floating], tie: Hashes) -> Ints:
-    """Rank rows by score within each decision time.
+    """Rank rows by score within each decision time: 1 for the riskiest, a permutation of 1..n.
 
-    ``times``: decision time of each row (or any code that is equal for equal times); shape (n,).
-    ``score``: riskiest highest; finite; shape (n,).
-    ``tie``: order of rows with equal score, lowest first: a hash of the unit; shape (n,).
-    Returns: 1 for the riskiest row of its time; a permutation of 1..n within each time; shape (n,).
+    ``times``: decision time of each row, or any code that is equal for equal times.
+    ``score``: riskiest highest; finite.
+    ``tie``: order of rows with equal score, lowest first: a hash of the unit.
     """
     order = np.lexsort((tie, -np.asarray(score), times))
     ranks = np.empty(len(order), dtype=np.int64)

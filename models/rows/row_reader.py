@@ -15,8 +15,7 @@ _EDGE = 1e-7
 def log_odds(learner: Any, X: np.ndarray) -> np.ndarray:
     """Return the log-odds of the positive class, from probabilities clipped to ``[1e-7, 1 - 1e-7]``.
 
-    ``learner``: fitted, with classes 0 and 1 and scikit-learn's ``predict_proba``.
-    Returns: shape (n_rows,); empty without rows.
+    ``learner``: fitted, with classes 0 and 1.
     """
     if len(X) == 0:
         return np.zeros(0)

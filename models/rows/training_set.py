@@ -59,11 +59,9 @@ class TrainingRows:
     """Rows of a matrix as arrays, each of shape (n_rows,).
 
     ``time``: decision times in milliseconds since the epoch (UTC).
-    ``augmented``: whether the row is for training only.
     ``established``: when an augmented row became known to exist (its incident's known-at time), in milliseconds; the
     lowest integer for grid rows and if the matrix does not record it.
     ``tie``: hash of the unit.
-    ``node``: code of the node (:func:`node_codes`).
     """
 
     time: Ints
@@ -318,10 +316,7 @@ def row_positions(matrix: Matrix, predictions: pd.DataFrame) -> Ints:
 
 
 def labels_of_rows(matrix: Matrix, rows: Ints, horizon: timedelta | None = None) -> LabelsAt:
-    """Return a function that reads the labels of rows as known at any time.
-
-    ``horizon``: overrides the matrix's own horizon.
-    """
+    """Return a function that reads the labels of rows as known at any time."""
 
     def read(as_of: datetime | None) -> Labels:
         return Labels.of(matrix.labels(as_of, horizon=horizon, rows=rows))

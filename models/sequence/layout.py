@@ -180,10 +180,9 @@ class SequenceScaler:
         return sum(count or 2 for count in self.layout.categories)
 
     def transform(self, X: np.ndarray) -> tuple[Float32Array, Float32Array]:
-        """Scale rows.
+        """Scale rows: windows, shape (n, steps, 2 * channels), and static features, shape (n, static_width).
 
-        Returns ``window``: values (0 where unknown), then masks (1 where known); shape (n, steps, 2 * channels).
-        Returns ``static``: values and masks of numbers; one-hot codes (all 0: unknown); shape (n, static_width).
+        Values of a window (0 where unknown), then masks; values and masks of numbers, one-hot codes (all 0: unknown).
         """
         window, static = self.layout.split(np.asarray(X, dtype=np.float32))
         return _masked((window - self.center) / self.scale), self._static(static)
@@ -240,10 +239,7 @@ def with_windows(matrix: Matrix, learners: Iterable[str]) -> Matrix:
 
 
 class WindowedMatrix:
-    """A matrix whose rows include the flattened raw window after their features; otherwise delegates to ``matrix``.
-
-    ``matrix``: a :class:`features.matrix.matrix.FeatureMatrix` with raw windows (its ``sequences`` is not None).
-    """
+    """A matrix whose rows include the flattened raw window after their features; otherwise delegates to ``matrix``."""
 
     def __init__(self, matrix: Any) -> None:
         self._matrix = matrix

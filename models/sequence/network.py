@@ -40,7 +40,7 @@ class NetworkShape:
 class FitSchedule:
     """Training schedule (AdamW on the weighted binary cross-entropy).
 
-    ``epochs``: passes over the rows; the maximum if there is a tail.
+    ``epochs``: the maximum if there is a tail.
     ``patience``: epochs without a lower loss on the tail before early stopping; the best epoch's weights are kept.
     """
 
@@ -53,11 +53,7 @@ class FitSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Network inputs of rows.
-
-    ``window``: shape (n, steps, values per step).
-    ``static``: shape (n, statics).
-    """
+    """Network inputs of rows: shapes (n, steps, values per step) and (n, statics)."""
 
     window: np.ndarray
     static: np.ndarray

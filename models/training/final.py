@@ -21,9 +21,8 @@ from models.training.trainer import Progress, Trainer
 
 
 def refit_time(span: tuple[datetime, datetime], until: datetime | None) -> datetime:
-    """Return the time of the fit.
+    """Return the time of the fit; ``until`` None: the end of the data.
 
-    ``until``: requested time; None: the end of the data.
     Raises ``InputError`` if it has no time zone, and ``TooEarlyError`` if it lies outside the data.
     """
     if until is None:

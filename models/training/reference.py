@@ -138,11 +138,7 @@ def shift_of(reference: Distribution, values: np.ndarray) -> Shift:
 
 
 def stability_index(reference: Floats, current: Floats) -> float:
-    """Return the population stability index of two histograms; half a row is added to every bin.
-
-    >>> round(stability_index(np.array([500.0, 500.0]), np.array([200.0, 800.0])), 2)
-    0.41
-    """
+    """Return the population stability index of two histograms; half a row is added to every bin."""
     p = (reference + 0.5) / (reference.sum() + 0.5 * len(reference))
     q = (current + 0.5) / (current.sum() + 0.5 * len(current))
     return float(((q - p) * np.log(q / p)).sum())
@@ -301,10 +297,9 @@ class LabelledRows(Labels):
 
 
 def sample_rows(rows: TrainingRows, start_ms: int, end_ms: int, *, limit: int, seed: int) -> Ints:
-    """Draw grid rows from ``start_ms`` to ``end_ms`` (both included).
+    """Draw grid rows from ``start_ms`` to ``end_ms`` (both included); return their positions, ascending.
 
-    ``seed``: seed of the draw, which depends on a row's unit and time only.
-    Returns: positions, ascending.
+    The draw depends on ``seed`` and a row's unit and time only.
     """
     candidates = np.flatnonzero((rows.time >= start_ms) & (rows.time <= end_ms) & ~rows.augmented)
     if len(candidates) <= limit:

@@ -92,7 +92,6 @@ def plan_schedule(
 def alert_budget(rows: TrainingRows, labels: Labels, backtest: BacktestSection, *, as_of_ms: int) -> int:
     """Return K, in nodes: as configured, or the mean number of positive nodes per decision time, at least 1.
 
-    ``rows``, ``labels``: rows of the matrix, and labels as known at ``as_of_ms``, for ``auto``.
     Raises ``InputError`` if a configured K is below 1, or exceeds the number of nodes.
     """
     if backtest.k != "auto":

@@ -338,8 +338,7 @@ class Trainer:
         """Fit learners and cascade on a training set.
 
         ``incidents``: determines the learners' size; the same for both fits of a refit.
-        ``later_positives``: rows on which the cascade's thresholds are set.
-        ``thresholds``: the cascade's thresholds if already set.
+        ``later_positives``: rows on which the cascade's thresholds are set, unless ``thresholds`` are given.
         """
         with self._room.take(self._row_bytes * len(chosen.rows)):
             values = self.values(chosen.rows)

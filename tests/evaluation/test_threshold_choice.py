@@ -87,7 +87,6 @@ def test_without_incidents_nothing_is_promised_and_the_reason_given():
     assert decision.best is None
     assert decision.why == "no incident among 3200 earlier decisions: no precision can be promised"
     assert math.isnan(decision.recall)
-    assert math.isnan(decision.recall)
 
 
 def test_without_evidence_there_is_no_threshold_of_any_kind():

@@ -1,6 +1,6 @@
 """Small datasets for the tests of the matrix."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -167,6 +167,7 @@ def make_matrix(
     decision: DecisionSection | None = None,
     labels: LabelSection | None = None,
     training: Training | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> FeatureMatrix:
     return build_matrix(
         dataset,
@@ -176,6 +177,7 @@ def make_matrix(
         features=features,
         training=training or Training(),
         seed=5,
+        progress=progress,
     )
 
 

@@ -133,10 +133,6 @@ def test_a_row_depends_on_nothing_outside_its_look_back(samples, minute, panes):
     assert whole.tobytes() == cut.tobytes()
 
 
-def gauge(values, every=10):
-    return [{"time": i * every * 60_000, "power_w": value} for i, value in enumerate(values)]
-
-
 def test_the_spread_survives_a_high_level():
     rng = np.random.default_rng(1)
     noise = rng.normal(0, 1, 50)
@@ -159,21 +155,11 @@ def test_one_error_more_on_many_millions_shows():
     assert value_of(samples, 600_000, "telemetry__odd_total__rise__10m") == 1.0
 
 
-def test_a_fall_is_a_reset_and_the_new_value_is_the_rise():
-    samples = counter([100.0, 105.0, 3.0, 4.0])
-    assert value_of(samples, 1_800_000, "telemetry__odd_total__rise__30m") == 5.0 + 3.0 + 1.0
-
-
 def test_levels_are_kept_only_where_they_persist_or_are_unknown():
     names = {column.name for column in compute(counter([1.0]), [0])[0]}
     assert "telemetry__row_remap_correctable_total__last__10m" in names
     assert "telemetry__odd_total__last__10m" in names
     assert "telemetry__ecc_sbe_volatile_total__last__10m" not in names
-
-
-def test_infinities_count_as_missing():
-    samples = gauge([1.0, np.inf, 3.0])
-    assert value_of(samples, samples[-1]["time"], "telemetry__power_w__mean__30m") == 2.0
 
 
 def test_blocks_keep_nodes_whole_and_follow_moves():

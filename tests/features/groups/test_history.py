@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from features.config import FeatureSection, LabelSection
 from features.groups.domains import check_scopes
-from features.groups.history import RECENCY_HALF_LIFE, EventHistory, history_columns
+from features.groups.history import EventHistory, history_columns
 from features.labels.evidence import IncidentEvidence
 from foundation.errors import InputError
 from tests.features import oracle
@@ -38,27 +38,6 @@ def value(name, time, *happened, installations=None, unit="g0", node="n0", label
     names = [column.name for column in history_columns(FEATURES)]
     assert values.shape == (1, len(names))
     return float(values[0, names.index(f"history__{name}")])
-
-
-def test_columns_are_named_by_scope_and_window_and_are_unique():
-    columns = history_columns(FeatureSection())
-    names = [column.name for column in columns]
-    assert len(set(names)) == len(names)
-    assert "history__node_xid_bus__count__7d" in names
-    assert "history__gpu_incident__since" in names
-    assert "history__slot_xid__distinct__30d" in names
-    assert all(column.group == "history" and column.scope for column in columns)
-    gpu_only = history_columns(FeatureSection(history_scopes=("gpu",)))
-    assert {column.scope for column in gpu_only} == {"gpu"}
-    assert {column.scope for column in history_columns(FEATURES, unit="node")} == {"node"}
-
-
-def test_recency_halves_with_each_half_life():
-    happened = [event(at(0), code="63"), event(at(days=7), code="63")]
-    assert value("gpu_xid_precursor__recency", at(days=7, minutes=10), *happened) == pytest.approx(
-        sum(0.5 ** ((7 * 86400 * k + 600) / RECENCY_HALF_LIFE.total_seconds()) for k in (0, 1)), rel=1e-6
-    )
-    assert value("gpu_xid_precursor__recency", at(0), *happened) == 0
 
 
 @pytest.mark.parametrize(

@@ -33,15 +33,8 @@ def find(*rows, installations=None, labels=LABELS, data_end=None, as_of=None):
 
 @pytest.mark.parametrize(
     ("type_", "code"),
-    [
-        ("repair", ""),
-        ("replacement", ""),
-        ("repair", "reset"),
-        ("other", "Reset"),
-        ("other", "reboot"),
-        ("other", "boot"),
-    ],
-)
+    [("repair", ""), ("replacement", ""), ("other", "Reset"), ("other", "reboot"), ("other", "boot")],
+)  # fmt: skip
 def test_a_repair_or_reset_ends_an_incident(type_, code):
     incidents = find(event(at(0), code="79"), event(at(3), type_, code), event(at(5), code="79"))
     assert spans(incidents) == [(at(0), at(3)), (at(5), at(29))]

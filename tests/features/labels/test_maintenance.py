@@ -85,19 +85,16 @@ def test_rows_before_in_and_after_a_hidden_incident_have_no_label():
     assert out.fillna(-1).tolist() == [0, -1, -1, -1, -1, -1, -1, 0]
 
 
-def test_a_unit_in_a_known_maintenance_is_out_of_use():
-    def spans(*happened):
-        return [
-            (row["unit"], row["down_from"], row["down_until"])
-            for row in oracle.records(
-                out_of_use(IncidentEvidence.of(events(*happened), inventory(installation()), LABELS))
-            )
-        ]
+def spans(*happened):
+    intervals = oracle.records(out_of_use(IncidentEvidence.of(events(*happened), inventory(installation()), LABELS)))
+    return [(row["down_from"], row["down_until"]) for row in intervals]
 
-    assert spans(window(at(1), at(3)), event(at(2), code="79")) == [("g0", at(1), at(3))]
-    assert spans(window(at(1), at(3), known=at(2))) == [("g0", at(2), at(3))]
+
+def test_a_unit_in_a_known_maintenance_is_out_of_use():
+    assert spans(window(at(1), at(3)), event(at(2), code="79")) == [(at(1), at(3))]
+    assert spans(window(at(1), at(3), known=at(2))) == [(at(2), at(3))]
     assert spans(window(at(1), at(3), known=at(4))) == []
-    assert spans(begin(at(1)), end(at(3), known=at(4))) == [("g0", at(1), at(4))]
+    assert spans(begin(at(1)), end(at(3), known=at(4))) == [(at(1), at(4))]
 
 
 @SLOW
@@ -173,40 +170,27 @@ def test_a_window_alone_changes_no_history(code):
     np.testing.assert_array_equal(*values)
 
 
-def spans(*happened, installations=None):
-    intervals = oracle.records(
-        out_of_use(IncidentEvidence.of(events(*happened), installations or inventory(installation()), LABELS))
-    )
-    return [(row["down_from"], row["down_until"]) for row in intervals]
+def drain(time, code, gpu="g0", source="scheduler"):
+    return event(time, "drain", code, gpu=gpu, source=source, known=time)
 
 
-def test_a_drain_holds_until_it_is_taken_back():
-    drained = event(at(1), "drain", "unhealthy", source="scheduler", known=at(1))
-    assert spans(drained, event(at(9), "drain", "released", source="scheduler", known=at(9))) == [(at(1), at(9))]
-    assert spans(drained, event(at(9), "repair", known=at(10))) == [(at(1), at(10))]
-
-
-def test_a_drain_of_the_node_takes_out_its_gpus():
-    node = event(at(1), "drain", "planned", gpu=None, source="scheduler", known=at(1))
-    assert spans(node, event(at(5), "drain", "released", gpu=None, source="scheduler", known=at(5))) == [(at(1), at(5))]
-
-
-def test_a_drain_that_is_never_taken_back_ends_all_the_same():
-    intervals = spans(event(at(1), "drain", "unhealthy", source="scheduler", known=at(1)))
-    assert intervals == [(at(1), at(1) + MAX_DRAIN_LENGTH)]
-
-
-def test_our_own_drain_leaves_the_unit_watched():
-    assert spans(event(at(1), "drain", "at-risk", source="predrain", known=at(1))) == []
-
-
-def test_a_drain_after_a_failure_goes_on_where_the_quiet_span_ends():
-    intervals = spans(
-        event(at(0), code="79", known=at(0)),
-        event(at(1), "drain", "unhealthy", source="scheduler", known=at(1)),
-        event(at(100), "repair", known=at(100)),
-    )
-    assert intervals == [(at(0), at(100))]
+@pytest.mark.parametrize(
+    ("happened", "down"),
+    [
+        ([drain(at(1), "unhealthy"), drain(at(9), "released")], [(at(1), at(9))]),
+        ([drain(at(1), "unhealthy"), event(at(9), "repair", known=at(10))], [(at(1), at(10))]),
+        ([drain(at(1), "planned", None), drain(at(5), "released", None)], [(at(1), at(5))]),
+        ([drain(at(1), "unhealthy")], [(at(1), at(1) + MAX_DRAIN_LENGTH)]),
+        ([drain(at(1), "at-risk", source="predrain")], []),
+        (
+            [event(at(0), code="79", known=at(0)), drain(at(1), "unhealthy"), event(at(100), "repair", known=at(100))],
+            [(at(0), at(100))],
+        ),
+    ],
+    ids=["taken back", "repaired", "of the node", "never taken back", "our own", "after a failure"],
+)
+def test_a_drain_holds_until_it_is_taken_back(happened, down):
+    assert spans(*happened) == down
 
 
 @settings(max_examples=40, deadline=None)

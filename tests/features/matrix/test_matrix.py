@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from features.config import DecisionSection, FeatureSection, LabelSection
+from features.config import FeatureSection, LabelSection
 from features.labels.incidents import find_incidents
 from features.labels.labelling import label_rows
 from features.matrix import build_tasks, building, filling, parts
@@ -22,9 +22,7 @@ from foundation.errors import InputError
 from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
     HOUR,
-    SMALL,
     T0,
-    Training,
     events_of,
     frame_of,
     gpus,
@@ -141,24 +139,11 @@ def test_labels_follow_from_the_matrix_alone(small):
 
 def test_progress_is_reported(small, tmp_path):
     seen = []
-    building.build_matrix(
-        small[0],
-        tmp_path / "m",
-        decision=DecisionSection(),
-        labels=LabelSection(),
-        features=SMALL,
-        training=Training(),
-        seed=1,
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    matrix = FeatureMatrix.open(tmp_path / "m")
+    matrix = make_matrix(small[0], tmp_path / "m", progress=lambda *counts: seen.append(counts))
     total = small[0].meta.counts["samples"] + matrix.meta.counts["rows"]
-    done = [finished for finished, _ in seen]
-    assert done[0] == 0
-    assert {whole for _, whole in seen} == {total}
-    assert done == sorted(done)
-    assert done[-1] == total
-    assert len(done) == 1 + len(small[0].buckets()) + len(matrix.meta.parts)
+    assert seen == sorted(seen)
+    assert (seen[0], seen[-1]) == ((0, total), (total, total))
+    assert len(seen) == 1 + len(small[0].buckets()) + len(matrix.meta.parts)
 
 
 def test_a_failed_build_leaves_the_old_matrix(small, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 
 import numpy as np
 import pytest
@@ -116,14 +117,14 @@ def save_and_load(fitted, path):
     return load_bundle(path / "bundle").fitted
 
 
-def trained(matrix, **models):
+def trained(matrix, level):
     section = ModelsSection(
         profile="logistic",
         learners=("logistic",),
         parallel={"members": ("logistic",)},
         cascade={"stages": ("logistic",)},
         horizons=(H, 6 * H, 24 * H, 72 * H),
-        **models,
+        calibration={"level": level},
     )
     trainer = Trainer(matrix, training=TrainingSection(window=timedelta(days=20)), models=section, k=2, seed=1)
     refit = matrix.span[0] + timedelta(days=32)
@@ -131,10 +132,14 @@ def trained(matrix, **models):
     return trainer.fit(refit_ms, trainer.labels_at(refit_ms), timedelta(days=20)), refit
 
 
+@cache
+def trained_once(level):
+    return trained(FakeMatrix(incidents=60), level)
+
+
 @pytest.mark.parametrize("level", ["slice", "recent"])
 def test_a_refit_fits_the_horizons_of_the_profile_and_never_reads_the_future(level):
-    matrix = FakeMatrix(incidents=60)
-    fitted, refit = trained(matrix, calibration={"level": level})
+    fitted, refit = trained_once(level)
     assert set(fitted.horizons) == {"logistic"}
     made = fitted.horizons["logistic"]
     assert made.hours == (1.0, 6.0, 24.0, 72.0)
@@ -145,13 +150,12 @@ def test_a_refit_fits_the_horizons_of_the_profile_and_never_reads_the_future(lev
     poisoned = FakeMatrix(incidents=60)
     late = poisoned.events["known_at"] > refit
     poisoned.events.loc[late, "unit"] = "gpu-001"
-    again, _ = trained(poisoned, calibration={"level": level})
+    again, _ = trained(poisoned, level)
     assert again.horizons == fitted.horizons
     assert again.calibrators == fitted.calibrators
 
 
 def test_a_level_that_follows_recent_failures_moves_the_risks_and_no_rank():
-    matrix = FakeMatrix(incidents=60)
-    slice_level, recent = (trained(matrix, calibration={"level": level})[0] for level in ("slice", "recent"))
+    slice_level, recent = (trained_once(level)[0] for level in ("slice", "recent"))
     assert slice_level.calibrators["logistic"].slope == recent.calibrators["logistic"].slope
     assert slice_level.calibrators["logistic"].intercept != recent.calibrators["logistic"].intercept

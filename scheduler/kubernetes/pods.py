@@ -18,7 +18,7 @@ from policy.fleet import JobView
 from scheduler.kubernetes.api import ApiServer
 from scheduler.ports.codec import instant
 from scheduler.ports.errors import SchedulerError
-from telemetry.collect.kubernetes.jobs import gpus_of, pod_run
+from telemetry.collect.kubernetes.jobs import CHECKPOINTED, gpus_of, pod_run
 from telemetry.collect.kubernetes.rules import KubernetesRules
 
 PODS: Final = "/api/v1/pods"
@@ -73,6 +73,7 @@ class PodKeys:
     def __init__(self, prefix: str, namespace: str) -> None:
         self.namespace = namespace
         self.checkpoint = f"{prefix}/checkpoint"  # means of requesting one: annotation, webhook or command
+        self.checkpointed = f"{prefix}/{CHECKPOINTED}"  # time of the last one
         self.checkpoint_takes = f"{prefix}/checkpoint-takes"  # duration of a checkpoint: 90s, 5m
         self.elastic = f"{prefix}/elastic"  # true: the job continues with its other pods
         self.requested = f"{prefix}/checkpoint-requested"  # written by predrain

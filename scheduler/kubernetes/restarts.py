@@ -61,21 +61,22 @@ class RestartCheck:
             controllers = [ref for ref in job["metadata"].get("ownerReferences") or () if ref.get("controller")]
             if any(ref.get("kind") == "AppWrapper" for ref in controllers):  # it restarts its Jobs
                 return None
-            failed = None if since is None else _late(job, since, self._now())
-            failed = failed or _fails(job, (pod["metadata"].get("annotations") or {}).get(_INDEX_FAILURES))
-            if failed is None:
-                return None
-            reason, why = failed
-            for ref in (ref for ref in controllers if ref["kind"] == "JobSet"):
-                jobset = self._reads.object(_path(pod, "jobset.x-k8s.io/v1alpha2", "jobsets", ref["name"]), "jobsets")
-                if _restarts(jobset, (job["metadata"].get("labels") or {}).get(_REPLICATED_JOB), reason):
-                    return None
-                why = f"{why}, and JobSet {ref['name']} would not restart it"
+            index_failures = (pod["metadata"].get("annotations") or {}).get(_INDEX_FAILURES)
+            late = None if since is None else _late(job, since, self._now())
+            for reason, why in filter(None, (_fails(job, index_failures), late)):
+                jobsets = [ref["name"] for ref in controllers if ref["kind"] == "JobSet"]
+                part = (job["metadata"].get("labels") or {}).get(_REPLICATED_JOB)
+                if not any(_restarts(self._jobset(pod, jobset), part, reason) for jobset in jobsets):
+                    also = "".join(f", and JobSet {jobset} would not restart it" for jobset in jobsets)
+                    return f"Job {name} would fail permanently: {why}{also}"
+            return None
         except UndecidedError as undecided:
             return f"cannot determine whether {kind} {name} would restart it: {undecided}"
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             return f"cannot determine whether {kind} {name} would restart it: {error!r}"
-        return f"Job {name} would fail permanently: {why}"
+
+    def _jobset(self, pod: Object, name: str) -> Object:
+        return self._reads.object(_path(pod, "jobset.x-k8s.io/v1alpha2", "jobsets", name), "jobsets")
 
 
 def _path(pod: Object, group: str, resource: str, name: str) -> str:

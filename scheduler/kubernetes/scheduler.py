@@ -207,10 +207,10 @@ class KubernetesScheduler(SchedulerExtras):
         if isinstance(written, WriteResult):
             self._recent.pop(action.node, None)  # as after the first of two patches
             return written
-        self._due.pop(action.node, None)
         if included is not None:
+            self._due.pop(action.node, None)
             writes += (condition_write(action.node, snapshot.condition, included),)
-        elif due is not None and not status_only:
+        elif due is not None and not status_only:  # a pending one stays if this action changes no prediction
             self._due[action.node] = due
         return WriteResult("done", note, writes, written.reading.version)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.params import load_params
+from pipeline.promotion import PromotionResult
 from predrain import console
 from predrain.console import progress
 from predrain.options import instant_option, prometheus_address
@@ -224,6 +225,14 @@ def test_an_absent_store_is_one_line_and_is_not_made(tmp_path: Path) -> None:
     done = invoke("promote", "--rollback", "--registry", f"sqlite:///{tmp_path / 'no.db'}", code=1)
     assert "store does not exist" in done.output
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("action", "code"), [("promoted", 0), ("forced", 0), ("refused", 1)])
+def test_a_verdict_is_printed_and_is_the_exit_code(action: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    decision = PromotionResult(action, "predrain", 2, 1, 1 if action == "refused" else 2, dry_run=False)
+    monkeypatch.setattr("pipeline.promotion.promote", lambda *_args, **_kwargs: decision)
+    done = invoke("promote", "--matrix", "m", "--json", code=code)
+    assert json.loads(done.output)["action"] == action
 
 
 SCORE = "score --dataset d --model m --out s"

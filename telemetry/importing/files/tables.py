@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from foundation.errors import InputError
@@ -23,9 +24,13 @@ from telemetry.importing.quarantine import BY_MAPPING, Quarantine
 from telemetry.packing import read_errors
 from telemetry.values.dates import DateOrder
 from telemetry.values.names import spellings
-from telemetry.values.numbers import Decimal, is_unit, split_header
+from telemetry.values.numbers import Decimal, clock_reason, is_unit, read_numbers, split_header
 
 OTHER_METRIC: Final = "a metric that is no channel"
+
+_CLOCK_REASON: Final = re.compile(r"clocks_(?:event|throttle)_reasons[._](?!active|supported)\w+")
+_CLOCK_REASONS: Final = "clocks_event_reasons"
+_LINK: Final = re.compile(r"(DCGM_FI_DEV_NVLINK_\w+)_L\d+")
 
 _UNIT_COLUMNS: Final = ("unit", "units")  # of a long table
 _PAIR: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_.]*)\s*=~?\s*"?((?:[^",}\\]|\\.)*)"?')
@@ -104,9 +109,55 @@ def _labels(text: str) -> dict[str, str]:
     return dict(_PAIR.findall(text))
 
 
+def _combined(names: list[str]) -> dict[str, dict[str, int]]:
+    """Return the columns to add, and for each the columns that it combines with their bit (0: values are summed).
+
+    The bit mask of nvidia-smi's clock event reasons, and the totals of NVLink links, unless the table has them.
+    """
+    combined: dict[str, dict[str, int]] = {}
+    lowered = {name.lower() for name in names}
+    for name in names:
+        if (link := _LINK.fullmatch(name)) is not None and f"{link[1]}_TOTAL".lower() not in lowered:
+            combined.setdefault(f"{link[1]}_TOTAL", {})[name] = 0
+    has_mask = any(re.fullmatch(r"clocks_(?:event|throttle)_reasons(?:[._]active)?", name) for name in names)
+    reasons = {name: bit for name in names if _CLOCK_REASON.fullmatch(name) and (bit := clock_reason(name))}
+    return combined if has_mask or not reasons else combined | {_CLOCK_REASONS: reasons}
+
+
+def link_columns(total: str, names: Iterable[str]) -> list[str]:
+    """Return the columns of single NVLinks whose sum is ``total``."""
+    return [name for name in names if (link := _LINK.fullmatch(name)) is not None and f"{link[1]}_TOTAL" == total]
+
+
+def _with_combined(batches: Iterable[FileRows]) -> Iterator[FileRows]:
+    """Add the combined columns; missing and unsupported parts are 0."""
+    for rows in batches:
+        table = rows.table
+        for target, parts in _combined(table.column_names).items():
+            total, is_known = np.zeros(table.num_rows), np.zeros(table.num_rows, np.bool_)
+            unreadable: list[tuple[pa.Array, pa.ChunkedArray]] = []
+            for name, bit in parts.items():
+                numbers = read_numbers(table.column(name), "bool" if bit else "errors")
+                values = np.nan_to_num(numbers.values)
+                total += bit * (values > 0) if bit else values
+                is_known |= ~np.isnan(numbers.values)
+                if numbers.unreadable.any():
+                    unreadable.append((pa.array(numbers.unreadable), table.column(name).cast(pa.string())))
+            if not is_known.any() and not unreadable:
+                continue
+            texts = pa.chunked_array([pa.array(total, mask=~is_known).cast(pa.string())])
+            for is_wrong, column in unreadable:
+                texts = pc.if_else(is_wrong, column, texts)
+            table = table.append_column(target, texts)
+        yield rows._replace(table=table)
+
+
 def count_unused(batch: Batch, channel_names: Container[str]) -> None:
     """Count the values of columns that are not read: a user may know better."""
     read = {*batch.columns.values()}
+    # The table has the combined columns already.
+    combined = _combined([name for name in batch.table.column_names if name not in read])
+    read |= {name for parts in combined.values() for name in parts}
     for name in batch.table.column_names:
         number = len(batch.table) - batch.table.column(name).null_count
         is_unit_of_value = batch.mapping.long is not None and name.lower() in _UNIT_COLUMNS
@@ -142,6 +193,8 @@ def read_batches(
 
     with read_errors(path):
         decimal, batches = _rows_of(path, kind, table, quarantine)
+        if table == "samples":
+            batches = _with_combined(batches)
         if long is not None:
             batches = widen(batches, long, is_wanted, leave_out)
         for rows, content, disagreeing in batches:
@@ -169,9 +222,14 @@ def column_names(
                     problem = f"the mapping names a missing column {name!r}"
                     raise InputError(problem, f"{path}, mapping, long", f"The columns are {names}.")
             return long_columns(_rows_of(path, kind, table, Quarantine())[1], long, is_wanted)
-        if kind == "parquet":
-            return list(dict.fromkeys(map(str.strip, pq.read_schema(path).names)))
-        return read_header(path).columns if kind == "csv" else json_columns(path, table)
+        names = _names_of(path, kind, table)
+        return [*names, *_combined(names)] if table == "samples" else names
+
+
+def _names_of(path: Path, kind: str, table: str) -> list[str]:
+    if kind == "parquet":
+        return list(dict.fromkeys(map(str.strip, pq.read_schema(path).names)))
+    return read_header(path).columns if kind == "csv" else json_columns(path, table)
 
 
 def table_kind(path: Path, table: str) -> str:

@@ -30,7 +30,7 @@ from telemetry.importing.columns import (
     resolve_columns,
     source_names,
 )
-from telemetry.importing.files.tables import column_names, count_unused, read_batches
+from telemetry.importing.files.tables import column_names, count_unused, link_columns, read_batches
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
@@ -39,6 +39,7 @@ from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill
 from telemetry.importing.samples.derived_events import GpuLosses
 from telemetry.importing.slots import PlaceRuns, slot_key
 from telemetry.importing.tickets import GpuPlaces
+from telemetry.values.links import LinkTotals
 from telemetry.values.names import EXACT_NAMES, spellings
 from telemetry.values.numbers import Numbers, is_sentinel_outside, read_numbers, split_header
 
@@ -50,6 +51,7 @@ _TOO_SMALL: Final = {"%": (1.0, "fractions", "percent", 100), "MHz": (10.0, "GHz
 """By unit: a limit that most values of a working GPU exceed, the unit of values below it, and the factor."""
 
 
+_UnitMs = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 _INDEX: Final = re.compile(r"(?i)(?:(?:/dev/)?nvidia|cuda:|gpu ?|card)?\d{1,2}(?:\.0)?")
 # Values of the exporters' label `gpu` and of the first column of amd-smi.
 
@@ -85,6 +87,7 @@ class SampleIntake:
     sample_count: bool = False
     losses: GpuLosses = field(default_factory=GpuLosses)
     places: PlaceRuns = field(default_factory=PlaceRuns)
+    links: LinkTotals = field(default_factory=LinkTotals)
     unsettled: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None
     moved: set[int] = field(default_factory=set)
     seen_nodes: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
@@ -248,7 +251,7 @@ class SampleIntake:
         }
         is_lost = np.zeros(int(valid.sum()), np.bool_)
         for channel in self.channels.values():
-            columns[channel.name] = self._channel(channel, batch, is_lost)
+            columns[channel.name] = self._channel(channel, batch, is_lost, (codes[valid], ms[valid]))
         self._observe_places(batch, codes, node_codes, ms)
         self.losses.add(columns["unit"].to_numpy(), columns["node"].to_numpy(), columns["ms"].to_numpy(), is_lost)
         if self.sample_count:
@@ -338,7 +341,7 @@ class SampleIntake:
                 list(dict.fromkeys(one_spelling(nodes).values())),
             )
 
-    def _channel(self, channel: Channel, batch: Batch, is_lost: npt.NDArray[np.bool_]) -> pa.Array:
+    def _channel(self, channel: Channel, batch: Batch, is_lost: npt.NDArray[np.bool_], unit_ms: _UnitMs) -> pa.Array:
         """Return the values of the good rows; mark those that report a lost GPU in ``is_lost``."""
         usable = batch.valid
         kind = CHANNEL_TYPES[channel.kind]
@@ -353,6 +356,13 @@ class SampleIntake:
             column, channel.unit, header_unit=unit_of_column(source), convert=convert, decimal=batch.decimal
         )
         is_lost |= numbers.lost
+        links = link_columns(source, batch.table.column_names)
+        if links and channel.kind == "counter":
+            parts = [read_numbers(batch.table.column(name), channel.unit).values[usable] for name in links]
+            if np.array_equal(np.nan_to_num(numbers.values), np.nansum(parts, axis=0)):  # the table has no true total
+                names = [(unit, channel.name) for unit in self.installations.units]
+                totals = self.links.of_table(names, *unit_ms, links, np.column_stack(parts))
+                numbers = numbers._replace(values=totals)
         values, valid, problems, sentinels = parse_values(numbers, channel, scale, offset)
         if channel.unit in _TOO_SMALL:
             nonzero = values[valid & (values != 0)]

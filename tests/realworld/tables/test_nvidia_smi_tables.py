@@ -54,6 +54,32 @@ def test_a_table_of_nvidia_smi_needs_a_zone_and_nothing_else(tmp_path: Path, eve
     assert result.quarantined == {}
 
 
+REASONS = "clocks_event_reasons.hw_slowdown, clocks_event_reasons.sw_power_cap, clocks_event_reasons.sync_boost"
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "mask", "quarantined"),
+    [
+        (REASONS, "Active, Not Active, [N/A]", 8, {}),
+        (REASONS.replace("event", "throttle").replace(".", "_"), "Active, Active, Not Active", 12, {}),
+        (REASONS, "Not Active, Not Active, Not Active", 0, {}),
+        (REASONS, "[N/A], [N/A], [N/A]", None, {}),
+        (REASONS, "Active, perhaps, Not Active", None, {"not a number": 1}),
+        (f"{REASONS}, clocks_event_reasons.active", "Active, Active, Not Active, SW Power Cap", 4, {}),
+        ("clocks_throttle_reasons.active", "HW Slowdown; GPU Idle", 9, {}),
+    ],
+)
+def test_reasons_for_reduced_clocks_are_one_mask(
+    tmp_path: Path, header: str, cells: str, mask: int | None, quarantined: dict[str, int]
+) -> None:
+    path = tmp_path / "smi.csv"
+    path.write_text(f"timestamp, uuid, temperature.gpu, {header}\n2026-03-01T00:00:00Z, {gpu(0)}, 50, {cells}\n")
+    result = run_import(tmp_path, samples=[path], max_loss=1.0)
+    (found,) = all_samples(result).reindex(columns=["clocks_event_reasons"])["clocks_event_reasons"].astype(object)
+    assert (None if pd.isna(found) else found) == mask
+    assert result.quarantined == quarantined
+
+
 @pytest.mark.parametrize(
     ("header", "text"),
     [

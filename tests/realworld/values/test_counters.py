@@ -1,5 +1,7 @@
 """Counters that rise faster than any device counts, and samples that say that a GPU is lost."""
 
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +65,24 @@ def test_a_lasting_counter_that_returns_from_zero_has_not_risen(tmp_path: Path, 
     assert result.accounting.tables["sample values"].left_out[DEAD_CHANNEL] == 6
 
 
+@pytest.mark.parametrize(("kind", "spelled"), [("csv", str.upper), ("parquet", str.upper), ("csv", str.lower)])
+def test_links_of_a_gpu_are_summed_unless_the_table_has_their_total(
+    tmp_path: Path, kind: str, spelled: Callable[[str], str]
+) -> None:
+    frame = samples_frame(gpus=1, times=4)
+    names = "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT", "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT"
+    for name, (link, last) in product(names, ((0, 9), (1, None), (17, 7))):
+        frame[f"{name}_L{link}"] = [0, 1, 2, last]
+    total = spelled(f"{names[1]}_TOTAL")
+    frame[total] = 4
+    path = tmp_path / f"samples.{kind}"
+    frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
+    mapping = f"samples: {{columns: {{{total}: nvlink_replay_total}}}}"
+    rows = all_samples(run_import(tmp_path, samples=[path], mapping=mapping))
+    assert rows["nvlink_crc_flit_total"].tolist() == [0, 3, 6, 18]
+    assert rows["nvlink_replay_total"].tolist() == [4] * 4
+
+
 @pytest.mark.parametrize(
     ("link_0", "link_3", "totals"),
     [
@@ -72,28 +92,38 @@ def test_a_lasting_counter_that_returns_from_zero_has_not_risen(tmp_path: Path, 
     ],
     ids=["once", "first and last", "in a restart"],
 )
-@pytest.mark.parametrize("way", ["dump", "small parts of a dump"])
+@pytest.mark.parametrize("way", ["table", "dump", "small parts of a dump"])
 def test_a_link_that_is_missing_from_a_row_keeps_its_value(
     tmp_path: Path, link_0: list[int], link_3: list[int | None], totals: list[int], way: str
 ) -> None:
     name = "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT"
     links = {f"{name}_L0": link_0, f"{name}_L3": link_3}
-    if way != "dump" and link_3[0] is None:
-        pytest.skip("the first value of the link is in a later part")
-    lines = [
-        f'{column}{{UUID="{gpu(number)}",Hostname="n{number}"}} {value} {1_793_491_200 + 600 * turn}'
-        for turn in range(4)
-        for number in range(2)
-        for column, values in links.items()
-        if (value := values[turn]) is not None
-    ]
-    (tmp_path / "dump.om").write_text("\n".join([*lines, "# EOF", ""]))
-    staging = StagingFolder(tmp_path / "fleet.live", writer="openmetrics", channels=CATALOGUE)
-    held = 2_000_000 if way == "dump" else 4
-    catalogue = SeriesCatalogue(CATALOGUE)
-    stage_dump(tmp_path / "dump.om", staging, catalogue, accounting=Accounting(), held_samples=held)
-    files = sorted((tmp_path / "fleet.live/samples").glob("*.parquet"))
-    rows = pd.concat([pd.read_parquet(file) for file in files]).sort_values(["gpu", "timestamp"])
+    if way == "table":
+        frame = samples_frame(gpus=2, times=4)
+        for column, values in links.items():
+            frame[column] = pd.array(values * 2, "Int64")
+        rows = all_samples(run_import(tmp_path, samples=frame))
+    else:
+        if way != "dump" and link_3[0] is None:
+            pytest.skip("the first value of the link is in a later part")
+        lines = [
+            f'{column}{{UUID="{gpu(number)}",Hostname="n{number}"}} {value} {1_793_491_200 + 600 * turn}'
+            for turn in range(4)
+            for number in range(2)
+            for column, values in links.items()
+            if (value := values[turn]) is not None
+        ]
+        (tmp_path / "dump.om").write_text("\n".join([*lines, "# EOF", ""]))
+        staging = StagingFolder(tmp_path / "fleet.live", writer="openmetrics", channels=CATALOGUE)
+        stage_dump(
+            tmp_path / "dump.om",
+            staging,
+            SeriesCatalogue(CATALOGUE),
+            accounting=Accounting(),
+            held_samples=2_000_000 if way == "dump" else 4,
+        )
+        files = sorted((tmp_path / "fleet.live/samples").glob("*.parquet"))
+        rows = pd.concat([pd.read_parquet(file) for file in files]).sort_values(["gpu", "timestamp"])
     assert rows["nvlink_crc_flit_total"].tolist() == totals * 2
 
 

@@ -32,6 +32,15 @@ def test_another_installation_leaves_marks_and_condition_alone_and_reports_them(
     assert fleet.named_ours("n1") == set()
 
 
+def test_a_node_that_is_drained_in_one_round_has_the_condition_that_other_tools_read(fleet: Fleet) -> None:
+    fleet.scored(n1=0.9)
+    fleet.round()
+    assert fleet.ours("n1") == ["NoSchedule"]
+    conditions = fleet.world.objects["/api/v1/nodes/n1"]["status"]["conditions"]
+    predicted = [(one["status"], one["reason"]) for one in conditions if one["type"] == "GPUFailurePredicted"]
+    assert predicted == [("True", "RiskHigh")]
+
+
 @pytest.mark.parametrize("fault", [{"status": 429, "headers": {"Retry-After": "1000000000"}}, {"status": 0}])
 @pytest.mark.parametrize("path", ["nodes$", "nodes/n1", "leases", "configmaps", "pods$"])
 def test_a_release_that_a_fault_of_the_server_stops_is_done_in_the_next_round(

@@ -440,7 +440,8 @@ def test_a_pod_whose_job_has_no_retry_left_is_waited_for_unless_it_allows_its_en
 
 
 def test_a_pod_that_could_not_repeat_its_work_before_the_end_of_its_job_is_waited_for(world: World, hand: Hand) -> None:
-    for name, annotations in (("a", {}), ("b", {"predrain.io/checkpoint": "webhook"})):
+    saved = {"predrain.io/checkpointed-at": "2026-11-21T11:55:00Z"}
+    for name, annotations in (("a", {}), ("b", {"predrain.io/checkpoint": "webhook"}), ("c", saved)):
         raw = pod(name, "n1", annotations=annotations)  # it has run for 6 h
         raw["metadata"]["ownerReferences"][0].update(apiVersion="batch/v1", kind="Job")
         add(world, raw)
@@ -449,7 +450,7 @@ def test_a_pod_that_could_not_repeat_its_work_before_the_end_of_its_job_is_waite
         world.put("/apis/batch/v1/namespaces/team/jobs/train", {"metadata": {"name": "train"}, **job})
         pods = KubernetesWorkloads(hand.scheduler)
         assert ("activeDeadlineSeconds" in (the(pods).immovable or "")) is held
-        assert the(pods, "b").immovable is None
+        assert (the(pods, "b").immovable, the(pods, "c").immovable) == (None, None)
 
 
 @pytest.mark.parametrize(

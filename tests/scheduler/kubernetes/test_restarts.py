@@ -71,6 +71,9 @@ IGNORED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]
         ({"activeDeadlineSeconds": 4 * 3600, "podFailurePolicy": {"rules": [IGNORED]}}, True),
         ({"activeDeadlineSeconds": 4 * 3600, "owner": "JobSet", "restarts": (3, 0)}, False),
         ({"activeDeadlineSeconds": 6 * 3600}, False),
+        # restarted for the deadline, which is not why it would fail first
+        ({"activeDeadlineSeconds": 4 * 3600, "backoffLimit": 0, "owner": "JobSet", "restarts": (0, 0), "rules": [
+            {"action": "RestartJobSetAndIgnoreMaxRestarts", "onJobFailureReasons": ["DeadlineExceeded"]}]}, True),
     ],
 )  # fmt: skip
 def test_a_job_that_would_fail_for_good_by_an_eviction_keeps_its_pod(restarts, world, job, lost):

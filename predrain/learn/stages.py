@@ -3,7 +3,7 @@
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,9 +20,6 @@ from predrain.options import (
     read_place,
     refuse_inside,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 def prepare(

@@ -198,7 +198,8 @@ class KubernetesWorkloads:
                 )
         since = None  # of the work that a new pod would repeat; unknown if it is asked for a checkpoint first
         if self._keys.checkpoint not in annotations_of(pod):
-            since = instant(annotations_of(pod).get(self._keys.checkpointed) or (pod.get("status") or {}).get("startTime"))
+            saved = instant(annotations_of(pod).get(self._keys.checkpointed))
+            since = saved or instant((pod.get("status") or {}).get("startTime"))
         failure = None if owner is None else self._restarts.permanent_failure(pod, owner, since)
         if failure is not None:
             return f"{failure} ({evict}=true allows the eviction)"

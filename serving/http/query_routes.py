@@ -87,13 +87,13 @@ class QueryRoutes:
         )
         app.add_api_route(
             "/ping",
-            self._ping,
+            self.ping,
             summary="Return whether the model is loaded (MLflow's protocol).",
             response_class=PlainTextResponse,
         )
         app.add_api_route(
             "/invocations",
-            self._invoke,
+            self.invoke,
             methods=["POST"],
             summary="Score feature rows in MLflow's protocol.",
             response_model=Predictions,
@@ -187,11 +187,13 @@ class QueryRoutes:
 
         return await self._scored(model, read, partial(self._rows_answer, model))
 
-    async def _ping(self) -> Response:
+    async def ping(self) -> Response:
+        """Return 200 if a model is loaded."""
         self.model()
         return PlainTextResponse("\n")
 
-    async def _invoke(self, request: Request) -> Response:
+    async def invoke(self, request: Request) -> Response:
+        """Return the predictions of MLflow's scoring protocol."""
         if media_of(request) != JSON:
             raise RequestRefused(415, f"send {JSON}", "media_type")
         model, body = self.model(), await request.body()

@@ -23,6 +23,7 @@ from tests.serving.score_folder import write_scores
 from tests.waiting import wait
 
 READ, WRITE, ADMIN = "read-token-0123456789", "write-token-0123456789", "admin-token-0123456789"
+OPEN = {"/healthz", "/readyz", "/ping", "/openapi.json", "/page/{file}"}
 
 
 @pytest.fixture(scope="module")
@@ -308,6 +309,25 @@ def test_a_log_that_nobody_reads_holds_up_no_answer() -> None:
     assert 400 <= written.dropped <= 500
     stream.free.set()
     written.close()
+
+
+def test_the_document_describes_who_may_ask_and_every_refusal(guarded: Running) -> None:
+    content = guarded.client().get("/openapi.json")
+    described = {
+        (path, method): operation for path, methods in content["paths"].items() for method, operation in methods.items()
+    }
+    assert len(described) == len(list(routes_of(guarded.service.api)))
+    for (path, method), operation in described.items():
+        status = guarded.client().send(method.upper(), service_path(path))[0]
+        assert {str(status), f"{status // 100}XX"} & operation["responses"].keys(), (path, status)
+        assert (status == 401) == bool(operation.get("security")) == (path not in OPEN)
+        assert "HTTPValidationError" not in json.dumps(operation)
+    references = {part.split('"')[0] for part in json.dumps(content).split('"#/components/schemas/')[1:]}
+    assert references <= content["components"]["schemas"].keys()
+
+
+def service_path(path: str) -> str:
+    return path.replace("{node}", "n1").replace("{gpu}", "GPU-n1-0").replace("{file}", "style.css")
 
 
 def test_ready_tells_stale_scores_and_warns_of_a_scoring_that_fails(tmp_path: Path) -> None:

@@ -204,7 +204,8 @@ def main() -> None:
         write_bytes(PICTURE, as_file(net_by_job_size(assessments[README])).encode())
         output = (folder_of(README, FLEETS[README]) / OUTPUT).read_text(encoding="utf-8")
         write_bytes(FRONT, excerpt(FRONT.read_text(encoding="utf-8"), output).encode())
-    lost = [name for name, content in assessments.items() if content["recommended_net"]["low"] < 0]
+    replays = [replay for content in assessments.values() for replay in (content, *(content.get("by_job_size") or ()))]
+    lost = any(replay["recommended_net"]["low"] < 0 for replay in replays)
     line = {
         "name": "ladder", "value": round(time.monotonic() - begin), "unit": "s", "peer": None, "ratio": None,
         "limit_share": None, "checked": not lost,

@@ -19,7 +19,8 @@ def openmetrics(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="Series as OpenMetrics text; plain, .gz or .zst.",
+            help="Series as OpenMetrics text, as JSON from `query_range`, VictoriaMetrics or OpenTelemetry, or as CSV "
+            "from Grafana; plain, .gz or .zst.",
             metavar="FILE",
         ),
     ],

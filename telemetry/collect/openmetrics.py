@@ -6,9 +6,10 @@ run, or one after a kill, adds no duplicates.
 
 ``promtool tsdb dump-openmetrics`` and files for ``promtool tsdb create-blocks-from openmetrics`` have timestamps in
 seconds and end in ``# EOF``; ``promtool tsdb dump`` (the only one in older versions) has milliseconds. The first
-timestamp shows which: 1e11 is the year 1973 in milliseconds, 5138 in seconds.
+timestamp shows which: 1e11 is the year 1973 in milliseconds, 5138 in seconds. Other exports are converted first.
 """
 
+import csv
 import hashlib
 import io
 import shutil
@@ -32,7 +33,7 @@ from telemetry.collect.series.batch import SeriesBook, read_batch
 from telemetry.collect.series.exposition import BAD_LINE, LineReader
 from telemetry.collect.series.identity import XID_COUNT_METRICS, SeriesCatalogue
 from telemetry.collect.series.xid_counts import XidCounts
-from telemetry.importing.files.sources import refuse_series
+from telemetry.importing.files.series import dump_lines
 from telemetry.packing import DAMAGED, open_packed
 from telemetry.staging.folder import StagingFolder
 from telemetry.values.links import LinkTotals
@@ -152,7 +153,7 @@ class _DumpReader:
             head.append(line)
             if line.strip() and not line.startswith("#"):
                 break
-        in_seconds = not head or _is_seconds(head[-1].rsplit(None, 1)[-1:])
+        in_seconds = not head or (dump_lines(self.path) is None and _is_seconds(head[-1].rsplit(None, 1)[-1:]))
         for number, value, ms in self._lines.read(
             chain(head, lines), openmetrics=in_seconds, problems=self.left_out, examples=self.examples
         ):
@@ -165,7 +166,11 @@ class _DumpReader:
 
     def _read_lines(self) -> Iterator[str]:
         try:
-            refuse_series(self.path)
+            for line in dump_lines(self.path) or ():
+                self.characters_read += len(line)
+                yield line
+            if self.characters_read:
+                return
             with (
                 open_packed(self.path) as (_, stream),
                 io.TextIOWrapper(stream, encoding="utf-8", errors="replace") as text,
@@ -178,7 +183,7 @@ class _DumpReader:
                         raise InputError(f"a line is longer than {_MAX_LINE} bytes", location, _DO)
                     self.characters_read += len(line)
                     yield line.rstrip("\n")
-        except DAMAGED as error:
+        except (*DAMAGED, UnicodeDecodeError, RecursionError, csv.Error) as error:
             raise InputError(
                 f"the file is damaged or truncated: {error}", str(self.path), "Create it again; no rows were read."
             ) from error

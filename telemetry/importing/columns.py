@@ -89,6 +89,9 @@ def are_pci_addresses(column: pa.ChunkedArray) -> bool | None:
     return all(_PCI_ADDRESS.fullmatch(text.strip()) for text in texts) if texts else None
 
 
+ELAPSED: Final = "elapsed"
+"""Column with the duration of a job, from which a missing start or end is computed."""
+
 _JOB_FACTS: Final = frozenset({"job", "node", "started_at", "ended_at", "gpus", "outcome"})
 
 
@@ -99,6 +102,8 @@ def names_of_jobs(names: Sequence[str], mapping: TableMapping) -> tuple[dict[str
     """
     aliases = aliases_by_words(names, mapping, "jobs")
     has = {aliases.get(name, name.lower()) for name in names} | mapped_targets(mapping)
+    if ELAPSED in has and has & {"started_at", "ended_at"}:
+        has |= {"started_at", "ended_at"}
     return aliases, (lambda _name: True) if has >= _JOB_FACTS else nothing_left_out
 
 

@@ -36,6 +36,7 @@ from telemetry.importing.tickets import (
     one_row_per_xid,
     resolutions,
     resolve_tickets,
+    strip_markup,
     types_of,
     xids_of,
 )
@@ -148,6 +149,7 @@ def parse_events(
     batch.resolve(mapping, [*known, *TICKET_COLUMNS], "timestamp", "type", aliases=aliases)
     if "node" not in batch and "gpu" not in batch:
         raise missing_column("gpu", batch.table.column_names, str(batch.file))
+    strip_markup(batch)
     kinds = batch.texts("type")
     wanted = batch.valid
     batch.keep(wanted)  # In a table of states (a daily row per drive with `failure` 0 or 1), few rows are events.

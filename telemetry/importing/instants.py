@@ -37,7 +37,7 @@ ASSUMPTIONS: Final = {_AMBIGUOUS: TWICE, _SKIPPED: SKIPPED}
 # An unset clock shows 1970 or 1980.
 _EARLIEST_MS = int(pd.Timestamp("1990-01-01", tz="UTC").value // 1_000_000)
 _LATEST_MS = int(pd.Timestamp("2100-01-01", tz="UTC").value // 1_000_000)
-_UNIT_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6, "d": 8.64e7}
+_UNIT_MS = {"excel": 8.64e7, "ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6, "d": 8.64e7}
 _FEW_DATES: Final = 20_000
 _FARTHEST_MS: Final = 8_000_000_000_000_000  # limit of datetime64[ms] in pandas, with a margin
 _DAY_END_MS: Final = 86_400_000 - 1
@@ -48,6 +48,8 @@ _NO_INSTANTS: Final = pa.array(sorted({*NO_VALUE_WORDS, *_NEVER.split("|"), *_ZE
 """Placeholders, in lower case, for a time that has not come."""
 
 _TIME_OF_DAY = re.compile(r"%[HIpMSfcXTRrs]")
+_EXCEL_ORIGIN_MS: Final = -2_209_161_600_000  # 1899-12-30, which compensates for Excel's February 29, 1900
+_EXCEL_DAYS: Final = (36_526.0, 58_440.0)  # 2000 to 2060
 _COMPACT: Final = r"^(?:19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:\d{4}|\d{6})?$"
 _AWARE = r"[T ]\d{2}(?::?\d{2}.*)?(?:[Zz]|UTC|GMT|[+-]\d{2}(?::?\d{2})?)$"
 
@@ -108,7 +110,7 @@ def parse_instants(
     elif pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
         parsed = _from_arrow(column, time, day_end)
     elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
-        parsed = _from_numbers(column, time, location)
+        parsed = _from_numbers(column, time, location, day_end)
     else:
         # All GPUs of a fleet share timestamps, so each distinct string is parsed once.
         coded = column.combine_chunks().dictionary_encode()
@@ -168,7 +170,7 @@ def _milliseconds(aware: pd.DatetimeIndex) -> npt.NDArray[np.int64]:
     return np.where(np.isnat(values), 0, values.astype(np.int64))
 
 
-def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, location: str) -> Instants:
+def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, location: str, day_end: bool) -> Instants:
     numbers = column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
     status = np.where(np.isfinite(numbers), OK, _UNREADABLE).astype(np.int8)
     unit: str | None = time.unit
@@ -183,21 +185,26 @@ def _from_numbers(column: pa.ChunkedArray, time: TimeFormat, location: str) -> I
                 f"timestamps are numbers such as {column.drop_null()[0].as_py()}, without a unit",
                 location,
                 "Give their unit (ns, us, ms, s, m, h, d) in the table's section of the mapping, such as "
-                "`time: {unit: d}`, and `origin:` unless they count from 1970 (Excel's days: 1899-12-30).",
+                "`time: {unit: d}`, and `origin:` unless they count from 1970.",
             )
-        origin = 0
+        origin = _EXCEL_ORIGIN_MS if unit == "excel" else 0
     if pa.types.is_integer(column.type) and unit in ("ns", "us"):  # float64 would lose precision
         per_ms = {"ns": 1_000_000, "us": 1000}[unit]
         counts = pc.fill_null(column, 0).to_numpy()
         return Instants((counts // per_ms).astype(np.int64) + origin, status)
     with np.errstate(invalid="ignore", over="ignore"):
-        scaled = np.floor(np.round(np.where(status == OK, numbers, 0.0) * _UNIT_MS[unit], 3))
+        scaled = np.round(np.where(status == OK, numbers, 0.0) * _UNIT_MS[unit], 3)
+        scaled = np.round(scaled) if unit == "excel" else np.floor(scaled)  # fractions of days are seldom exact
     status[np.abs(scaled) > _FARTHEST_MS] = _OUTSIDE
-    return Instants(np.where(status == OK, scaled, 0.0).astype(np.int64) + origin, status)
+    ms = np.where(status == OK, scaled, 0.0).astype(np.int64) + origin
+    if unit != "excel":
+        return Instants(ms, status)
+    local = _localised(ms, time.timezone, numbers == np.floor(numbers), day_end)
+    return Instants(local.ms, np.where(status == OK, local.status, status).astype(np.int8))
 
 
 def inferred_unit(numbers: npt.NDArray[np.float64]) -> str | None:
-    """Return the unit in which all numbers are plausible timestamps, or None.
+    """Return the unit in which all numbers are plausible timestamps, or None; ``excel`` is days since 1899-12-30.
 
     The ranges for 1990 to 2099 in s, ms, us and ns do not overlap.
     """
@@ -207,7 +214,8 @@ def inferred_unit(numbers: npt.NDArray[np.float64]) -> str | None:
         low, high = _EARLIEST_MS / _UNIT_MS[unit], _LATEST_MS / _UNIT_MS[unit]
         if bool(((numbers >= low) & (numbers < high)).all()):
             return unit
-    return None
+    low, high = _EXCEL_DAYS
+    return "excel" if bool(((numbers >= low) & (numbers < high)).all()) else None
 
 
 def _from_text(
@@ -222,7 +230,7 @@ def _from_text(
         # float64 cannot represent nanoseconds exactly: parse as integers if all values are.
         with contextlib.suppress(pa.ArrowInvalid):
             numbers = pc.if_else(pa.chunked_array([pa.array(empty)]), None, text).cast(pa.int64())
-        parsed = _from_numbers(numbers, time, location)
+        parsed = _from_numbers(numbers, time, location, day_end)
         parsed.status[_as_bools(numbers.is_null())] = _UNREADABLE
     elif time.format is None:
         parsed = _from_forms(text, empty, time, location, day_end, order)

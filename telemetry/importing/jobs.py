@@ -1,11 +1,12 @@
 """Import of job tables: what ran where, and when.
 
-Besides generic tables, exports of Slurm (``sacct --parsable2``, ``sacct --json``, ``squeue --json``) are read. A
-multi-node job becomes one row per node with its GPUs divided evenly; job steps and jobs that have not started are left
-out.
+Besides generic tables, exports of Slurm (``sacct``, ``sacct -P``, ``sacct --json``, ``squeue --json``), PBS and LSF are
+read. A multi-node job becomes one row per node with its GPUs divided evenly; job steps and jobs that have not started
+are left out.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from datetime import datetime
@@ -18,16 +19,28 @@ import pyarrow as pa
 from foundation.slurm import UNFINISHED, expand_hostlist, gpus_of, shares_a_gpu, state_of
 from telemetry.dataset.schema import JOB_OPTIONS, JOBS
 from telemetry.importing.batch import Batch
-from telemetry.importing.columns import names_of_jobs
+from telemetry.importing.columns import ELAPSED, missing_column, names_of_jobs, split_words
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
-from telemetry.values.numbers import read_numbers
+from telemetry.values.numbers import conversion, read_numbers
 
 _MAX_COUNTS = {"gpus": 100_000, "min_gpus": 1_000_000}
 """Larger numbers are not GPU counts."""
 
 _RESOURCES: Final = re.compile(r"(?:^|,)(?:billing=|cpu=|mem=|node=|energy=|gres[/:]|gpu[:/=]|shard:|mps:)")
 _NO_GPU: Final = re.compile(r"gpu[^,(]*[:=]0+(?:[,(]|\Z)")
+_NUMBER: Final = r"(?P<{}>\d{{1,6}}(?:\.\d{{1,3}})?)"
+_GPU: Final = (
+    r"(?:(?:nvidia|amd|tesla|quadro|geforce|instinct)[\s_-]+)?"
+    r"(?:(?:num_?|n)?gpus?|cards?|accelerators?|[abhlptv]\d{1,3}[a-z]?|g[bh]\d{3}|mi\d{2,3}[a-z]?|rtx[\s-]?a?\d{4})"
+    r"(?:[\s_-]+(?:gpus?|cards?|sxm\d?|pcie|nvl|oam|\d+\s?gi?b))*"
+)
+_COUNTED: Final = re.compile(
+    rf"\s*(?:{_NUMBER.format('before')}\s*[x×*]?\s*{_GPU}|{_GPU}\s*[x×*=:]\s*{_NUMBER.format('after')})\s*(?:\([^()]*\))?\s*",
+    re.IGNORECASE,
+)
+"""``8 GPUs``, ``2x A100``, ``4xH100-SXM``, ``A100 x 2``, ``gpus=8``."""
+
 _LIST: Final = re.compile(r"\s*[1-9]\d*,\s?\d{1,2}\s*")
 """``8,8``: counts per node, GPU indices, or a decimal comma."""
 
@@ -44,6 +57,18 @@ _RUNNING |= {"Launching", "Running", "Suspended", "Resuming", "Finishing"}
 _FINISHED: Final = ("F", "C", "Terminated", "Error", "3", "4", "Succeeded", "Failed")
 # In PBS, Torque, OAR, HTCondor and Kubernetes.
 NO_END: Final = "finished without an end"
+_HOSTS: Final = {
+    "+": re.compile(r"\(?(?P<node>[A-Za-z0-9][\w.-]*)(?:/\d[\d,*-]*|(?:\[\d+\])?(?::\w+=[^:()]*)+)\)?"),
+    ":": re.compile(r"(?:\d+\*)?(?P<node>[A-Za-z][\w.-]*)"),
+}
+"""Separators and entries of ``exec_host``: PBS ``n1/0*8+n2/0*8``, Torque ``n1/0-7+n2/0``, LSF ``8*n1:8*n2``.
+
+The first also matches PBS ``exec_vnode``: ``(n1:ncpus=8:ngpus=4)+(n2[0]:ncpus=8:ngpus=4)``.
+"""
+
+_LONGEST_S: Final = 10 * 365 * 86_400
+_CONDOR_SLOT: Final = re.compile(r"\bslot\d+(?:_\d+)?@")
+"""``slot1_3@node-0``, the host of a job of HTCondor."""
 
 
 def read_jobs(
@@ -58,11 +83,14 @@ def read_jobs(
     known_keys: set[str] = set()
     for batch in batches:
         aliases, ignored = names_of_jobs(batch.table.column_names, mapping)
-        known = [*JOBS.names, *JOB_OPTIONS]
-        batch.resolve(mapping, known, "job", "node", "started_at", aliases=aliases, ignored=ignored)
+        known = [*JOBS.names, *JOB_OPTIONS, ELAPSED]
+        batch.resolve(mapping, known, "job", "node", aliases=aliases, ignored=ignored)
+        has_start = "started_at" in batch
+        if not has_start and not (ELAPSED in batch and "ended_at" in batch):
+            raise missing_column("started_at", batch.table.column_names, str(batch.file))
         _leave_out_others(batch, known_keys)
         content: dict[str, object] = {name: batch.texts(name) for name in ("job", "node", "gpu", "outcome")}
-        content["started_at"] = batch.times("started_at", not_after, optional=False, is_end=False)
+        content["started_at"] = batch.times("started_at", not_after, optional=not has_start, is_end=False)
         for name in ("ended_at", "checkpointed_at"):
             content[name] = batch.times(name, not_after, optional=True, is_end=True)
         for name in ("gpus", *(name for name in JOB_OPTIONS if name in batch)):
@@ -74,7 +102,11 @@ def read_jobs(
         # Not Series.map: without any Slurm state, it would return floats.
         states = pd.Series([_slurm_state(outcome) for outcome in frame["outcome"]], index=frame.index, dtype=object)
         runs = states.fillna(frame["outcome"]).isin(_RUNNING)
+        elapsed, is_over = _elapsed(batch), frame["outcome"].notna() & ~runs
+        frame["ended_at"] = frame["ended_at"].fillna((frame["started_at"] + elapsed).where(is_over))
         frame["ended_at"] = frame["ended_at"].mask(runs)  # squeue and bjobs print their time limit as the end
+        frame["started_at"] = frame["started_at"].fillna(frame["ended_at"] - elapsed)
+        batch.refuse("neither a start nor an end", frame["started_at"].isna().to_numpy())
         frame["outcome"] = states.str.lower().fillna(frame["outcome"]).mask(runs, None).astype(object)
         is_finished = (states.notna() & ~runs) | frame["outcome"].isin(_FINISHED)
         batch.refuse(NO_END, (is_finished & frame["ended_at"].isna()).to_numpy(dtype=bool))
@@ -94,6 +126,22 @@ def read_jobs(
         batch.quarantine.read("jobs", len(frame) - int(batch.valid.sum()))
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
+
+
+def _elapsed(batch: Batch) -> pd.Series:
+    """Return how long each job ran: ``1-02:03:04``, ``02:03:04``, ``03:04`` or a number; NaT where that is unknown.
+
+    Numbers are in the unit at the end of the column's name, otherwise in seconds.
+    """
+    column = batch.column(ELAPSED)
+    if column is None:
+        return pd.Series(pd.NaT, index=range(len(batch.rows)), dtype="timedelta64[ms]")
+    texts = column.cast(pa.string()).to_pandas()
+    unit = conversion(split_words(batch.columns.get(ELAPSED, ELAPSED))[-1], "s")
+    numbers = pd.to_numeric(texts, errors="coerce") * (unit.scale if unit is not None else 1)
+    seconds = pd.to_timedelta(numbers.where(numbers < _LONGEST_S), unit="s")
+    clocks = texts.str.replace("-", " days ").str.replace(r"\A(\d+:\d+)\Z", r"00:\1", regex=True)
+    return seconds.fillna(pd.to_timedelta(clocks.where(numbers.isna()), errors="coerce")).dt.as_unit("ms")
 
 
 def _leave_out_others(batch: Batch, known_keys: set[str]) -> None:
@@ -142,6 +190,11 @@ def _placed(frame: pd.DataFrame, batch: Batch, installations: InstallationIndex)
 
 def _nodes(text: str) -> list[str]:
     """Return the nodes of a host list; any other text is a node name."""
+    text = _CONDOR_SLOT.sub("", text)
+    for separator, entry in _HOSTS.items():
+        hosts = [entry.fullmatch(part) for part in text.strip().split(separator)]
+        if all(hosts):
+            return list(dict.fromkeys(host["node"] for host in hosts if host))
     listed = text[1:-1] if text.startswith(("['", '["')) else text
     try:
         return expand_hostlist(re.sub(r"[,;|\s]+", ",", re.sub(r"[\"']", "", listed).strip())) or [text]
@@ -181,13 +234,15 @@ def _resources(text: str) -> str | None:
     if _RESOURCES.search(text):
         is_read = "gpu" not in text or gpus_of(text) or shares_a_gpu(text) or _NO_GPU.search(text)
         return text if is_read else None
-    return None
+    counted = [_COUNTED.fullmatch(part) for part in re.split(r"[,;+]|\band\b", text)]
+    counts = [math.ceil(float(match["before"] or match["after"])) for match in counted if match is not None]
+    return f"gpu={sum(counts)}" if len(counts) == len(counted) else None
 
 
 def _counts(batch: Batch, name: str) -> pd.Series:
     """Return a column of integers; fractions are rounded up, since a failure also hits a job with half a GPU.
 
-    Slurm's ``gpu:a100:4`` and ``cpu=8,gres/gpu=4`` are 4.
+    Slurm's ``gpu:a100:4`` and ``cpu=8,gres/gpu=4`` are 4; ``2x A100`` is 2.
     """
     column = batch.column(name)
     if column is None:

@@ -36,7 +36,7 @@ class TimeFormat(Section):
     """Timestamp format of a table."""
 
     unit: Literal["ns", "us", "ms", "s", "m", "h", "d"] | None = None
-    """Unit of numbers since ``origin``; null: detected for s to ns since 1970."""
+    """Unit of numbers since ``origin``; null: detected for s to ns since 1970 and for Excel days."""
 
     origin: AwareDatetime = datetime(1970, 1, 1, tzinfo=UTC)
     """Start of numeric times."""

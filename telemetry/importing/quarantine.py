@@ -75,7 +75,6 @@ _ADVICE: Final[Mapping[str, str]] = {
     "not an integer": _VALUES,
     "value out of range": _VALUES,
     "malformed row": "Correct the file: these rows do not have the fields of its header.",
-    "finished without an end": "Export the end of each job, such as `End` of sacct.",
     "lines inside one value": "Correct the file: a quote is not closed.",
     "conflicting duplicate sample": "Remove one of the sources: they give different values for one unit and time.",
     "stale: a counter went back to an earlier value": "Read each GPU from one exporter: another is frozen or lags.",

@@ -5,11 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
+from html import unescape
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from foundation.slurm import expand_hostlist
 from foundation.times import NEVER
@@ -46,6 +49,9 @@ Texts = npt.NDArray[np.object_]
 _PLAIN_NUMBER: Final = re.compile(r"\s*-?\d+(?:\.\d*)?\s*\Z")
 _ONE_XID: Final = re.compile(r"(?:XID[\s:#_-]*)?(\d{1,6})(?:\.0+)?\Z", re.IGNORECASE)
 _RELEASE: Final = "resume"
+_MARKUP: Final = re.compile(
+    r"</?(?:p|br|div|span|b|i|u|a|li|ul|ol|pre|code|strong|em|t[dhr]|table|h\d)\b[^<>]*>|&#?\w+;"
+)
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _INDEX_IN_TEXT: Final = re.compile(
     r"(?<!gres[/:=])(?<!--)(?:\bgpus?[\s#:._-]*|(?<![\w/.:=-])gpu\s*=\s*)(?:(?:no|number|index|idx|id|slot)\b[\s#:=._-]*)?(?P<index>\d{1,2})\b"
@@ -54,6 +60,16 @@ _INDEX_IN_TEXT: Final = re.compile(
     re.IGNORECASE,
 )
 """``GPU 3``, ``GPU #3``, ``gpu index: 3``; ``more`` if others follow, as in ``GPUs 0-3``."""
+
+
+def strip_markup(batch: Batch) -> None:
+    """Remove HTML from the texts of a table, in place: with it, ``GPU&nbsp;1`` names no GPU."""
+    for source in {batch.columns.get(name) for name in ("type", "detail", RESOLUTION)} & {*batch.table.column_names}:
+        column = batch.table.column(source)
+        if pa.types.is_string(column.type) and pc.any(pc.match_substring_regex(column, _MARKUP.pattern)).as_py():
+            texts = [text and _MARKUP.sub(" ", unescape(unescape(text))) for text in column.to_pylist()]
+            place = batch.table.column_names.index(source)
+            batch.table = batch.table.set_column(place, source, pa.array(texts, pa.string()))
 
 
 def types_of(kinds: Texts, written: Texts, rows: Mapping[str, Texts], review: PhraseReview) -> Texts:

@@ -75,6 +75,10 @@ _SHAPES: Final = [
 ]
 _DASHES: Final = dict.fromkeys(map(ord, "\u2010\u2011\u2212"), "-")
 _EAST_ASIAN_DATE: Final = re.compile(r"(\d{4})[.年년]\s*(\d{1,2})[.月월]\s*(\d{1,2})[.日일]?\s*")
+_EAST_ASIAN_HALF: Final = re.compile(r"(上午|下午|오전|오후|午前|午後)\s*([\d:.]+)")
+_ISO_DAY: Final = re.compile(r"\d{4}-(?:(?P<week>W\d\d-[1-7])|\d{3})(?=\s|T|\Z)|\d{4}W\d{3}(?=\s|T|\Z)")
+"""ISO 8601 week and ordinal dates: ``2026-W48-5``, ``2026W485`` and ``2026-332``."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PIVOT: Final = 70
 _MAX_LENGTH: Final = 80
@@ -140,6 +144,16 @@ def _match(text: str) -> dict[str, str] | None:
         return None
     if not text.isascii():
         text = _EAST_ASIAN_DATE.sub(r"\1-\2-\3 ", text.translate(_DASHES))
+        text = _EAST_ASIAN_HALF.sub(lambda match: f"{match[2]} {'ap'[match[1] in '下午오후午後']}m", text)
+    if (day := _ISO_DAY.match(text)) is not None:
+        form = "%Y-%j" if "W" not in day[0] else "%G-W%V-%u" if day["week"] else "%GW%V%u"
+        try:
+            date = datetime.strptime(day[0], form)  # noqa: DTZ007
+        except ValueError:
+            return None
+        if date.strftime(form) != day[0]:  # day 366 or week 53 of a year that lacks it
+            return None
+        text = date.strftime("%Y-%m-%d" if "-" in day[0] else "%Y%m%d") + text[day.end() :]
     for shape in _SHAPES:
         match = shape.match(text)
         if match is not None:

@@ -8,7 +8,7 @@ import logging
 import re
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -21,7 +21,7 @@ import pyarrow.csv as pa_csv
 
 from foundation.errors import InputError
 from telemetry.importing.quarantine import Quarantine
-from telemetry.packing import open_for_arrow, open_packed
+from telemetry.packing import open_for_arrow
 
 _LOG = logging.getLogger(__name__)
 
@@ -91,20 +91,10 @@ _VALUE: Final = re.compile(
 """Values that are never a column name."""
 
 
-_PRINTED: Final = r"-+(?: +-+)+\s*\Z|(?=.*\S  +\S)(?: *[A-Z][A-Z_/()%:#-]*){3,}\s*\Z"
-_QUERY: Final = "Record a table: `nvidia-smi --query-gpu=timestamp,uuid,… --format=csv`."
 _NO_TABLES: Final = {
     r"=====|\+-----|<\?xml|GPU \d+: .*\(UUID: [^()]*\)\s*\Z": (
         "this is not a table but a report, such as that of `nvidia-smi`, `-q`, `-L` or `nvlink`",
-        _QUERY,
-    ),
-    r"[^#]*#[\s,]*(?:Date[\s,]+)?(?:Time[\s,]+)?(?:gpu|Entity)[\s,]": (
-        "this is what `dmon` or `pmon` prints, which names neither the node nor the GPUs",
-        _QUERY,
-    ),
-    _PRINTED: (
-        "this table is printed in columns of a fixed width, which cut off longer text",
-        "Record it with a separator: `sacct --parsable2 …`, `squeue --format='%i|%N|%t|%S'`.",
+        "Record a table: `nvidia-smi --query-gpu=timestamp,uuid,… --format=csv`, or `nvidia-smi dmon -o DT`.",
     ),
     r"#(?:group|datatype|default),": (
         "this is annotated CSV of InfluxDB, whose columns change within the file",
@@ -139,7 +129,9 @@ def read_header(path: Path) -> CsvHeader:
     start = lines[skipped] if lines else ""
     if len(lines) <= skipped + 1 and len(content) == _MAX_HEADER_BYTES:
         raise InputError("the header line is longer than 1 MiB", str(path), "Check that the file is a table.")
-    _refuse(_NO_TABLES, lines[: skipped + 3], path)
+    for pattern, (what, do) in _NO_TABLES.items():
+        if any(re.match(pattern, line[:_MAX_SHOWN]) for line in lines[skipped : skipped + 3]):
+            raise InputError(what, str(path), do)
     separator = max(_SEPARATORS, key=start.count)
     try:
         written = next(csv.reader(io.StringIO("\n".join(lines[skipped:])), delimiter=separator), [])
@@ -158,19 +150,6 @@ def read_header(path: Path) -> CsvHeader:
         )
     cells = next(csv.reader(lines[skipped + 1 : skipped + 2], delimiter=separator), [])
     return CsvHeader(tuple(written), separator, skipped, _date_and_time(written, cells), encoding)
-
-
-def refuse_printed(path: Path) -> None:
-    """Raise ``InputError`` if a text file is a table in columns of a fixed width."""
-    with open_packed(path) as (_, stream):
-        lines = stream.read(_MAX_SHOWN).decode("utf-8-sig", "replace").splitlines()
-    _refuse({_PRINTED: _NO_TABLES[_PRINTED]}, lines[:3], path)
-
-
-def _refuse(reports: Mapping[str, tuple[str, str]], lines: Sequence[str], path: Path) -> None:
-    for pattern, (what, do) in reports.items():
-        if any(re.match(pattern, line[:_MAX_SHOWN]) for line in lines):
-            raise InputError(what, str(path), do)
 
 
 def _encoding(content: bytes) -> str:

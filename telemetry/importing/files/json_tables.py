@@ -1,6 +1,5 @@
-"""Streaming reader of JSON: lists, documents one after the other, JSON Lines, API responses, in any mixture."""
+"""Reader of tables in JSON."""
 
-import io
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -11,178 +10,20 @@ import numpy as np
 import pyarrow as pa
 
 from foundation.errors import InputError
-from telemetry.importing.columns import COLUMN_NAMES, words_of
+from telemetry.importing.columns import COLUMN_NAMES
 from telemetry.importing.files.csv_tables import BATCH_ROWS, MAX_COLUMNS, NULL_TEXTS, FileRows, distinct
+from telemetry.importing.files.json_documents import TOO_DEEP, Malformed, json_values, repeated_keys
 from telemetry.importing.quarantine import Quarantine
-from telemetry.packing import open_for_arrow
 
-TOO_DEEP: Final = "nested too deeply"
-SECOND_LIST: Final = "a second list of one document"
-
-_MAX_VALUE: Final = 1 << 26
-_CHUNK: Final = 1 << 20
-_MAX_LITERAL: Final = 16
-_MAX_NUMBER: Final = 64
-_MAX_OUTER_OBJECTS: Final = 4
-_SPACE: Final = re.compile(r"\s*")
-_BETWEEN: Final = re.compile(r"[\s,\x1e]*")
-_LISTS: Final = frozenset(COLUMN_NAMES["lists"])
 _MAX_CELLS: Final = 1 << 22
 _MAX_DEPTH: Final = 50
-_DEVICE_LISTS: Final = frozenset(COLUMN_NAMES["device_lists"])
-_FACTS: Final = ("timestamp", "known_at", "node", "gpu", "job", "started_at", "installed_at")
-_FACT_NAMES: Final = frozenset(
-    name for table in COLUMN_NAMES["keys"].values() for fact in _FACTS for name in table.get(fact, ())
-)
-
-
-class Malformed(Exception):
-    """Raised for text that is not JSON."""
-
-    def __init__(self, text: str, problem: str) -> None:
-        super().__init__(problem)
-        self.text, self.problem = text[:1000], problem
-
-
-def repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object; a second value of a key is stored under the key plus a space, as a repeated column."""
-    content = dict(pairs)
-    if len(content) == len(pairs):
-        return content
-    content = dict.fromkeys(content)
-    for key, value in pairs:
-        if value is not None and value not in NULL_TEXTS:
-            content[key if content[key] in (None, value) else f"{key} "] = value
-    return content
-
-
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=repeated_keys)
-
-
-def json_values(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the values of a file, numbered from 1: elements of lists and API responses, and other documents.
-
-    Text that is not JSON is yielded as :class:`Malformed`. Raises ``InputError`` if a value exceeds 64 MiB.
-    """
-    with io.TextIOWrapper(open_for_arrow(path), encoding="utf-8-sig") as stream:
-        yield from enumerate(_Documents(stream, path).values(), 1)
-
-
-class _Documents:
-    """The documents of a stream, whose text is read as needed and unread from ``_place`` on."""
-
-    def __init__(self, stream: io.TextIOBase, path: Path) -> None:
-        self._stream, self._path = stream, path
-        self._text, self._place = "", 0
-
-    def values(self) -> Iterator[Any]:
-        """Yield the rows of all documents; see :func:`json_values`."""
-        is_first = True
-        while character := self._skip(_BETWEEN):
-            if character == "[":
-                self._place += 1
-                for element in self._elements():
-                    yield from _rows(element, is_alone=False)
-            elif character == "{":
-                value = self._value()
-                yield from _rows(value, is_alone=is_first and not self._skip(_BETWEEN))
-            else:
-                yield self._malformed("not a JSON object")
-            is_first = False
-
-    def _elements(self) -> Iterator[Any]:
-        """Yield the elements of a list from its first one on; after a malformed one, its rest is read as documents."""
-        while (character := self._skip(_BETWEEN)) not in ("]", ""):
-            value = self._value()
-            yield value
-            if isinstance(value, Malformed):
-                return
-            character = self._skip(_SPACE)
-            if character not in (",", "]"):
-                break
-        if character != "]":
-            yield Malformed(self._text[self._place :], "a list without an end")
-        else:
-            self._place += 1
-
-    def _value(self) -> Any:
-        """Return the value that begins here; :class:`Malformed` if it is not JSON."""
-        if len(self._text) - self._place < _MAX_NUMBER:
-            self._read_on()
-        while True:
-            try:
-                value, self._place = _DECODER.raw_decode(self._text, self._place)
-                return value
-            except RecursionError:
-                return self._malformed(TOO_DEEP)
-            except json.JSONDecodeError as error:
-                is_at_end = len(self._text) - error.pos < _MAX_LITERAL
-                is_cut = is_at_end or error.msg.startswith("Unterminated")
-            except ValueError:  # a number of thousands of digits
-                is_cut = False
-            if not is_cut or not self._read_on():
-                return self._malformed("not JSON")
-
-    def _malformed(self, problem: str) -> Malformed:
-        """Skip a line, and those that continue its object."""
-        line = self._line()
-        while self._skip(_SPACE) in ('"', "}", "]", ","):
-            self._line()
-        return Malformed(line, problem)
-
-    def _line(self) -> str:
-        while (end := self._text.find("\n", self._place)) < 0:
-            if not self._read_on():
-                end = len(self._text)
-                break
-        line, self._place = self._text[self._place : end], end
-        return line
-
-    def _skip(self, gap: re.Pattern[str]) -> str:
-        """Skip a gap; return the character behind it, or an empty string at the end of the file."""
-        while True:
-            match = gap.match(self._text, self._place)
-            self._place = self._place if match is None else match.end()
-            if self._place < len(self._text) or not self._read_on():
-                return self._text[self._place : self._place + 1]
-
-    def _read_on(self) -> bool:
-        """Read a chunk; return False at the end of the file."""
-        self._text, self._place = self._text[self._place :], 0
-        if len(self._text) > _MAX_VALUE:
-            advice = "Write one JSON object per line: `jq -c '.jobs[]'` of what `sacct --json` prints."
-            raise InputError("one value is larger than 64 MiB", str(self._path), advice)
-        chunk = self._stream.read(max(_CHUNK, len(self._text)))  # a value is parsed again after each chunk
-        self._text += chunk
-        return bool(chunk)
-
-
-def _rows(value: Any, *, is_alone: bool) -> Iterator[Any]:
-    """Yield the elements of a response's list, or any other value itself.
-
-    Among several documents, an object with a time, node, GPU or job of its own is a row, whatever it lists.
-    """
-    lists = sorted(_lists(value), key=bool, reverse=True) if isinstance(value, Mapping) else []
-    if not lists or (not is_alone and _has_facts(value)):
-        yield value
-        return
-    yield from lists[0]
-    yield from (Malformed(json.dumps(rows), SECOND_LIST) for rows in lists[1:] if rows)
-
-
-def _has_facts(value: Mapping[str, Any]) -> bool:
-    return any(words_of(key) & _FACT_NAMES for key, part in value.items() if not isinstance(part, Mapping | list))
-
-
-def _lists(value: Mapping[str, Any], depth: int = 0) -> Iterator[list[Any]]:
-    """Yield the lists of objects in a response, found by name."""
-    for name, part in value.items():
-        if name.lower() not in _LISTS:
-            continue
-        if isinstance(part, Mapping) and depth < _MAX_OUTER_OBJECTS:
-            yield from _lists(part, depth + 1)
-        elif isinstance(part, list) and (not part or isinstance(part[0], Mapping)):
-            yield part
+_OF_GPUS: Final = ("samples", "inventory")
+_NUMBERED: Final = re.compile(r"(?:gpu|card|device)?[ _]?\d+", re.IGNORECASE)
+_LISTS: Final = (*COLUMN_NAMES["gpus"], *COLUMN_NAMES["devices"], *COLUMN_NAMES["nodes"])
+_GPU: Final = re.compile(r"gpu|graphic|display|3d|vga|accelerator", re.IGNORECASE)
+_OTHER_DEVICE: Final = re.compile(rf"\b(?:{'|'.join(COLUMN_NAMES['other_devices'])})\b", re.IGNORECASE)
+NO_GPU: Final = "a device that is no GPU"
+"""Reason for leaving out an element of a list of devices."""
 
 
 def json_columns(path: Path, table: str) -> list[str]:
@@ -198,7 +39,7 @@ def json_columns(path: Path, table: str) -> list[str]:
 def read_json(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileRows]:
     """Read all values as strings, like a CSV; nested objects become columns named ``outer.inner``.
 
-    Raises ``InputError`` if a value exceeds 64 MiB or the objects have more than ``MAX_COLUMNS`` keys.
+    Raises ``InputError`` if a value exceeds 16 MiB or the objects have more than ``MAX_COLUMNS`` keys.
     """
     numbers: list[int] = []
     records: list[dict[str, str | None]] = []
@@ -207,7 +48,10 @@ def read_json(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileRo
     for number, record in _records(path, table):
         if isinstance(record, Malformed):
             quarantine.read_rows(table, path, 1)
-            quarantine.set_aside("malformed row", table, path, number, record.text, record.problem)
+            if record.problem == NO_GPU:
+                quarantine.leave_out(table, path, NO_GPU, 1, record.text)
+            else:
+                quarantine.set_aside("malformed row", table, path, number, record.text, record.problem)
             continue
         numbers.append(number)
         records.append(record)
@@ -235,31 +79,64 @@ def _records(path: Path, table: str) -> Iterator[tuple[int, dict[str, str | None
         if isinstance(value, Malformed):
             yield number, value
         elif isinstance(value, Mapping):
-            if table in ("samples", "inventory"):
-                _refuse_lists(value, path)
             try:
-                yield number, repeated_keys(_flat(value))
+                for row in _jobs_in(value) if table == "jobs" else _rows_in(value) if table in _OF_GPUS else [value]:
+                    yield number, row if isinstance(row, Malformed) else repeated_keys(_flat(row))
             except RecursionError:
                 yield number, Malformed("", TOO_DEEP)
         else:
             yield number, Malformed(json.dumps(value), "not a JSON object")
 
 
-def _refuse_lists(record: Mapping[str, Any], path: Path) -> None:
-    """Raise ``InputError`` if an object lists devices: a node with its GPUs is no row."""
-    for key, part in record.items():
-        if isinstance(part, Mapping):
-            _refuse_lists(part, path)
-        elif (
-            key.lower() in _DEVICE_LISTS
-            and isinstance(part, list)
-            and any(isinstance(device, Mapping) for device in part)
-        ):
-            raise InputError(
-                f"the rows have a list of devices, {key!r}",
-                str(path),
-                f"Write a row for each GPU: `jq -c '. as $node | .{key}[] | $node + . | del(.{key})'`.",
-            )
+def _rows_in(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any] | Malformed]:
+    """Yield a row for each GPU that an object lists at any depth, with the keys around it; otherwise the object.
+
+    Other devices of such a list are :class:`Malformed` with :data:`NO_GPU`.
+    """
+    name = next((name for name in _LISTS if _devices(value.get(name))), None)
+    if name is not None:
+        around = {key: outer for key, outer in value.items() if key != name}
+        has_gpu = False
+        for device in _devices(value[name]):
+            if name in COLUMN_NAMES["devices"] and _is_other(device):
+                yield Malformed(json.dumps(device), NO_GPU)
+            else:
+                has_gpu = True
+                yield from _rows_in({**around, **device})
+        if not has_gpu:
+            yield from _rows_in(around)
+        return
+    for key, part in value.items():
+        lists = {name for name in _LISTS if isinstance(part, Mapping) and _devices(part.get(name))}
+        if lists:
+            raised = {name if name in lists else f"{key}.{name}": inner for name, inner in part.items()}
+            yield from _rows_in({**{name: outer for name, outer in value.items() if name != key}, **raised})
+            return
+    cards = _devices({key: card for key, card in value.items() if _NUMBERED.fullmatch(key)})
+    shared = {key: outer for key, outer in value.items() if key not in {card["device"] for card in cards}}
+    yield from [{**shared, **card} for card in cards] if cards else [dict(value)]
+
+
+def _devices(listed: Any) -> list[dict[str, Any]]:
+    """Return the objects of a list, or of an object whose keys are indices (``card0``); otherwise nothing."""
+    if isinstance(listed, Mapping) and all(map(_NUMBERED.fullmatch, listed)):
+        listed = [{"device": key, **card} for key, card in listed.items() if isinstance(card, Mapping)]
+    return listed if isinstance(listed, list) and all(isinstance(device, Mapping) for device in listed) else []
+
+
+def _is_other(device: Mapping[str, Any]) -> bool:
+    """Return whether the fields of a device identify it as something other than a GPU."""
+    text = " ".join(str(part) for key, part in device.items() if key.lower() in COLUMN_NAMES["kinds_of_device"])
+    return bool(_OTHER_DEVICE.search(text)) and not _GPU.search(text)
+
+
+def _jobs_in(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return a row for each job of an object that has them by number, as those of qstat and oarstat."""
+    jobs = value.get("Jobs", value)
+    is_numbered = isinstance(jobs, Mapping) and all(
+        key[:1].isdecimal() and isinstance(job, Mapping) for key, job in jobs.items()
+    )
+    return [{"job": key} | job for key, job in jobs.items()] if jobs and is_numbered else [value]
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[str, str | None]]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from telemetry.importing.columns import aliases_by_words
 from telemetry.importing.files.csv_tables import read_csv, read_header
-from telemetry.importing.files.json_tables import json_values
+from telemetry.importing.files.json_documents import json_values
 from telemetry.importing.instants import order_shown
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine

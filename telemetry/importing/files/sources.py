@@ -1,6 +1,5 @@
 """Source files: discovery, format detection, and comparison with those already in the dataset."""
 
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ from foundation.errors import InputError
 from foundation.files import check_regular
 from telemetry.dataset.meta import META_NAME
 from telemetry.dataset.store import Dataset
-from telemetry.importing.files.csv_tables import refuse_printed
 from telemetry.importing.files.log_tables import is_log_document, is_log_table
-from telemetry.packing import UNPACKERS, open_packed, read_errors
+from telemetry.importing.files.printed import fixed_columns
+from telemetry.packing import UNPACKERS, read_errors
 
 _SUFFIXES: Final = {
     **dict.fromkeys([".parquet", ".pq"], "parquet"),
@@ -25,13 +24,6 @@ _SUFFIXES: Final = {
     **dict.fromkeys([".json", ".jsonl", ".ndjson"], "json"),
 }
 _CSV_BYTES_PER_ROW, _PACKED_BYTES_PER_ROW = 100, 10
-_BEGINNING: Final = 1 << 14
-_SERIES_JSON: Final = re.compile(
-    r'\s*(?:\[\s*)?\{\s*"(?:status"\s*:\s*"success|resultType"|metric"\s*:\s*\{|resourceMetrics"\s*:)'
-)
-_SERIES_CSV: Final = re.compile(
-    r'(?:sep=.\r?\n)?"?time"?[,;\t](?:[^\n]*\{[^\n]*=|"?metric"?[,;\t]"?value"?\s*\n)', re.IGNORECASE
-)
 
 
 def stem_of(path: Path) -> str:
@@ -51,33 +43,14 @@ def kind_of(path: Path) -> str:
 
 
 def is_kernel_log(path: Path) -> bool:
-    """Whether an event source is a kernel log: text, or JSON or CSV exported from a journal or log store.
-
-    Raises ``InputError`` for text that is a printed table.
-    """
+    """Whether an event source is a kernel log: text, or JSON or CSV exported from a journal or log store."""
     kind = kind_of(path)
     if kind == "parquet":
         return False
     if kind == "csv":
         return is_log_table(path)
     with read_errors(path):
-        if kind == "json":
-            return is_log_document(path)
-        refuse_printed(path)
-        return True
-
-
-def refuse_series(path: Path) -> None:
-    """Raise ``InputError`` if a file is a time-series export, based on its first bytes."""
-    with open_packed(path) as (_, stream):
-        beginning = stream.read(_BEGINNING).decode("utf-8-sig", errors="replace")
-    if _SERIES_JSON.match(beginning) or _SERIES_CSV.match(beginning):
-        raise InputError(
-            "this is an export of time series, whose labels name GPUs and nodes",
-            str(path),
-            "Read the server with `predrain collect prometheus`, or import `promtool tsdb dump-openmetrics` with "
-            "`predrain collect openmetrics`. OpenTelemetry's collector can send to `predrain collect receive`.",
-        )
+        return fixed_columns(path) is None if kind == "other" else is_log_document(path)
 
 
 def expand_sources(paths: tuple[Path, ...], kind: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Table reader for Parquet, CSV and JSON, in batches that fit into memory."""
+"""Table reader for Parquet, CSV, JSON and printed tables, in batches that fit into memory."""
 
 import json
 import re
@@ -17,8 +17,11 @@ from foundation.files import check_regular
 from telemetry.importing.batch import Batch
 from telemetry.importing.columns import as_text, is_inventory, left_out_of_samples
 from telemetry.importing.files.csv_tables import BATCH_ROWS, FileRows, distinct, read_csv, read_header
+from telemetry.importing.files.dmon import dmon_columns, is_dmon, read_dmon
 from telemetry.importing.files.json_tables import json_columns, read_json
-from telemetry.importing.files.sources import kind_of, refuse_series
+from telemetry.importing.files.printed import fixed_columns, read_fixed
+from telemetry.importing.files.series import is_series_export
+from telemetry.importing.files.sources import kind_of
 from telemetry.importing.mapping import LongFormat
 from telemetry.importing.quarantine import BY_MAPPING, Quarantine
 from telemetry.packing import read_errors
@@ -179,8 +182,9 @@ def read_batches(
 ) -> Iterator[Batch]:
     """Read a source file in batches that fit into memory.
 
-    ``path``: ``.parquet``, ``.csv``, ``.tsv``, ``.json`` (a list of objects) or ``.jsonl``; text may be compressed
-    (``.csv.gz``). Nested JSON objects become columns named ``outer.inner``.
+    ``path``: ``.parquet``, ``.csv``, ``.tsv``, ``.json`` (a list of objects), ``.jsonl``, a fixed-width table with a
+    line of dashes, or for samples dmon output; text may be compressed (``.csv.gz``). Nested JSON objects become
+    columns named ``outer.inner``.
     ``long``: set for a table in long format; ``is_wanted`` selects the metrics that become columns.
     Raises ``InputError`` if the format is unknown or the file is damaged or cannot be decoded.
     """
@@ -229,19 +233,31 @@ def column_names(
 def _names_of(path: Path, kind: str, table: str) -> list[str]:
     if kind == "parquet":
         return list(dict.fromkeys(map(str.strip, pq.read_schema(path).names)))
+    if kind == "dmon":
+        return dmon_columns(path)
+    if (fixed := fixed_columns(path)) is not None and kind == "fixed":
+        return list(dict.fromkeys(fixed.names))
     return read_header(path).columns if kind == "csv" else json_columns(path, table)
 
 
 def table_kind(path: Path, table: str) -> str:
-    """Return ``parquet``, ``csv`` or ``json``; raise ``InputError`` for another format."""
+    """Return ``parquet``, ``csv``, ``json``, ``dmon`` or ``fixed``; raise ``InputError`` for another format."""
     kind = kind_of(path)
     if table != "events" and path.suffix.lower() in (".txt", ".log", ".xml"):  # for events these are kernel logs
         kind = "csv"
     if path.exists():
         check_regular(path)
         with read_errors(path):
-            if kind in ("csv", "json") and table == "samples":
-                refuse_series(path)
+            if kind in ("csv", "other") and table == "samples" and is_dmon(path):
+                return "dmon"
+            if kind in ("csv", "other") and fixed_columns(path) is not None:
+                return "fixed"
+            if kind in ("csv", "json") and table == "samples" and is_series_export(path):
+                raise InputError(
+                    "this is an export of time series, which name GPUs and nodes by labels",
+                    str(path),
+                    f"Run `predrain collect openmetrics {path.name} --dataset DIR`, then `predrain collect compact`.",
+                )
     if kind == "other":
         problem = f"{path.suffix or path.name!r} files cannot be read as {table}"
         raise InputError(problem, str(path), "Give Parquet, CSV, TSV or JSON.")
@@ -253,7 +269,9 @@ def _rows_of(path: Path, kind: str, table: str, quarantine: Quarantine) -> tuple
     if kind == "csv":
         header = read_header(path)
         return "," if header.separator == ";" else ".", read_csv(path, header, table, quarantine)
-    return ".", _read_parquet(path) if kind == "parquet" else read_json(path, table, quarantine)
+    if kind == "parquet":
+        return ".", _read_parquet(path)
+    return ".", {"dmon": read_dmon, "fixed": read_fixed, "json": read_json}[kind](path, table, quarantine)
 
 
 def _read_parquet(path: Path) -> Iterator[FileRows]:

@@ -30,7 +30,7 @@ from telemetry.importing.columns import (
     resolve_columns,
     source_names,
 )
-from telemetry.importing.files.tables import column_names, count_unused, link_columns, read_batches
+from telemetry.importing.files.tables import column_names, count_unused, link_columns, read_batches, table_kind
 from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
@@ -109,13 +109,14 @@ class SampleIntake:
         present: set[str] = set()
         for file in self.files:
             names = column_names(file, long=self.mapping.long, is_wanted=self._is_channel)
-            location = str(file)
+            required, location = ["timestamp"], str(file)
+            required += ["node"] if table_kind(file, "samples") == "dmon" else []  # dmon does not report it
             columns = resolve_columns(
                 names,
                 self.mapping,
                 known,
                 location,
-                ["timestamp"],
+                required,
                 aliases=aliases,
                 ignored=left_out_of_samples,
                 declare=True,

@@ -19,6 +19,7 @@ from telemetry.dataset.event import EVENT_TYPES
 from telemetry.dataset.schema import EVENT_RUNS, INVENTORY, JOB_OPTIONS, JOBS
 from telemetry.importing.columns import (
     COLUMN_NAMES,
+    ELAPSED,
     KEY_ALIASES,
     SAMPLE_KEYS,
     as_text,
@@ -55,6 +56,7 @@ INSTANTS: Final = (
     "checkpointed_at",
 )
 _UUID: Final = re.compile(r"(?:GPU-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_FEW_VALUES: Final = 8
 _METRIC_COLUMNS: Final = ("metric", "metric_name", "__name__", "_field", "metric_id", "series")
 _VALUE_COLUMNS: Final = ("value", "_value", "metric_value", "val")
 _MIN_INSTANT: Final = 10_000
@@ -164,7 +166,7 @@ def known_columns(
     known = {
         "inventory": [*INVENTORY.names, "parent", "mig_instance", "seen_at"],
         "events": [*EVENT_RUNS.names, *TICKET_COLUMNS],
-        "jobs": [*JOBS.names, *JOB_OPTIONS],
+        "jobs": [*JOBS.names, *JOB_OPTIONS, ELAPSED],
     }
     if role == "jobs":
         return known[role], *names_of_jobs(columns, mapping)
@@ -246,7 +248,19 @@ def _no_guess(role: str, column: pa.ChunkedArray) -> tuple[float, str]:
         return 1.0, "not needed"
     if text and not len(values):
         return 1.0, f"text such as {text[0][:30]!r}, which no channel takes"
-    return 0.0, f"values {_range(values)}" if len(values) else "no values"
+    return 0.0, f"values {_range(values)}, {_kind(values)}" if len(values) else "no values"
+
+
+def _kind(values: npt.NDArray[np.float64]) -> str:
+    """Describe the likely channel kind of values, which are in file order."""
+    steps, distinct = np.diff(values), np.unique(values)
+    integral = bool((values == np.floor(values)).all())
+    if (steps > 0).sum() >= 3 and (steps < 0).sum() <= len(values) // 50:
+        return "which rarely decrease: a counter?"
+    if not integral or len(distinct) > _FEW_VALUES or len(values) < 3 * len(distinct):
+        return "a gauge?"
+    bits = distinct[distinct > 0].astype(np.int64) if distinct[0] >= 0 and distinct[-1] < 2**53 else np.empty(0, int)
+    return "single bits: flags?" if len(bits) > 1 and not (bits & (bits - 1)).any() else "few of them: an enum?"
 
 
 def _guesses(role: str, file: Path, name: str, column: pa.ChunkedArray, channels: Mapping[str, Channel]) -> list[Guess]:
@@ -259,6 +273,7 @@ def _guesses(role: str, file: Path, name: str, column: pa.ChunkedArray, channels
         if is_instant and (len(text) or (len(values) and values.max() < _MIN_INSTANT)) and not _are_dates(text):
             return []
         unit = inferred_unit(values) if is_instant else None
+        unit = None if unit == "excel" else unit
         words = tuple(sorted({*as_text(column, len(column))} - {None})) if target in ("type", "detail") else ()
         if target == "detail" and not words:
             return []

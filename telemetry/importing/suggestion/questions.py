@@ -20,7 +20,7 @@ from foundation.yaml import overlaid, read_yaml
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.event import EVENT_TYPES
 from telemetry.importing.batch import time_of_column
-from telemetry.importing.columns import GPU_PLACE, KEY_ALIASES, refuse_absent, targets_of
+from telemetry.importing.columns import ELAPSED, GPU_PLACE, KEY_ALIASES, refuse_absent, targets_of
 from telemetry.importing.files.sources import expand_sources, is_kernel_log
 from telemetry.importing.files.tables import column_names, read_batches
 from telemetry.importing.instants import MISSING, NAIVE, UndecidedOrderError, order_shown, parse_instants
@@ -142,7 +142,7 @@ _REQUIRED: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "samples": (("timestamp",), ("gpu", "node")),
     "events": (("timestamp",), ("type",), ("node", "gpu", "serial")),
     "inventory": (("node",),),
-    "jobs": (("job",), ("node",), ("started_at",)),
+    "jobs": (("job",), ("node",), ("started_at", ELAPSED)),
 }
 _FIRST_ROWS: Final = 20_000
 _FILES_ALIKE: Final = 3

@@ -62,13 +62,36 @@ def test_sacct_in_its_parsable_form(tmp_path: Path) -> None:
     assert account.read == account.used + account.left_out.total() + account.waiting.total()
 
 
-def test_what_a_column_cuts_off_is_not_guessed(tmp_path: Path) -> None:
-    rows = ["1001+|COMPLETED|node-0|gres/gpu=1", "1002|COMPLETED|node-[0+|gres/gpu=1", "1003|COMPLETED|node-1|cpu=3+"]
-    times = "|2026-03-01T00:00:00|2026-03-01T01:00:00"
-    table = "\n".join(["JobID|State|NodeList|AllocTRES|Start|End", *(row + times for row in rows)])
-    jobs, result = imported(tmp_path, "sacct.csv", table, max_loss=1.0)
-    assert [(job[0], job[4]) for job in jobs] == [("1003", None)]
-    assert result.quarantined == {CUT: 2, "not a number in gpus": 1}
+def printed(table: str, widths: dict[str, int]) -> str:
+    """Print a parsable table as sacct does without ``-P``."""
+    head, *rows = (line.split("|") for line in table.splitlines())
+    lines = []
+    for row in [head, *rows]:
+        cells = [(row[head.index(name)], width) for name, width in widths.items()]
+        lines.append(" ".join(f"{c[: w - 1] + '+' if len(c) > w else c:>{w}}" for c, w in cells) + " \n")
+    return lines[0] + " ".join("-" * width for width in widths.values()) + " \n" + "".join(lines[1:])
+
+
+WIDTHS = {"JobID": 12, "Partition": 4, "State": 10, "Start": 19, "End": 19, "NodeList": 15, "AllocTRES": 60}
+
+
+@pytest.mark.parametrize("name", ["sacct.txt", "sacct.csv", "sacct"])
+def test_sacct_in_columns_of_fixed_width(tmp_path: Path, name: str) -> None:
+    table = printed(SACCT, WIDTHS)
+    first, second = table.splitlines(keepends=True)[:2]
+    jobs, result = imported(tmp_path, name, "\n" + table + first + second)
+    assert [job[:5] for job in jobs] == [job[:5] for job in JOBS]
+    account = result.accounting.tables["jobs"]
+    assert dict(account.left_out) == {"step of a job": 3, "has not started": 2, "the header again": 1}
+    assert account.unaccounted == 0
+
+
+def test_what_the_width_of_a_column_cuts_off_is_not_guessed(tmp_path: Path) -> None:
+    table = printed(SACCT, WIDTHS | {"JobID": 6, "NodeList": 8, "AllocTRES": 12}) + "text between columns\n"
+    jobs, result = imported(tmp_path, "sacct.txt", table, max_loss=1.0)
+    assert [(job[0], job[4]) for job in jobs] == [("1002_7", None), ("1003", None), ("1006", None), ("1007", None)]
+    reasons = {CUT: 2, "malformed row": 1, "not a number in gpus": 6}
+    assert result.quarantined == reasons
 
 
 def test_a_mapping_of_the_columns_gives_the_same(tmp_path: Path) -> None:
@@ -112,8 +135,19 @@ JOBID|USER|ST|START_TIME|END_TIME|NODELIST(REASON)|TRES_ALLOC
 """
 
 
-def test_squeue_in_columns_of_its_own_names(tmp_path: Path) -> None:
-    jobs, result = imported(tmp_path, "squeue.txt", SQUEUE)
+@pytest.mark.parametrize("is_printed", [False, True])
+def test_squeue_in_columns_of_its_own_names(tmp_path: Path, is_printed: bool) -> None:
+    widths = {
+        "JOBID": 18,
+        "USER": 8,
+        "ST": 2,
+        "START_TIME": 19,
+        "END_TIME": 19,
+        "NODELIST(REASON)": 20,
+        "TRES_ALLOC": 40,
+    }
+    header, _, *rows = printed(SQUEUE, widths).splitlines(keepends=True)
+    jobs, result = imported(tmp_path, "squeue.txt", "".join([header, *rows]) if is_printed else SQUEUE)
     assert jobs == [
         ("11", "node-1", "00:15", None, 1, None),
         ("7", "node-0", "00:00", None, 1, None),
@@ -131,6 +165,32 @@ def test_a_finished_job_without_an_end_does_not_run_on(tmp_path: Path) -> None:
 
 
 UNENDED = {"COMPLETED": 1, "RUNNING": 0, "F": 1, "R": 0, "Terminated": 1, "Running": 0, "Error": 1, "Succeeded": 1}
+
+
+@pytest.mark.parametrize(
+    ("columns", "state", "first", "second", "expected"),
+    [
+        ("Start|Elapsed", "COMPLETED", "2026-03-01T00:10:00", "00:40:00", ("00:10", "00:50")),
+        ("Start|duration_min", "COMPLETED", "2026-03-01T00:10:00", "40", ("00:10", "00:50")),
+        ("Start|Duration (ms)", "COMPLETED", "2026-03-01T00:10:00", "2400000", ("00:10", "00:50")),
+        ("Start|Elapsed", "COMPLETED", "2026-03-01T00:10:00", "99999999999", None),
+        ("Start|ElapsedRaw", "FAILED", "2026-03-01T00:10:00", "2400", ("00:10", "00:50")),
+        ("Start|Elapsed", "RUNNING", "2026-03-01T00:10:00", "00:40:00", ("00:10", None)),
+        ("Elapsed|End", "TIMEOUT", "40:00", "2026-03-01T00:50:00", ("00:10", "00:50")),
+        ("Elapsed|End", "NODE_FAIL", "1-00:00:00", "2026-03-02T00:50:00", ("00:50", "00:50")),
+        ("Elapsed|End", "RUNNING", "00:40:00", "Unknown", None),
+        ("Start|Elapsed", "COMPLETED", "2026-03-01T00:10:00", "INVALID", None),
+    ],
+)
+def test_the_time_that_a_job_ran_stands_for_its_start_or_its_end(
+    tmp_path: Path, columns: str, state: str, first: str, second: str, expected: tuple[str, str] | None
+) -> None:
+    table = f"JobID|State|NodeList|AllocTRES|{columns}|CPUTime\n1|{state}|node-0|gres/gpu=1|{first}|{second}|9\n"
+    name = next(name for name in columns.split("|") if name not in ("Start", "End"))
+    mapping = f"timezone: UTC\njobs: {{columns: {{{name}: elapsed}}}}"
+    jobs, result = imported(tmp_path, "sacct.csv", table, mapping, max_loss=1.0)
+    assert [job[2:4] for job in jobs] == ([] if expected is None else [expected])
+    assert sum(result.quarantined.values()) == (expected is None)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +223,82 @@ def test_a_number_that_looks_like_a_step_is_a_job_where_there_is_no_such_job(tmp
     )
     jobs, _ = imported(tmp_path, "jobs.csv", table)
     assert [job[0] for job in jobs] == ["12.0", "13", "train.4"]
+
+
+HOSTS = [
+    *(("node-0/0*8+node-1/0*8", [0, 1]), ("node-1/0+node-1/1+node-0/0", [0, 1]), ("node-0/0-7,9", [0])),
+    *(("8*node-0:8*node-1", [0, 1]), ("node-1:node-1:node-0", [0, 1]), ("4*node-1", [1]), ("NODE-1.cluster", [1])),
+    *(("node-0:9400", [0]), ("node-0/0*8+", []), ("8*node-0:*node-1", [])),
+    *(("node-0 node-1", [0, 1]), ("node-0|NODE-1", [0, 1]), ("['node-0', 'node-1']", [0, 1])),
+]
+
+
+def test_hosts_of_pbs_and_lsf(tmp_path: Path) -> None:
+    rows = [
+        f"{job};DONE;{hosts};Sun Mar  1 00:00:00 2026;Sun Mar  1 01:00:00 2026;4\n"
+        for job, (hosts, _) in enumerate(HOSTS, 10)
+    ]
+    text = "JOBID;STAT;EXEC_HOST;START_TIME;FINISH_TIME;GPU_NUM\n" + "".join(rows)
+    text += "8;RUN;node-1;Sun Mar  1 00:30:00 2026;Sun Mar  1 02:00:00 2026;1\n9;PEND;-;-;-;-\n"
+    text += "7;SSUSP;node-1;Sun Mar  1 00:40:00 2026;-;1\n"
+    jobs, result = imported(tmp_path, "bjobs.csv", text, UTC, max_loss=1.0)
+    expected = [
+        (str(job), f"node-{number}", "00:00", "01:00", 4 // len(nodes), "done")
+        for job, (_, nodes) in enumerate(HOSTS, 10)
+        for number in nodes
+    ]
+    running = [("7", "node-1", "00:40", None, 1, None), ("8", "node-1", "00:30", None, 1, None)]
+    assert jobs == [*expected, *running]
+    assert dict(result.accounting.tables["jobs"].left_out)["has not started"] == 1
+
+
+@pytest.mark.parametrize("has_hosts", [True, False])
+def test_a_table_of_qstat(tmp_path: Path, has_hosts: bool) -> None:
+    row = {"Job_Id": "7.pbs", "job_state": "F", "exec_host": "node-0/0*8+node-1/0*8", "Resource_List": {"ngpus": 8}}
+    row |= {"stime": "Sun Mar  1 00:00:00 2026", "end": "Sun Mar  1 01:00:00 2026"}
+    row |= {"exec_vnode": "(node-0[0]:ncpus=4:ngpus=2+node-0[1]:ncpus=4:ngpus=2)+(node-1:ncpus=8:mem=9kb:ngpus=4)"}
+    if not has_hosts:
+        del row["exec_host"]
+    jobs, _ = imported(tmp_path, "qstat.jsonl", json.dumps(row) + "\n", UTC)
+    assert jobs == [("7.pbs", f"node-{number}", "00:00", "01:00", 4, "F") for number in (0, 1)]
+
+
+START, END = 1772323200, 1772326800
+OAR = {
+    "41": {"assigned_network_address": ["node-0", "node-1"], "state": "Error", "startTime": START, "stopTime": END},
+    "42": {"assigned_network_address": ["node-1"], "state": "Running", "startTime": START, "stopTime": 0},
+    "43": {"assigned_network_address": [], "state": "Waiting", "startTime": 0, "stopTime": 0},
+}
+PBS = {
+    "41.pbs": {
+        "job_state": "F",
+        "exec_host": "node-0/0*8",
+        "stime": "Sun Mar  1 00:00:00 2026",
+        "resources_used": {"walltime": "01:00:00"},
+        "Resource_List": {"ngpus": 2},
+    },
+    "42[].pbs": {"job_state": "Q", "Resource_List": {"ngpus": 1}},
+}
+CONDOR = {"GlobalJobId": "s#7.0#1", "JobStatus": 4, "JobCurrentStartDate": START, "RequestGPUs": 1}
+NUMBERED = {
+    "oarstat": (OAR, [("41", "node-0", "01:00"), ("41", "node-1", "01:00"), ("42", "node-1", None)]),
+    "oar, one job": ({"42": OAR["42"]}, [("42", "node-1", None)]),
+    "qstat": ({"timestamp": 1, "pbs_version": "22.05", "Jobs": PBS}, [("41.pbs", "node-0", "01:00")]),
+    "condor_history": (
+        [CONDOR | {"LastRemoteHost": "slot1_1@node-0.cluster", "CompletionDate": END}],
+        [("s#7.0#1", "node-0", "01:00")],
+    ),
+    "condor_q": (
+        [CONDOR | {"RemoteHost": "slot1_2@node-1", "CompletionDate": 0, "JobStatus": 2}],
+        [("s#7.0#1", "node-1", None)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "expected"), NUMBERED.values(), ids=NUMBERED)
+def test_json_of_oar_pbs_and_htcondor(tmp_path: Path, content: object, expected: list[tuple[str, ...]]) -> None:
+    jobs, _ = imported(tmp_path, "jobs.json", json.dumps(content), f"{UTC}jobs: {{ignore_others: true}}\n")
+    assert [(job, node, end) for job, node, _, end, *_ in jobs] == expected
 
 
 def test_nodes_without_telemetry_are_left_out_of_a_job_and_reported(tmp_path: Path) -> None:

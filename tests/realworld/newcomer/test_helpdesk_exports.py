@@ -61,6 +61,10 @@ CSV = {
     "INC1,2026-03-01 00:10,2026-03-01 02:00,node-0,GPU 1 en panne,carte réinsérée\n",
     "Chinese, another date": "时间,主机,故障描述,恢复时间,更新时间\n"
     "2026年3月1日 00:10,node-0,GPU 1 掉卡,2026年3月1日 02:00,2026年3月5日 02:00\n",
+    "HTML": "Created,Host,Description,Resolved\n"
+    '2026-03-01 00:10,node-0,"<p>GPU&nbsp;1 <b>fell off</b></p><br/>the bus",2026-03-01 02:00\n',
+    "HTML, escaped": "Created,Host,Description,Resolved\n"
+    "2026-03-01 00:10,node-0,&lt;div&gt;GPU&amp;nbsp;1&lt;/div&gt; is lost,2026-03-01 02:00\n",
     # The title names the node.
     "GitHub": "number\ttitle\tstate\tcreatedAt\tclosedAt\tlabels\n"
     "12\tnode-0: GPU 1 fell off the bus\tCLOSED\t2026-03-01T00:10:00Z\t2026-03-01T02:00:00Z\tgpu\n",

@@ -1,5 +1,6 @@
 """Columns and states of exported tables: none is lost or misread unseen."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -128,12 +129,26 @@ def test_a_mig_instance_does_not_contradict_its_gpu_without_an_inventory(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "row", ['{"host": "n", "gpus": [{"uuid": "GPU-1"}]}', '{"nodes": [{"host": "n", "Devices": [{"uuid": "GPU-1"}]}]}']
+    "devices",
+    [
+        '[{"type": "GPU", "uuid": "UUID"}, {"type": "NIC", "serial": "7", "pci_bus_id": "0000:20:00.0"}]',
+        '[{"model": "NVIDIA H100", "uuid": "UUID"}, {"model": "ConnectX-7", "pci_bus_id": "0000:20:00.0"}]',
+        '[{"description": "3D controller", "uuid": "UUID"}, {"description": "Ethernet interface", "serial": "8"}]',
+        '{"0": {"uuid": "UUID"}, "1": {"name": "nvme0n1", "serial": "9"}}',
+        '[{"name": "HBM3 memory, Grace CPU", "uuid": "UUID"}, {"name": "CPU 0", "serial": "10"}]',
+    ],
 )
-@pytest.mark.parametrize("role", ["samples", "inventory"])
-def test_a_list_of_devices_is_no_cell_of_a_row(tmp_path: Path, row: str, role: str) -> None:
+def test_an_inventory_of_all_devices_has_its_gpus(tmp_path: Path, devices: str) -> None:
     path = tmp_path / "hosts.json"
-    path.write_text(row)
-    given = {"samples": samples_frame(gpus=1)} | {role: path if role == "inventory" else [path]}
-    with pytest.raises(InputError, match="list of devices"):
-        run_import(tmp_path, **given)
+    path.write_text(f'[{{"hostname": "node-0", "devices": {devices.replace("UUID", gpu(0))}}}]')
+    result = run_import(tmp_path, samples=samples_frame(gpus=1), inventory=path)
+    assert result.dataset.inventory()["gpu"].tolist() == [gpu(0)]
+    assert result.accounting.tables["inventory"].left_out == {"a device that is no GPU": 1}
+
+
+def test_an_object_beside_the_cards_hides_none(tmp_path: Path) -> None:
+    path = tmp_path / "smi.json"
+    record = {"timestamp": "2026-03-01T00:00:00Z", "card0": {"uuid": gpu(0), "power_w": 50}, "v2": {"driver": "6"}}
+    path.write_text(json.dumps(record))
+    result = run_import(tmp_path, samples=[path], mapping="samples: {ignore_others: true}")
+    assert all_samples(result)["gpu"].tolist() == [gpu(0)]

@@ -61,6 +61,48 @@ EXPORTS = {
     ),
     # https://docs.habana.ai/en/latest/Management_and_Monitoring/Embedded_System_Tools_Guide/System_Management_Interface_Tool.html
     # https://intel.github.io/xpumanager/smi_user_guide.html
+    "xpu-smi.csv": lines(
+        "Timestamp, DeviceId, GPU Utilization (%), GPU Power (W), GPU Core Temperature (Celsius Degree), "
+        "GPU Memory Temperature (Celsius Degree), GPU Frequency (MHz)",
+        "{time}, {index}, 90.00, 300.00, {temp}.00, 40.00, 1550",
+    ),
+    "rocm-smi.jsonl": lines(
+        "",
+        '{{"time": "{time}", "card{index}": {{"Temperature (Sensor junction) (C)": "{temp}.0", "Unique ID": "{gpu}", '
+        '"Average Graphics Package Power (W)": "300.0"}}}}',
+    ),
+    "devices.jsonl": lines(
+        "",
+        '{{"ts": "{time}", "hostname": "node-0", '
+        '"devices": [{{"uuid": "{gpu}", "temperature": {temp}, "power_mw": 300000}}]}}',
+    ),
+    "mixed-devices.jsonl": lines(  # NetBox, Redfish and scripts list network cards, disks and processors as well
+        "",
+        '{{"time": "{time}", "hostname": "node-0", "devices": ['
+        '{{"type": "NIC", "name": "mlx5_0", "temperature_c": 99}}, {{"name": "nvme0n1", "temperature_c": 40}}, '
+        '{{"model": "ConnectX-7", "pci_bus_id": "0000:20:00.0"}}, {{"type": "CPU", "serial": "1", "power_w": 9}}, '
+        '{{"type": "gpu", "uuid": "{gpu}", "temperature_c": {temp}, "power_w": 300}}]}}',
+    ),
+    "other-devices.jsonl": lines(
+        "",
+        '{{"time": "{time}", "hostname": "node-0", "uuid": "{gpu}", "temperature_c": {temp}, "power_w": 300, '
+        '"devices": [{{"name": "mlx5_0", "temperature_c": 99}}, {{"class": "storage", "power_w": 9}}]}}',
+    ),
+    "nested-gpus.jsonl": lines(
+        "",
+        '{{"time": "{time}", "host": {{"name": "node-0", "gpus": [{{"uuid": "{gpu}", "temperature_c": {temp}, '
+        '"power_w": 300}}]}}}}',
+    ),
+    "nodes.jsonl": lines(
+        "",
+        '{{"time": "{time}", "nodes": [{{"hostname": "node-0", "gpus": [{{"uuid": "{gpu}", "temperature_c": {temp}, '
+        '"power_w": 300}}]}}]}}',
+    ),
+    "gpus-by-index.jsonl": lines(
+        "",
+        '{{"time": "{time}", "hostname": "node-0", "gpus": {{"{index}": {{"uuid": "{gpu}", "temperature_c": {temp}, '
+        '"power_w": 300}}}}}}',
+    ),
     "german.csv": lines(
         "time;Host;uuid;Temperatur [°C];Leistung [W]", "{time};node-0;{gpu};{temp},0;300,0"
     ),

@@ -1,5 +1,6 @@
 """Tables that ``nvidia-smi --query-gpu --format=csv`` and its like append to, imported as they are."""
 
+import json
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -177,15 +178,8 @@ def test_every_default_field_of_dcgm_exporter_is_known(tmp_path: Path) -> None:
         ('<?xml version="1.0" ?>\n<nvidia_smi_log>', "not a table but a report"),
         ("JobId=7 JobName=t\n   JobState=RUNNING", "scontrol"),
         ("nvidia_smi,host=n,name=NVIDIA\\ A100 temperature_gpu=40i 1772323200000000000", "line protocol"),
-        ("#Date       Time        gpu         pid   type     sm    mem    command", "dmon"),
-        ("#Date       Time        gpu    pwr  gtemp\n#YYYYMMDD   HH:MM:SS    Idx      W      C", "dmon"),
-        ("# gpu    pwr  gtemp\n# Idx      W      C", "dmon"),
-        ("# gpu, pwr, gtemp\n# Idx, W, C", "dmon"),
-        ("2026-03-01 00:00:00 #Entity   TMPTR   POWER\n2026-03-01 00:00:00 ID", "dmon"),
-        ("Waiting for the host engine\n#Entity   TMPTR   POWER\nID", "dmon"),
+        ("#Date       Time        gpu         pid   type     sm    mem    command", "a table of processes"),
         ("#group,false,true\n#datatype,string,long\n,result,table,_time", "InfluxDB"),
-        ("JobID      State      NodeList\n---------- ---------- --------", "fixed width"),
-        ("JOBID       USER   ST NODELIST(REASON) TRES_ALLOC", "fixed width"),
     ],
 )
 def test_a_file_without_a_header_line_is_refused_before_values_become_names(tmp_path: Path, first: str, problem: str):
@@ -193,3 +187,117 @@ def test_a_file_without_a_header_line_is_refused_before_values_become_names(tmp_
     path.write_text(f"{first}\n{first}\n")
     with pytest.raises(InputError, match=problem):
         run_import(tmp_path, samples=[path], mapping=UTC_MAPPING)
+
+
+@pytest.mark.parametrize("indent", [None, 4])
+@pytest.mark.parametrize("ends", [("", "\n", "\n"), ("[", ",\n", "]")])
+def test_what_gpustat_prints_has_a_row_for_each_gpu_and_time(
+    tmp_path: Path, indent: int | None, ends: tuple[str, str, str]
+):
+    reports = [
+        {
+            "hostname": "node-0",
+            "query_time": f"2026-03-01T00:{turn}0:00.123456",
+            "driver_version": "550.54",
+            "gpus": [
+                {"index": index, "uuid": gpu(index), "name": "A100", "temperature.gpu": 40 + index, "fan.speed": None}
+                | {"power.draw": 300 + turn, "memory.used": 4000, "enforced.power.limit": 400, "processes": []}
+                for index in (0, 1)
+            ],
+        }
+        for turn in range(3)
+    ]
+    path = tmp_path / "gpustat.json"
+    before, between, after = ends
+    path.write_text(before + between.join(json.dumps(report, indent=indent) for report in reports) + after)
+    made = run_import(tmp_path, samples=[path], mapping=UTC_MAPPING)
+    rows = all_samples(made)
+    assert rows[["node", "gpu", "gpu_temp_c", "power_w", "fb_used_mib"]].values.tolist() == [
+        ["node-0", gpu(index), 40 + index, 300 + turn, 4000] for index in (0, 1) for turn in range(3)
+    ]
+    assert made.quarantined == {}
+
+
+SMI = "#Date       Time        gpu    pwr  gtemp  mtemp     sm    mem   mclk   pclk     fb  sbecc    pci  rxpci  bar1\n"
+UNITS = (
+    "#YYYYMMDD   HH:MM:SS    Idx      W      C      C      %      %    MHz    MHz     MB   errs   errs   MB/s    MB\n"
+)
+ROW = " {}    {}      {}    {}     {}      -     98      5   1593   1410   1024      0      3     12     2\n"
+DCGM = "#Entity   TMPTR   POWER   GPUTL   SMACT   FBUSD   XIDER   FP64A\n"
+DMON_RULES = "timezone: UTC\nsamples: {constants: {node: node-0}}\n"
+TURNS = [(f"2026-03-01 00:{turn}0:00", index, 300 + turn, 50 + index) for turn in range(6) for index in (0, 1)]
+
+
+def smi_table() -> str:
+    rows = [ROW.format("20260301", time[11:], index, power, temp) for time, index, power, temp in TURNS]
+    return "".join(SMI + UNITS + "".join(rows[start : start + 4]) for start in range(0, len(rows), 4))
+
+
+def dcgmi_table(stamp: str = "{} ") -> str:
+    lines = [stamp.format(TURNS[0][0]) + DCGM, stamp.format(TURNS[0][0]) + "ID\n"]
+    for number, (time, index, power, temp) in enumerate(TURNS):
+        lines += [stamp.format(time) + DCGM] if number == 6 else []
+        lines.append(f"{stamp.format(time)}GPU {index}     {temp}   {power}.000   98   0.875   1024   0   N/A\n")
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("dmon.log", smi_table()),
+        ("dmon.csv", "\n".join(", ".join(line.split()) for line in smi_table().splitlines())),
+        ("dmon", dcgmi_table()),
+        ("dmon.txt", dcgmi_table("[{}Z] ")),
+        ("dmon.txt", "Waiting for the host engine\n" + dcgmi_table("{}+00:00 ") + "GPU-I 0  1  2  3  4  5  6  7\n"),
+    ],
+)
+def test_a_table_of_dmon_is_of_the_gpus_that_the_inventory_has_there(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(InputError, match="missing column 'node'"):
+        run_import(tmp_path, samples=[path], mapping="timezone: UTC\n")
+    result = run_import(tmp_path, samples=[path], inventory=inventory_frame(), mapping=DMON_RULES)
+    rows = all_samples(result).sort_values(["gpu", "timestamp"])
+    assert rows["gpu"].tolist() == [gpu(0)] * 6 + [gpu(1)] * 6
+    assert rows["timestamp"].dt.strftime("%F %T").tolist() == [time for time, *_ in TURNS[::2]] * 2
+    assert rows["gpu_temp_c"].tolist() == [50] * 6 + [51] * 6
+    assert rows["power_w"].tolist() == [*range(300, 306)] * 2
+    assert (rows["gpu_util_pct"].unique().tolist(), rows["fb_used_mib"].unique().tolist()) == ([98], [1024])
+    if "sm_clock_mhz" in rows:
+        assert rows[["sm_clock_mhz", "mem_clock_mhz"]].drop_duplicates().to_numpy().tolist() == [[1410, 1593]]
+        assert rows[["pcie_rx_bytes_s", "pcie_replay_total"]].drop_duplicates().to_numpy().tolist() == [[12e6, 3]]
+    else:
+        assert rows[["sm_active_ratio", "xid_last"]].drop_duplicates().to_numpy().tolist() == [[0.875, 0]]
+    account = result.accounting.tables["samples"]
+    assert (result.quarantined, account.unaccounted, account.used) == ({}, 0, 12)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (smi_table().replace("#Date       Time  ", "#").replace("20260301   ", ""), "no date"),
+        ("# gpu    pwr  gtemp\n# Idx      W      C\n    0     70     48\n", "no date and time"),
+        ("#Time        gpu    pwr\n#HH:MM:SS    Idx      W\n 14:05:00      0     70\n", "no date"),
+        (dcgmi_table(""), "no date and time"),
+        (dcgmi_table() + "2026-03-01 01:00:00 #Entity   TMPTR\n", "columns change"),
+        (dcgmi_table().replace("SMACT", "NEWXX"), "NEWXX"),
+    ],
+)
+def test_a_table_of_dmon_that_cannot_be_placed_says_why(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "dmon.log"
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        run_import(tmp_path, samples=[path], mapping=DMON_RULES)
+    assert problem in str(error.value)
+
+
+def test_what_is_no_row_of_a_table_of_dmon_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "dmon.log"
+    path.write_text(
+        dcgmi_table()
+        + "2026-03-01 01:00:00 CPU 0 1 2 3 4 5 6 7\n2026-03-01 01:00:00 GPU 0 1 2\nError setting watches\n"
+    )
+    result = run_import(tmp_path, samples=[path], mapping=DMON_RULES, max_loss=1.0)
+    account = result.accounting.tables["samples"]
+    assert (account.read, account.used, account.unaccounted) == (16, 12, 0)
+    assert result.quarantined == {"malformed row": 1}

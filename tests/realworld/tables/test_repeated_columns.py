@@ -1,5 +1,6 @@
 """Columns that a header has several times: labels and comments of tickets, averages beside values."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,6 +44,9 @@ def with_two_gpus(folder: Path, kind: str, *pairs: tuple[str, str]) -> list[Path
     elif kind == "parquet":
         arrays = [pa.array([cell or None for cell in column]) for column in zip(*rows, strict=True)]
         pq.write_table(pa.Table.from_arrays(arrays, names), path)
+    elif kind == "table":
+        lines = [names, tuple("-" * 40 for _ in names), *rows]
+        path.write_text("".join(" ".join(f"{cell:<40}" for cell in line) + "\n" for line in lines))
     else:
         form = '{{"timestamp":"{}","Host":"{}","Work":"{}",' + {
             "json": '"gpu":"{}","gpu":"{}"}}',
@@ -55,7 +59,7 @@ def with_two_gpus(folder: Path, kind: str, *pairs: tuple[str, str]) -> list[Path
     return [path]
 
 
-KINDS = ["csv", "parquet", "json", "jsonl", "json nested", "json list"]
+KINDS = ["csv", "parquet", "table", "json", "jsonl", "json nested", "json list"]
 JSON_MAPPING = MAPPING.replace("Work: type", "Work: type, gpu.uuid: gpu")
 
 
@@ -75,6 +79,16 @@ def test_a_used_column_with_two_values_in_a_row_is_refused_with_both(tmp_path: P
     given = with_two_gpus(tmp_path, kind, (gpu(0), gpu(1)))
     with pytest.raises(InputError, match=f"{gpu(0)}.*{gpu(1)}.*'gpu"):
         run_import(tmp_path, samples=samples_frame(), events=given, mapping=mapping_of(kind))
+
+
+@pytest.mark.parametrize("values", [("40", "40"), ("40", "50")])
+def test_a_column_of_dmon_that_repeats(tmp_path: Path, values: tuple[str, str]) -> None:
+    line = "2026-03-01T00:00:00Z {:8} {} {}\n"
+    (tmp_path / "dmon.txt").write_text(line.format("#Entity", "TMPTR", "TMPTR") + line.format("GPU 0", *values))
+    with pytest.raises(InputError, match="'40' and '50'") if len({*values}) > 1 else nullcontext():
+        given = [tmp_path / "dmon.txt"]
+        result = run_import(tmp_path, samples=given, mapping="samples: {constants: {node: n}}\n")
+        assert all_samples(result)["gpu_temp_c"].tolist() == [40]
 
 
 def test_two_names_of_one_channel_are_one_column(tmp_path: Path) -> None:

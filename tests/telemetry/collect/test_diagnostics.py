@@ -126,7 +126,7 @@ def test_a_gpu_that_cannot_be_named_is_refused(tmp_path: Path):
 
 def test_a_table_is_refused_with_the_option_for_json(tmp_path: Path):
     table = tmp_path / "diag.txt"
-    table.write_text("| Diagnostic | Result |\n| GPU Memory | Fail - All |\n")
+    table.write_text("| Diagnostic | Result |\n| GPU Memory | Fail - All |\n| Info | {gpu 3} |\n")
     with pytest.raises(InputError, match="dcgmi diag -j"):
         collect_diagnostics(table, staging(tmp_path), node="n1", names={}, delay=timedelta(0))
 

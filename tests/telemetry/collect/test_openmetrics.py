@@ -1,6 +1,10 @@
 """Dumps: rows equal those of a plain reading, whatever the order, the size of parts and the interruptions."""
 
+import csv
 import gzip
+import io
+import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ from foundation.errors import InputError
 from telemetry.accounting import Accounting
 from telemetry.bounds import BAD_TIME
 from telemetry.collect.openmetrics import NO_TIME, stage_dump
-from telemetry.collect.series.exposition import BAD_LINE, parse_line
+from telemetry.collect.series.exposition import BAD_LINE, Sample, parse_line
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.dataset.channels import CATALOGUE
@@ -88,23 +92,209 @@ def test_rows_are_those_of_a_plain_reading(tmp_path: Path, suffix: str, held: in
     assert not any(path.is_dir() for path in (tmp_path / "live" / "state").iterdir())
 
 
+def attributes(labels: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"key": name, "value": {"intValue" if isinstance(value, int) else "stringValue": str(value)}}
+        for name, value in labels.items()
+    ]
+
+
+def received(sample: Sample) -> dict[str, Any]:
+    point = {"attributes": attributes(dict(sample.labels)), "timeUnixNano": str((sample.timestamp_ms or 0) * 10**6)}
+    kind = "sum" if "TOTAL" in sample.name else "gauge"
+    return {"name": sample.name, kind: {"dataPoints": [point | {"asDouble": sample.value}]}}
+
+
+def exports(text: str) -> dict[str, str]:
+    """Write the series of a dump as other tools export them."""
+    series: dict[str, list[tuple[int, float]]] = {}
+    metrics: dict[str, dict[str, str]] = {}
+    for line in text.splitlines():
+        if (sample := parse_line(line, openmetrics=True)) is not None:
+            head = line.rsplit(None, 2)[0]
+            metrics[head] = {"__name__": sample.name, **sample.labels}
+            series.setdefault(head, []).append((sample.timestamp_ms or 0, sample.value))
+    ranges = [
+        {"metric": metrics[head], "values": [[ms / 1000, str(value)] for ms, value in points]}
+        for head, points in series.items()
+    ]
+    answers = [
+        {"status": "success", "data": {"resultType": "matrix", "result": part}} for part in (ranges[:4], ranges[4:])
+    ]
+    times = sorted({ms for points in series.values() for ms, _ in points})
+    values = {head: dict(points) for head, points in series.items()}
+    stamps = {ms: datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds") for ms in times}
+    wide, rows = io.StringIO(), io.StringIO()
+    csv.writer(wide).writerows(
+        [["Time", *series], *([ms, *(values[head].get(ms, "") for head in series)] for ms in times)]
+    )
+    csv.writer(rows, delimiter=";").writerows(
+        [["Time", "Metric", "Value"], *([stamps[ms], head, value] for head in series for ms, value in series[head])]
+    )
+    requests = [
+        {"resourceMetrics": [{"resource": {}, "scopeMetrics": [{"scope": {}, "metrics": [received(sample)]}]}]}
+        for sample in filter(None, (parse_line(line, openmetrics=True) for line in text.splitlines()))
+    ]
+    return {
+        "otlp.json": "\n".join(map(json.dumps, requests)),
+        "range.json": json.dumps({"status": "success", "data": {"resultType": "matrix", "result": ranges}}),
+        "ranges.jsonl": "\n".join(map(json.dumps, answers)),
+        "ranges.json": "\n".join(json.dumps(answer, indent=2) for answer in answers),
+        "promtool.json": json.dumps(ranges, indent=1),
+        "victoria.jsonl": "\n".join(
+            json.dumps(
+                {"metric": metrics[head], "values": [v for _, v in points], "timestamps": [ms for ms, _ in points]}
+            )
+            for head, points in series.items()
+        ),
+        "grafana.csv": "\ufeffsep=,\n" + wide.getvalue(),
+        "grafana rows.csv": rows.getvalue(),
+    }
+
+
+@pytest.mark.parametrize("name", exports(dump(1, 1)))
+def test_exports_of_other_tools_give_the_rows_of_the_dump(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(exports(dump())[name])
+    result = stage_frame(path, tmp_path / "live")
+    assert as_plain(staged(tmp_path / "live")) == plain(dump())
+    assert (result["samples"], result["account"].unaccounted, result["account"].left_out.total()) == (450, 0, 0)
+    with pytest.raises(InputError, match="export of time series"):
+        column_names(path)
+
+
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "text", "problem"),
     [
-        ("range.json", '{"status": "success", "data": {"resultType": "matrix", "result": []}}'),
-        ("promtool.json", '[\n {"metric": {"__name__": "up"}, "values": []}]'),
-        ("victoria.jsonl", '{"metric": {"__name__": "up"}, "values": [1], "timestamps": [1772323200000]}'),
-        ("otlp.json", '{"resourceMetrics": [{"scopeMetrics": []}]}'),
-        ("grafana.csv", '\ufeffsep=,\n"Time","GPU_TEMP{UUID=""GPU-0""}"\n1772323200000,45\n'),
-        ("grafana rows.csv", "Time;Metric;Value\n2026-03-01 00:00:00;GPU_TEMP;45\n"),
+        ("named.csv", '"Time","GPU 0 {{a}}","GPU{x=""1""}"\n1772323200000,45 °C,46\n', "no samples of a known channel"),
+        ("naive.csv", '"Time","GPU_TEMP{UUID=""GPU-0""}"\n2026-03-01 00:00:00,45\n', "no time zone"),
+        ("other.json", '{"status": "success", "data": {"result": [{"metric": 7}, {}, 7]}}', "cannot be read"),
+        ("cut.json", '{"status": "success", "data": {"result": [{"metric": {"__name__": "up"}, "val', "cannot be read"),
     ],
 )
-def test_exports_of_series_are_refused_by_both_readers(tmp_path: Path, name: str, text: str) -> None:
+def test_exports_that_cannot_be_used_say_why(tmp_path: Path, name: str, text: str, problem: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match="export of time series"):
+    with pytest.raises(InputError, match=problem):
         stage_frame(tmp_path / name, tmp_path / "live")
-    with pytest.raises(InputError, match="export of time series"):
-        column_names(tmp_path / name)
+
+
+HW = {"host.name": "n1", "service.name": "gpu-collector"}
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+
+
+@pytest.mark.parametrize(
+    ("resource", "points", "gpu", "row", "bad"),
+    [
+        (
+            {**HW, "hw.id": UUID, "hw.type": "gpu"},
+            [
+                *(("hw.gpu.utilization", "1", {"hw.gpu.task": "general"}, 0.75), ("hw.power", "W", {}, 300.5)),
+                *(("hw.temperature", "Cel", {}, 61), ("hw.gpu.memory.usage", "By", {}, 2**30)),
+                *(("hw.gpu.utilization", "1", {"hw.gpu.task": "copy"}, 0.5), ("hw.energy", "J", {}, 12.5)),
+            ],
+            UUID,
+            {"gpu_util_pct": 75, "power_w": 300.5, "gpu_temp_c": 61, "fb_used_mib": 1024, "energy_mj": 12_500},
+            0,
+        ),
+        (
+            {**HW, "k8s.node.name": "n1", "host.name": "otel-collector-x7k2p", "gpu.uuid": UUID, "gpu.number": 3},
+            [
+                *(("gpu.dcgm.clock.frequency", "Hz", {}, 1.41e9), ("gpu.dcgm.utilization", "1", {}, 0.5)),
+                *(("gpu.dcgm.memory.bytes_used", "By", {"gpu.memory.state": "free"}, 2**20),),
+            ],
+            UUID,
+            {"sm_clock_mhz": 1410, "gr_engine_active_ratio": 0.5, "fb_free_mib": 1},
+            0,
+        ),
+        ({**HW, "hw.id": 2, "hw.type": "gpu"}, [("hw.power", "W", {}, 300)], "n1@slot-2", {"power_w": 300}, 0),
+        (
+            {**HW, "gpu.uuid": UUID},
+            [("hw.gpu.temperature", "W", {}, 9), ("hw.gpu.power.draw", "kW", {}, 0.25)],
+            UUID,
+            {"power_w": 250},
+            1,
+        ),
+    ],
+)
+def test_metrics_of_opentelemetry_are_channels_in_their_units(
+    tmp_path: Path, resource: dict[str, Any], points: list[Any], gpu: str, row: dict[str, float], bad: int
+) -> None:
+    def metric(name: str, unit: str, labels: dict[str, Any], value: float, **more: Any) -> dict[str, Any]:
+        point = {"attributes": attributes(labels), "timeUnixNano": str(T0 * 10**9), "asDouble": value}
+        return {"name": name, "unit": unit, "sum": {"dataPoints": [7, point, point | {"flags": 1}], **more}}
+
+    other = metric("hw.gpu.io", "By", {}, 7)
+    scope = {"scope": {"name": "gpu"}, "metrics": [{"name": "x"}, other, *(metric(*point) for point in points)]}
+    request = {"resourceMetrics": [{"resource": {"attributes": attributes(resource)}, "scopeMetrics": [scope]}]}
+    path = tmp_path / "metrics.json"
+    path.write_text(json.dumps(request) + "\n" + json.dumps({"resourceMetrics": [7]}) + "\n")
+    account = stage_frame(path, tmp_path / "live")["account"]
+    assert as_plain(staged(tmp_path / "live")) == {(gpu, T0 * 1000): row}
+    assert {entry["node"] for entry in staged(tmp_path / "live")} == {"n1"}
+    assert (account.read, account.used, account.unaccounted) == (2 * len(points) + 4, len(row), 0)
+    assert account.left_out[BAD_LINE] == len(points) + 3 + bad, "no request, metric, data point, unit of the quantity"
+    assert account.left_out["hw_gpu_io: no channel"] == 1
+
+
+def test_deltas_of_opentelemetry_add_up_to_a_counter(tmp_path: Path) -> None:
+    """One that repeats is left out; a series that another file continues begins at zero again, which is a reset."""
+
+    def request(*deltas: tuple[int, int, float]) -> str:
+        points = [
+            {"asDouble": value, "timeUnixNano": (T0 + end) * 10**9, "startTimeUnixNano": (T0 + start) * 10**9}
+            for start, end, value in deltas
+        ]
+        content = {"dataPoints": points, "aggregationTemporality": 1, "isMonotonic": True}
+        scope = {"metrics": [{"name": "hw.energy", "unit": "J", "sum": content}]}
+        resource = {"attributes": attributes({**HW, "hw.id": UUID, "hw.type": "gpu"})}
+        return json.dumps({"resourceMetrics": [{"resource": resource, "scopeMetrics": [scope]}]}) + "\n"
+
+    path = tmp_path / "metrics.json"
+    path.write_text(request((0, 60, 2), (0, 60, 2)) + request((60, 120, 0.5), (300, 360, 4)))
+    account = stage_frame(path, tmp_path / "live")["account"]
+    energy = {time - T0 * 1000: row["energy_mj"] for (_, time), row in as_plain(staged(tmp_path / "live")).items()}
+    assert energy == {0: 0, 60_000: 2000, 120_000: 2500, 360_000: 6500}
+    assert account.left_out == {BAD_LINE: 1}
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "channel", "expected"),
+    [
+        ("nvidia_smi_temperature_gpu", 61, "gpu_temp_c", 61),
+        ("nvidia_smi_utilization_gpu_ratio", 0.75, "gpu_util_pct", 75),
+        ("nvidia_smi_memory_used_bytes", 2**30, "fb_used_mib", 1024),
+        ("nvidia_smi_clocks_current_sm_clock_hz", 1.98e9, "sm_clock_mhz", 1980),
+        ("nvidia_smi_remapped_rows_failure", 1, "row_remap_failure", 1),
+        ("nvidia_smi_gpu_recovery_action", 4, "recovery_action", 4),
+        ("nvidia_smi_pstate", 8, "pstate", 8),
+        ("nvidia_smi_memory_used", 1024, "fb_used_mib", 1024),  # Telegraf's
+        ("nvidia_gpu_power_usage_milliwatts", 350_500, "power_w", 350.5),
+    ],
+)
+def test_metrics_of_exporters_around_nvidia_smi(
+    tmp_path: Path, metric: str, value: float, channel: str, expected: float
+) -> None:
+    labels = 'uuid="11111111-2222-3333-4444-555555555555",instance="n1:9835"'
+    (tmp_path / "a.om").write_text(f"{metric}{{{labels}}} {value} {T0}\n")
+    stage_frame(tmp_path / "a.om", tmp_path / "live")
+    (row,) = as_plain(staged(tmp_path / "live")).values()
+    assert row == {channel: pytest.approx(expected)}
+
+
+def test_errors_and_xids_of_the_ops_agent(tmp_path: Path) -> None:
+    def metric(name: str, labels: dict[str, Any], value: int, seconds: int) -> dict[str, Any]:
+        point = {"attributes": attributes(labels), "timeUnixNano": str((T0 + seconds) * 10**9), "asInt": str(value)}
+        return {"name": name, "unit": "{err}", "sum": {"dataPoints": [point]}}
+
+    metrics = [metric("gpu.dcgm.ecc_errors", {"gpu.error.type": "dbe"}, 3 + turn, 60 * turn) for turn in range(3)]
+    metrics += [metric("gpu.dcgm.xid_errors", {"gpu.error.xid": 79}, turn, 60 * turn) for turn in (1, 2)]
+    resource = {"attributes": attributes({**HW, "gpu.uuid": UUID, "gpu.number": 0})}
+    request = {"resourceMetrics": [{"resource": resource, "scopeMetrics": [{"metrics": metrics}]}]}
+    (tmp_path / "metrics.json").write_text(json.dumps(request))
+    stage_frame(tmp_path / "metrics.json", tmp_path / "live")
+    rows = as_plain(staged(tmp_path / "live"))
+    assert [row["ecc_dbe_volatile_total"] for row in rows.values()] == [3, 4, 5]
+    assert {(row["gpu"], row["code"]) for row in staged(tmp_path / "live", "events")} == {(UUID, "79")}
 
 
 def test_the_files_are_as_many_as_the_samples_need_whatever_time_they_span(tmp_path: Path) -> None:
@@ -212,6 +402,8 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     assert refusal("c.om.gz", whole[: len(whole) // 2]).startswith("the file is damaged or truncated")
     assert refusal("z.om.zst", b"no zstd at all").startswith("the file is damaged or truncated")
     assert "a line is longer than 1048576 bytes" in refusal("l.om", b"x" * 9_000_000)
+    open_quote = b'Time,"power{gpu=""0""}"\n1772323200000,"' + b"1" * 200_000
+    assert refusal("g.csv", open_quote).startswith("the file is damaged or truncated: field larger")
     assert {path.suffix for path in (tmp_path / "live" / "state").iterdir()} <= {".lock"}
 
 

@@ -169,3 +169,12 @@ def test_files_with_different_columns_are_imported_by_one_mapping(tmp_path: Path
     assert result.accounting.tables["samples"].read == 2 * len(frame)
     with pytest.raises(InputError, match="a source column 'wats' that is not there"):
         run_import(tmp_path, samples=[one, other], mapping=mapping.replace("watts", "wats"), out="none")
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [([*range(40)], "counter"), ([0, 1, 4, 8] * 10, "flags"), ([0, 3, 5, 6] * 10, "enum"), ([0.2, 0.1] * 20, "gauge")],
+)
+def test_a_column_that_nothing_is_like_says_of_what_kind_its_values_are(tmp_path: Path, values, kind: str) -> None:
+    path = write_csv(tmp_path / "s.csv", pd.DataFrame({"timestamp": "2026-03-01T00:00:00Z", "gpu": "a", "qqq": values}))
+    assert f"{kind}?" in guesses_of(path)["qqq"].why

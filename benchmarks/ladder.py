@@ -148,16 +148,15 @@ def page(assessments: dict[str, dict[str, Any]], command: str, previous: str = "
             value = {"net": net["value"], "net_low": net["low"], "net_high": net["high"]}
             lines.append(f"| {name} | {shape} | {chosen} | {interval(value)} | {alone} |")
             if best is not None and best["net"] > net["value"]:
-                less = f"{best['net'] - net['value']:,.0f} GPU-hours less than {best['rung']} alone"
-                unsure = ", whose interval contains 0" if best["net_low"] <= 0 else ""
-                short.append(f"- {name}, jobs: {shape}: {less}{unsure}.")
+                more = f"{best['rung']} alone nets {best['net'] - net['value']:,.0f} GPU-hours more"
+                unsure = " (its interval contains 0)" if best["net_low"] <= 0 else ""
+                short.append(f"- {name}, jobs: {shape}: {more}{unsure}.")
     lines += [
         "",
-        "Single actions that net more than the recommendation, which is chosen on other nodes than it is evaluated",
-        "on:",
+        "The recommendation is chosen and evaluated on different nodes. Single actions that net more:",
         "",
     ]
-    lines += [*(short or ["- nowhere."]), "", "## Each action alone, with its own jobs", ""]
+    lines += [*(short or ["- nowhere."]), "", "## Single actions, with the jobs of the fleet", ""]
     lines += [
         "| fleet | predictable | failures | "
         + " | ".join(("avoid", "probe", "checkpoint", "swap", "drain", "hard rules alone"))
@@ -181,7 +180,7 @@ def page(assessments: dict[str, dict[str, Any]], command: str, previous: str = "
 
 def interval(row: dict[str, Any] | None) -> str:
     """Format a net value with its interval."""
-    return "" if row is None else f"{row['net']:,.0f} [{row['net_low']:,.0f}, {row['net_high']:,.0f}]"
+    return "" if row is None else f"{round(row['net']):,} [{round(row['net_low']):,}, {round(row['net_high']):,}]"
 
 
 def main() -> None:

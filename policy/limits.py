@@ -39,7 +39,7 @@ class Case:
 
     @property
     def emptied(self) -> bool:
-        """Whether the last job of a swap has ended: its test disrupts nothing, and success releases the node."""
+        """Whether the last job of a node in swap has ended, so that a diagnostic disrupts nothing."""
         is_testable = not self.node.down and self.assessment.reading.risk is not None
         return self.level is Level.SWAP and not self.node.jobs and is_testable
 
@@ -177,7 +177,7 @@ def limit_by_cost_benefit(case: Case, config: PolicyConfig, now: datetime) -> No
     if not case.target.hard or node.marks.drained:
         return
     if case.target is Level.DRAIN and (worth.choice == "drain" or case.emptied):
-        case.reasons.append("its last job has ended: it is tested" if case.emptied else worth.message)
+        case.reasons.append("its last job has ended: a drain disrupts nothing" if case.emptied else worth.message)
     elif case.target is Level.DRAIN and worth.choice == "wait":
         case.lower(Level.SWAP, f"drain postponed: {worth.message}")
     else:

@@ -87,7 +87,7 @@ class ChampionBundle(FolderBundle):
 
     ``folder``: an existing copy is used until the registry responds.
     ``every_s``: minimum time between two requests to the registry.
-    ``error``: why the last one failed; None: it succeeded.
+    ``error``: failure of the last request, if any.
     """
 
     def __init__(self, folder: Path, registry: str, name: str, every_s: float = 0.0) -> None:
@@ -124,12 +124,16 @@ class ChampionBundle(FolderBundle):
     def resolve(self) -> ResolvedBundle:
         """Return the champion's bundle; raises ``InputError`` if there is no copy, ``TooEarlyError`` if no champion."""
         version, error = self.version(), self.error
-        note = None if error is None else f"the champion cannot be read from the registry: {_first_line(error)}"
+        note = None if error is None else f"cannot update the champion: {_first_line(error)}"
         if version is not None:
             return ResolvedBundle(self.bundle, version, note)
         if isinstance(error, InputError):
             raise error
-        raise InputError(note or "the copy of the champion is gone", str(self.bundle), "It is fetched again.")
+        raise InputError(
+            note or "the local copy of the champion is missing",
+            str(self.bundle),
+            "Wait for the next attempt to fetch it.",
+        )
 
     def version(self) -> int | None:
         """Read the registry version of the copy; None if there is no copy."""
@@ -148,7 +152,7 @@ class ChampionBundle(FolderBundle):
             swap.commit()
 
     def _fetch(self) -> bool:
-        """Fetch the champion, always once so that a restart repairs a corrupted copy; return whether it was updated."""
+        """Fetch the champion if it changed; the first call always does, to repair the copy. Return whether it did."""
         # By default MLflow waits many minutes for an unresponsive registry. It also takes seconds to import.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")

@@ -198,7 +198,7 @@ def _forest(forest: RandomForestClassifier, X: np.ndarray) -> Floats:
 
 
 def _as_log_odds(values: Floats, base: float) -> Floats:
-    """Scale a forest's contributions to its probability to the difference in log-odds, by one factor per row."""
+    """Convert a forest's contributions from probability to log-odds, by one factor per row."""
     change = values.sum(axis=1)
     log_change = logit(base + change) - logit(np.array(base))
     slope = np.full(len(values), 1 / max(base * (1 - base), 1e-7))

@@ -35,7 +35,7 @@ class Assessment:
     ``risk``: node risk, including retained risks of units whose score became unknown.
     ``state``: state to remember, without ``seen`` and ``target`` of this decision.
     ``marker_removed``: another client removed a predrain taint in this episode, and no new fault was reported since.
-    ``calm``: only hysteresis sustains the tier, so no new action follows but the test of an emptied node.
+    ``calm``: only hysteresis sustains the tier, so the only new action is the test of an empty node in swap.
     ``expires_at``: expiry of the evidence behind the tier; None while ``clear``.
     ``repeated``: a fault behind tier ``high`` recurred soon after its remedy.
     """

@@ -134,7 +134,7 @@ def diagnostics(
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read `dcgmi diag -j` results per GPU. Skipped, warned and interrupted tests never count as passed.
+    """Read `dcgmi diag -j` results per GPU. Skipped and interrupted tests and warnings never count as passed.
 
     Example: predrain collect diagnostics diag.json --dataset fleet --node node07 --gpus gpus.csv
     """

@@ -1,6 +1,6 @@
 """The node condition ``GPUFailurePredicted``, for operators and tools that watch conditions.
 
-It is no input of decisions: predrain reads its own markers from label, annotations and taints only.
+Decisions ignore it: predrain reads its markers from the label, annotations and taints.
 """
 
 from datetime import datetime, timedelta

@@ -73,7 +73,7 @@ class PodKeys:
     def __init__(self, prefix: str, namespace: str) -> None:
         self.namespace = namespace
         self.checkpoint = f"{prefix}/checkpoint"  # means of requesting one: annotation, webhook or command
-        self.checkpointed = f"{prefix}/{CHECKPOINTED}"  # time of the last one
+        self.checkpointed = f"{prefix}/{CHECKPOINTED}"  # time of the last checkpoint
         self.checkpoint_takes = f"{prefix}/checkpoint-takes"  # duration of a checkpoint: 90s, 5m
         self.elastic = f"{prefix}/elastic"  # true: the job continues with its other pods
         self.requested = f"{prefix}/checkpoint-requested"  # written by predrain

@@ -33,7 +33,7 @@ class RestartCheck:
     def permanent_failure(self, pod: Object, owner: Object, since: datetime | None = None) -> str | None:
         """Return why an eviction would end a pod's work permanently; None if it would be restarted.
 
-        ``since``: begin of the work that a new pod would have to repeat; None: unknown, or it has checkpoints.
+        ``since``: start of the work that a new pod would repeat; None: unknown, or a checkpoint is requested first.
         """
         group, kind, name = str(owner.get("apiVersion")).partition("/")[0], owner.get("kind"), owner["name"]
         labels, mpi = pod["metadata"].get("labels") or {}, (group, kind) == ("kubeflow.org", "MPIJob")

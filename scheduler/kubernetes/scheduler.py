@@ -210,7 +210,7 @@ class KubernetesScheduler(SchedulerExtras):
         if included is not None:
             self._due.pop(action.node, None)
             writes += (condition_write(action.node, snapshot.condition, included),)
-        elif due is not None and not status_only:  # a pending one stays if this action changes no prediction
+        elif due is not None and not status_only:  # otherwise a pending one stays
             self._due[action.node] = due
         return WriteResult("done", note, writes, written.reading.version)
 
@@ -255,7 +255,7 @@ class KubernetesScheduler(SchedulerExtras):
         away: str | None = None
         end_s = self.api.elapsed() + _CONDITIONS_FOR_S
         for node, condition in self._due.items():
-            timed_out = "controller.max_round_duration exceeded" if self.api.elapsed() >= end_s else None
+            timed_out = "no time left in this round" if self.api.elapsed() >= end_s else None
             problem = away or timed_out or blocked()
             if problem is None:
                 try:

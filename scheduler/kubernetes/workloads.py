@@ -196,7 +196,7 @@ class KubernetesWorkloads:
                 return (
                     f"{kind} in virtual cluster {owner['name']} might not restart it ({evict}=true allows the eviction)"
                 )
-        since = None  # of the work that a new pod would repeat; unknown if it is asked for a checkpoint first
+        since = None  # start of the work that a new pod would repeat; unknown if a checkpoint is requested
         if self._keys.checkpoint not in annotations_of(pod):
             saved = instant(annotations_of(pod).get(self._keys.checkpointed))
             since = saved or instant((pod.get("status") or {}).get("startTime"))

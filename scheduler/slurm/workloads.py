@@ -296,7 +296,7 @@ def _refusal(partition: Partition, job: SlurmJob) -> str | None:
         limit = partition.get(name, "UNLIMITED")
         if limit != "UNLIMITED" and amount > _amount(limit):
             return f"has {name}={limit} now"
-    # AllowAccounts is left out: newer versions include the accounts below those that it lists
+    # AllowAccounts is not checked: newer Slurm versions also allow child accounts
     for name, value in (("DenyAccounts", job.needs.account), ("AllowQos", job.needs.qos), ("DenyQos", job.needs.qos)):
         listed = partition.get(name, "ALL").lower().split(",")
         if value and listed != ["all"] and (value.lower() in listed) is name.startswith("Deny"):

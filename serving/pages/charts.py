@@ -199,7 +199,7 @@ def course(values: Sequence[float | None]) -> Markup:
 
 
 def _lines(points: Iterable[tuple[float, float] | None]) -> Iterable[str]:
-    """Draw a line through points; it does not bridge a gap, which is None."""
+    """Draw a line through points; None interrupts it."""
     for _, run in groupby(points, lambda point: point is None):
         steps = [f"{point[0]:.1f},{point[1]:.1f}" for point in run if point is not None]
         if steps:  # the last point twice: a single one between two gaps is visible too

@@ -130,7 +130,7 @@ class ChannelState:
 
     @property
     def expected(self) -> bool:
-        """Whether the model uses it, or, without a model, whether its group has known precursors."""
+        """Whether the model uses it, or, without a model, whether its group is known to precede failures."""
         return self.group.precursor if self.used is None else self.used
 
 
@@ -156,7 +156,7 @@ class Diagnosis:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Channels that the model uses (without a model: with known precursors) and that the source lacks."""
+        """Channels that the model uses (without a model: known to precede failures) and that the source lacks."""
         return tuple(state.channel.name for state in self.states if state.status in FIXABLE and state.expected)
 
     @property
@@ -313,7 +313,7 @@ def _aligned(cells: tuple[str, ...], widths: list[int]) -> str:
 def _to_do(diagnosis: Diagnosis) -> list[str]:
     if not diagnosis.todos:
         return []
-    lines = ["", "Recommendations, most important first"]
+    lines = ["", "Recommendations, required channels first"]
     for number, todo in enumerate(diagnosis.todos, start=1):
         lines.append(f"{number:>3}. {todo.title}")
         lines += [f"     {step}" for step in todo.steps]
@@ -321,9 +321,9 @@ def _to_do(diagnosis: Diagnosis) -> list[str]:
 
 
 def _verdict(diagnosis: Diagnosis) -> str:
+    relevance = "that the model uses" if diagnosis.has_model else "known to precede failures"
     if diagnosis.healthy:
-        return "OK: the source has all channels that the model uses."
-    relevance = "that the model uses" if diagnosis.has_model else "with known precursors of failures"
+        return f"OK: the source has all channels {relevance}."
     parts = []
     if diagnosis.lacking:
         parts.append(f"missing channels {relevance}: {', '.join(diagnosis.lacking)}")

@@ -41,7 +41,7 @@ class Group:
 
     ``condition``: requirements on board, driver or permissions, as a sentence; may be empty.
     ``channels``: in display order.
-    ``precursor``: whether failures have known precursors in these channels; used instead of a model's channels.
+    ``precursor``: whether these channels are known to precede failures; used instead of a model's channels.
     ``classes``: failure classes with precursors in these channels.
     """
 
@@ -62,7 +62,7 @@ STOCK_FIELDS: Final[frozenset[str]] = frozenset(_TABLE["stock_fields"])
 """Fields of the catalogue that are enabled in dcgm-exporter's default-counters.csv (4.x, 2026)."""
 
 GROUPS: Final[tuple[Group, ...]] = TypeAdapter(tuple[Group, ...]).validate_python(_TABLE["groups"])
-"""All channels of the catalogue, in default order of importance."""
+"""All channels of the catalogue, in order of recommendation."""
 
 OTHER: Final = Group("your own", "channels declared in params", ())
 

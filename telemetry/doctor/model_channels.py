@@ -15,10 +15,10 @@ _WITHOUT_TELEMETRY = ("history", "static", "gaps")
 def read_used_channels(bundle: Path | None, channels: Iterable[str]) -> tuple[frozenset[str] | None, str]:
     """Return the channels that a bundle uses (None without one), and a sentence on their source."""
     if bundle is None or not (bundle / "manifest.json").is_file():
-        missing = "no bundle was given" if bundle is None else f"{bundle} holds no bundle"
+        missing = "no bundle was given" if bundle is None else f"{bundle} is not a bundle"
         return None, (
-            f"The channels of the model are unknown: {missing}. Run `predrain train`. Until then, channels with known "
-            "precursors of failures count as used."
+            f"The channels of the model are unknown: {missing}. Run `predrain train`. Until then, channels known to "
+            "precede failures count as used."
         )
     file, known = bundle / "manifest.json", set(channels)
     try:
@@ -26,8 +26,7 @@ def read_used_channels(bundle: Path | None, channels: Iterable[str]) -> tuple[fr
         named = [feature["channel"] for feature in features if feature["group"] not in _WITHOUT_TELEMETRY]
         used = {_channel_of(name, known) for name in named if name is not None}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = f"cannot use the file: a key is missing or invalid: {error}"
-        raise InputError(problem, str(file), "Run the training again.") from error
+        raise InputError(f"the manifest is unusable: {error!r}", str(file), "Train the model again.") from error
     return frozenset(name for name in used if name is not None), f"A star marks the channels of the model {bundle}."
 
 

@@ -21,7 +21,7 @@ class NodeNames:
     ``nodes``: known nodes, in the spelling of results.
     ``aliases``: maps further names, in any letter case, to nodes; takes precedence over any other match.
 
-    ``long_forms``: keys of the names with more of a domain that have been resolved to a node, by node.
+    ``long_forms``: keys of resolved names with a longer domain, by node.
     """
 
     def __init__(self, nodes: Iterable[str], aliases: Mapping[str, str] | None = None) -> None:

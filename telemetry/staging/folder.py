@@ -103,7 +103,7 @@ _STALE_TEMPORARY_S = 3600
 
 
 def staging_of(dataset: Path) -> Path:
-    """Return the staging folder ``DATASET.live``; raises ``InputError`` if the dataset is in no folder."""
+    """Return the staging folder ``DATASET.live``; raises ``InputError`` for object storage."""
     refuse_storage(dataset)
     real = Path(os.path.realpath(dataset))
     return real.with_name(real.name + ".live")

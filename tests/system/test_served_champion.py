@@ -44,7 +44,7 @@ def test_the_champion_is_served_followed_and_kept(tmp_path: Path) -> None:
         (tmp_path / "mlflow.db").rename(tmp_path / "away.db")
         wait(
             lambda: any(
-                "cannot be read from the registry: the MLflow store does not exist" in warning
+                "cannot update the champion: the MLflow store does not exist" in warning
                 for warning in ready(client)["warnings"]
             )
         )

@@ -296,7 +296,7 @@ def test_known_onsets_up_to_t_depend_only_on_what_was_known_at_t(pair):
 @settings(SLOW, max_examples=12)
 @given(worlds(kinds=UNPLANNED), st.sampled_from([2, 24]))
 def test_a_unit_is_known_down_when_looking_back_from_then_shows_an_incident_that_lasts(world, quiet_hours):
-    """A unit without an incident is out of use only if somebody drained it."""
+    """Without maintenance, only incidents and drains put a unit out of use."""
     labels = LabelSection(cooldown=timedelta(hours=quiet_hours))
     down = oracle.records(out_of_use(IncidentEvidence.of(world.events, world.inventory, labels)))
     happened, held = oracle.records(world.events), oracle.records(world.inventory)

@@ -152,7 +152,7 @@ def test_a_copy_is_served_before_the_registry_responds_and_without_one_its_error
     caplog.clear()
     for _ in range(3):
         holder.refresh()
-        assert "the champion cannot be read from the registry: the MLflow store" in str(holder.refused)
+        assert "cannot update the champion: the MLflow store" in str(holder.refused)
     assert [log.levelname for log in caplog.records] == ["WARNING"]
 
 

@@ -50,7 +50,7 @@ def test_without_a_model_the_groups_with_precursors_count() -> None:
         observation(channels=without("row_remap_pending", "enc_util_pct")), None, "no model", CATALOGUE
     )
     assert diagnosis.lacking == ("row_remap_pending",)
-    assert "known precursors of failures: row_remap_pending" in as_text(diagnosis)
+    assert "missing channels known to precede failures: row_remap_pending" in as_text(diagnosis)
     assert "no model" in as_text(diagnosis)
 
 
@@ -147,7 +147,7 @@ def test_the_text_shows_channels_by_group_and_marks_those_of_the_model() -> None
     assert lines[at + 1].split() == ["pcie_replay_total*", "missing"]
     assert lines[at + 2].split() == ["pcie_link_gen", "ok", "8"]
     assert "said" in lines
-    assert lines[lines.index("Recommendations, most important first") + 1] == "  1. PCIe: pcie_replay_total missing"
+    assert lines[lines.index("Recommendations, required channels first") + 1] == "  1. PCIe: pcie_replay_total missing"
 
 
 FILE = Path(__file__).resolve().parents[3] / "deploy" / "dcgm-exporter" / "predrain-counters.csv"
@@ -258,5 +258,5 @@ def test_without_a_bundle_it_says_what_to_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("manifest", ["{}", "[]", '{"features": [1]}', "not JSON"])
 def test_a_damaged_bundle_is_named(tmp_path: Path, manifest: str) -> None:
     (tmp_path / "manifest.json").write_text(manifest)
-    with pytest.raises(InputError, match="cannot use the file"):
+    with pytest.raises(InputError, match="the manifest is unusable"):
         read_used_channels(tmp_path, CATALOGUE)

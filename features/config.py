@@ -100,7 +100,7 @@ class LabelSection(Section):
     node follows within this time ([incidents](../concepts.md#incidents))."""
 
     xids: dict[FailureClass, tuple[int, ...]] = Field(default_factory=_default_label_xids)
-    """XIDs that count as failures, by failure class."""
+    """XIDs that count as failures, by failure class; in a plain list, each code gets its default class."""
 
     classes: dict[str, ClassName] = Field(default_factory=dict)
     """Failure class by the code of a ``failure`` event; unlisted codes are ``other``."""
@@ -121,6 +121,17 @@ class LabelSection(Section):
         if unknown := sorted(set(self.only).difference(self.all_classes)):
             raise ValueError(f"only: unknown failure class {unknown[0]!r}: use {', '.join(self.all_classes)}")
         return self
+
+    @field_validator("xids", mode="before")
+    @classmethod
+    def _by_class(cls, value: object) -> object:
+        if not isinstance(value, list | tuple):
+            return value
+        known = {code: name for name, codes in _default_label_xids().items() for code in codes}
+        classed: dict[str, list[object]] = {}
+        for code in value:
+            classed.setdefault(known.get(code, "other"), []).append(code)
+        return classed
 
 
 class SequenceSection(Section):

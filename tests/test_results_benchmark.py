@@ -137,8 +137,8 @@ def test_a_second_call_takes_what_is_finished_and_replays_what_changed(tmp_path,
         truth.mkdir(parents=True)
         truth_of(frame).to_parquet(truth / "risk.parquet")
 
-    def replay(_, *, training, checkpoint, **__):
-        replayed.append((checkpoint.name, training.prior))
+    def replay(_, *, training, cache, **__):
+        replayed.append((cache.name, training.prior))
         return SimpleNamespace(predictions=frame, folds=None, k=2, drain_reach=REACH)
 
     promised = pd.DataFrame({"promised": [True, False], "target": 0.5, "fold": [1, 2], "threshold": [0.6, np.nan]})

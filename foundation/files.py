@@ -62,14 +62,11 @@ def previous_path(target: Path) -> Path:
     return target.with_name(f".{target.name}.previous")
 
 
-def refuse_other_content(folder: Path, marker: str, kind: str, location: str | None = None) -> None:
-    """Raise ``InputError`` if a path that will be replaced has content, and no file ``marker`` to show its kind.
-
-    ``location``: of the path in the error; default: the path itself.
-    """
+def refuse_other_content(folder: Path, marker: str, kind: str) -> None:
+    """Raise ``InputError`` if a path to be replaced has content but no file ``marker``."""
     if folder.exists() and not (folder / marker).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         advice = "Choose another folder, or remove this one."
-        raise InputError(f"{folder} exists and is not {kind}", location or str(folder), advice)
+        raise InputError(f"the path exists and is not {kind}", str(folder), advice)
 
 
 @contextlib.contextmanager

@@ -191,7 +191,7 @@ def collect_diagnostics(
     except OSError as error:
         raise InputError(f"the report cannot be read: {error.strerror}", str(path), "Check the path.") from None
     report = content.decode("utf-8", errors="replace")
-    if report.strip() and re.search(r"^\s*\{", report, re.MULTILINE) is None:
+    if report.strip() and re.search(r"\{\s*(?:\"|\Z|$)", report, re.MULTILINE) is None:
         raise InputError("the file has no JSON report", str(path), "Give the output of `dcgmi diag -j`.")
     try:
         verdicts = read_diagnostics(report, may_skip=may_skip)

@@ -13,6 +13,9 @@ _DEFAULT_DOMAIN: Final = re.compile(r"\.(?:localdomain|local|\(none\))\Z")
 # Hosts without a configured domain append one of these to their names.
 _URL: Final = re.compile(r"(?:[a-z]+://)?(?P<host>\[[0-9a-f:.]+\]|[^/:\s]+)(?::\d{2,5})?(?:/metrics)?/?")
 # A table may identify a node by the scrape address of its exporter.
+_PROVIDER: Final = re.compile(r"(?:(?!https?:)[a-z]+://\S*/|nodes?/)(?P<host>[^/\s]+)")
+# Kubernetes gives the identity in the cloud as ``aws:///us-east-1a/i-0abc``, and kubectl writes ``node/n0``.
+_CLOUD_NAME: Final = re.compile(r"ip((?:-\d{1,3}){4})(?:\.|\Z)")
 
 
 class NodeNames:
@@ -135,13 +138,15 @@ def is_address(name: str) -> bool:
 def node_key(name: str) -> str:
     """Return the comparison key of a name."""
     key = name.strip().casefold()
-    address = _URL.fullmatch(key)
+    address = _PROVIDER.fullmatch(key) or _URL.fullmatch(key)
     return _DEFAULT_DOMAIN.sub("", (key if address is None else address["host"]).rstrip("."))
 
 
 def _shorter(key: str) -> list[str]:
-    """Return the shorter forms of a key: ``n0`` and ``n0.example`` of ``n0.example.com``."""
+    """Return the shorter forms of a key: ``n0`` and ``n0.example`` of ``n0.example.com``, the address of a cloud."""
     if is_address(key):
         return []
     forms = [key[:place] for place, letter in enumerate(key) if letter == "." and place]
-    return [form for form in forms if not is_address(form)]
+    cloud = _CLOUD_NAME.match(key)
+    addresses = [] if cloud is None else [cloud[1][1:].replace("-", ".")]
+    return [form for form in forms if not is_address(form)] + addresses

@@ -146,6 +146,36 @@ def test_spellings_of_gpus_give_the_same_dataset(tmp_path: Path, plain, spelling
 
 
 @pytest.mark.parametrize(
+    ("known", "spelling"),
+    [
+        ("ip-10-0-0-1.ec2.internal", "10.0.0.1:9400"),
+        ("10.0.0.1", "IP-10-0-0-1.us-west-2.compute.internal"),
+        ("i-0abc", "aws:///us-east-1a/i-0abc"),
+        ("gke-a100-1", "gce://project/zone-a/gke-a100-1"),
+        ("n0", "azure:///subscriptions/x/resourceGroups/y/virtualMachines/N0"),
+        ("n0", "node/n0"),
+    ],
+)
+def test_an_event_is_of_the_node_that_a_cloud_names_otherwise(tmp_path: Path, known: str, spelling: str):
+    inventory, samples = (frame.replace("node-0", known) for frame in (inventory_frame(), samples_frame()))
+    made = run_import(tmp_path, inventory=inventory, samples=samples, events=events()[1:2].assign(node=spelling))
+    assert made.dataset.events()["node"].tolist() == [known]
+
+
+@pytest.mark.parametrize(
+    "known", [["ip-10-0-0-1.ec2.internal", "ip-10-0-0-1.compute.internal"], ["ip-10-0-0-11", "n1"]]
+)
+def test_an_address_that_no_or_several_cloud_names_state_is_not_guessed(tmp_path: Path, known: list[str]):
+    inventory, samples = (
+        frame.replace({"node-0": known[0], "node-1": known[1]}) for frame in (inventory_frame(), samples_frame())
+    )
+    rows = pd.concat([events()[:1].assign(node=known[0]), events()[1:2].assign(node="10.0.0.1")])
+    made = run_import(tmp_path, inventory=inventory, samples=samples, events=rows)
+    assert made.dataset.events()["node"].tolist() == [known[0]]
+    assert sum(made.quarantined.values()) == 1
+
+
+@pytest.mark.parametrize(
     ("given", "expected"), [("123456", 0), ("00123456.0", 0), ("777777", None), ("0777777", 2), ("0654321", 3)]
 )
 def test_a_serial_number_without_its_leading_zeros_is_found_if_one_gpu_has_it(tmp_path: Path, given: str, expected):

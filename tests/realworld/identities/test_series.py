@@ -84,10 +84,15 @@ def rollout(**node_label: str) -> dict[int, list[dict[str, str]]]:
             {n: [{"Hostname": c * 12, "instance": f"gpu-{n}:9400"} for c in ("a1", "3f")] for n in (1, 2)},
             id="docker: one container after the other",
         ),
+        pytest.param(rollout(kubernetes_node="gpu-{}"), id="kubernetes_node beside pods"),
         pytest.param(rollout(label_kubernetes_io_hostname="gpu-{}"), id="a label of the node"),
         pytest.param(
             {n: [{"Hostname": f"dcgm-{2 - n}", "node": f"gpu-{n}", "instance": f"10.42.{n}.7:9400"}] for n in (1, 2)},
             id="pods of a StatefulSet, numbered otherwise than the nodes",
+        ),
+        pytest.param(
+            {n: [{"instance": "pushgateway:9091", "exported_instance": f"gpu-{n}:9400"}] for n in (1, 2)},
+            id="exported_instance behind a gateway",
         ),
         pytest.param(
             {
@@ -105,6 +110,7 @@ def rollout(**node_label: str) -> dict[int, list[dict[str, str]]]:
             pytest.param({n: [{name: f"gpu-{n}", "Hostname": POD.format(f"x{n}k2d")}] for n in (1, 2)}, id=name)
             for name in ("NodeName", "instance_name", "oci_name", "server_name")
         ),
+        pytest.param({n: [{"vm_name": f"gpu-{n}", "instance": "localhost:9400"}] for n in (1, 2)}, id="name of a VM"),
         pytest.param(
             {n: [{"nodename": f"gpu-{n}"}, {"nodename": f"gpu-{n}.hpc.example.com"}] for n in (1, 2)},
             id="short name, then fully qualified",

@@ -167,7 +167,7 @@ def import_tables(
 
 
 def truth_beside(dataset: Place) -> Path | None:
-    """Return the simulator's truth next to a dataset's folder, if any; there is none in object storage."""
+    """Return the folder of a simulated dataset's truth; None if it has none or is in object storage."""
     if not isinstance(dataset, Path):
         return None
     sibling = dataset.resolve().with_name(f"{dataset.resolve().name}-truth")

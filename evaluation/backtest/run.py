@@ -110,7 +110,7 @@ _BACKTESTS: dict[str, Backtest] = {}
 
 
 def run_here(backtest: Backtest, take: Callable[[Refit, Fold], None]) -> None:
-    """Run the refits in threads of this process; the calling thread passes each result to ``take``, in order.
+    """Run refits in threads. ``take`` receives each result in order, in the calling thread.
 
     Planning of later refits overlaps with fitting.
     """

@@ -73,7 +73,7 @@ def model_card(manifest: Mapping[str, Any]) -> str:
 
 
 def promotion_section(decision: Mapping[str, Any]) -> str:
-    """Return the section on a version's promotion comparison, to append to its card."""
+    """Return the model card section that compares a version with the champion."""
     before = decision["champion_before"]
     opponent = f"version {before}, the champion" if before is not None else "no champion: the baselines"
     lines = ["", "## Comparison at promotion", ""]

@@ -180,7 +180,7 @@ _RECIPES: dict[str, Recipe] = {
 
 
 def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = None, incidents: int = 0) -> Any:
-    """Make an unfitted learner; a library validates values when it fits.
+    """Create an unfitted learner. Its library validates the settings when fitting.
 
     ``incidents``: number of incidents it will be fitted on, which determines its size.
     ``settings``: overrides of the defaults, by the library's own names (and ``epochs`` of ``mlp``).

@@ -114,7 +114,7 @@ def tickets(
 
 
 def diagnostics(
-    files: Annotated[list[Path], typer.Argument(help="Output of `dcgmi diag -j` (DCGM 3 or 4).")],
+    files: Annotated[list[Path], typer.Argument(help="Files written by `dcgmi diag -j` (DCGM 3 or 4).")],
     dataset: DatasetOption,
     node: Annotated[str, typer.Option(help="Name of the tested node.")],
     gpus: Annotated[

@@ -21,7 +21,7 @@ from scheduler.slurm.settings import SlurmSettings
 
 @checked(frozen=True, slots=True)
 class ControllerSettings:
-    """Settings of the controller, as described in settings.md."""
+    """Settings of the controller; see settings.md."""
 
     interval: PositiveTime = timedelta(minutes=1)
     lease: PositiveTime = timedelta(seconds=30)

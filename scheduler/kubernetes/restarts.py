@@ -31,7 +31,7 @@ class RestartCheck:
         self._reads, self._now = reads, now
 
     def permanent_failure(self, pod: Object, owner: Object, since: datetime | None = None) -> str | None:
-        """Return why an eviction would end a pod's work permanently; None if it would be restarted.
+        """Return why an eviction would fail a pod's job; None if its controller would replace the pod.
 
         ``since``: start of the work that a new pod would repeat; None: unknown, or a checkpoint is requested first.
         """
@@ -86,8 +86,8 @@ def _path(pod: Object, group: str, resource: str, name: str) -> str:
 
 def _late(job: Object, since: datetime, now: datetime) -> tuple[str, str] | None:
     """Return reason and message if a Job ends before a new pod could have repeated the work so far."""
-    begun, limit_s = instant((job.get("status") or {}).get("startTime")), job["spec"].get("activeDeadlineSeconds")
-    if begun is None or limit_s is None or (now - begun + (now - since)).total_seconds() < limit_s:
+    started, limit_s = instant((job.get("status") or {}).get("startTime")), job["spec"].get("activeDeadlineSeconds")
+    if started is None or limit_s is None or (now - started + (now - since)).total_seconds() < limit_s:
         return None
     return "DeadlineExceeded", "its activeDeadlineSeconds leaves too little time to repeat the work"
 

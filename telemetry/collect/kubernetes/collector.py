@@ -266,7 +266,7 @@ class KubernetesCollector:
                 return
 
     def _commit(self) -> None:
-        """Write pending rows and the position; on a full disk keep the rows and raise ``InputError``."""
+        """Write pending rows and the position. If the disk is full, keep the rows and raise ``InputError``."""
         self._job_rows += self._jobs.changed_rows()
         self._places += self.nodes.observations(self._clock())
         self._saved = {

@@ -103,23 +103,19 @@ class ChampionBundle(FolderBundle):
         return stamp_of(self.bundle / MANIFEST), self.version(), str(self.error)
 
     def poll(self) -> None:
-        """Update the copy if the champion has changed; a failure is stored in ``error``, and logged once."""
+        """Update the copy if the champion has changed; a failure is stored in ``error``."""
         now_s = time.monotonic()
         if self._polled_s is None:  # an unresponsive registry must not delay the loading of an existing copy
             self._polled_s = -math.inf
             return
         if now_s - self._polled_s < self._every_s:
             return
-        self._polled_s, error = now_s, None
+        self._polled_s, self.error = now_s, None
         try:
-            if self._fetch():
-                _LOG.info("version %s is champion", self.version())
+            self._fetch()
             self._is_fetched = True
-        except Exception as fault:  # may be transient: a registry restart, a full disk
-            error = fault
-            if str(error) != str(self.error):
-                _LOG.warning("cannot load the champion: %s", _first_line(error))
-        self.error = error
+        except Exception as error:  # may be transient: a registry restart, a full disk
+            self.error = error
 
     def resolve(self) -> ResolvedBundle:
         """Return the champion's bundle; raises ``InputError`` if there is no copy, ``TooEarlyError`` if no champion."""
@@ -151,8 +147,8 @@ class ChampionBundle(FolderBundle):
                 fsync_path(path)
             swap.commit()
 
-    def _fetch(self) -> bool:
-        """Fetch the champion if it changed; the first call always does, to repair the copy. Return whether it did."""
+    def _fetch(self) -> None:
+        """Fetch the champion if it changed; the first call always does, to repair the copy."""
         # By default MLflow waits many minutes for an unresponsive registry. It also takes seconds to import.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
@@ -169,10 +165,9 @@ class ChampionBundle(FolderBundle):
             )
         version = version_at(self._registry, self._name, number)
         if self._is_fetched and (self.version(), manifest_digest(self.bundle)) == (number, version.digest):
-            return False
+            return
         with tempfile.TemporaryDirectory(prefix="predrain-champion-") as folder:
             self.take(fetch_bundle(self._registry, self._name, version, Path(folder)), number)
-        return True
 
 
 def _first_line(error: Exception) -> str:
@@ -295,9 +290,9 @@ class ModelHolder:
     """
 
     def __init__(self, source: Path | FolderBundle | None, poll_s: float = 1.0) -> None:
-        self.wanted = source is not None
+        self.has_source = source is not None
         self.model: LoadedModel | None = None
-        self.why_not_loaded: str | None = "the model is being loaded" if self.wanted else None
+        self.why_not_loaded: str | None = "the model is being loaded" if self.has_source else None
         self.refused: str | None = None
         self.loads = 0
         self.refusals = 0
@@ -333,7 +328,7 @@ class ModelHolder:
             current = self.model
             same_version = current is not None and (new.version is None or current.version == str(new.version))
             if current is not None and same_version and current.bundle.digest == manifest_digest(new.path):
-                self.refused = new.note
+                self._report(new.note)
                 return False
             model = load_model(new.path, version=new.version)
         except InputError as error:
@@ -343,20 +338,27 @@ class ModelHolder:
             _LOG.exception("the model cannot be loaded")
             self._refuse(type(error).__name__)
             return False
-        self.model, self.why_not_loaded, self.refused = model, None, new.note
+        self.model, self.why_not_loaded = model, None
         self.loads += 1
-        _LOG.info("loaded model %s (%s)", model.bundle.digest[:12], model.bundle.profile)
+        version = "" if model.version is None else f", version {model.version}"
+        _LOG.info("loaded model %s (%s)%s", model.bundle.digest[:12], model.bundle.profile, version)
+        self._report(new.note)
         return True
 
     def _refuse(self, reason: str) -> None:
         self.refusals += 1
-        reported = self.refused
         if self.model is None:
-            self.why_not_loaded = self.refused = f"the model cannot be served: {reason}"
+            self.why_not_loaded = f"the model cannot be served: {reason}"
+            self._report(self.why_not_loaded)
         else:
-            self.refused = f"model {self.model.bundle.digest[:12]} stays in use: a newer one cannot be served: {reason}"
-        if self.refused != reported:
-            _LOG.error("%s", self.refused)
+            digest = self.model.bundle.digest[:12]
+            self._report(f"model {digest} stays in use: a newer one cannot be served: {reason}")
+
+    def _report(self, problem: str | None) -> None:
+        """Set ``refused``, and log a new problem."""
+        if problem is not None and problem != self.refused:
+            _LOG.error("%s", problem)
+        self.refused = problem
 
 
 def load_model(path: Path, *, version: int | None = None) -> LoadedModel:

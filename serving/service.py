@@ -181,7 +181,7 @@ class Service:
 
     async def _readyz(self) -> Response:
         health = self._health()
-        if not self.holder.wanted:
+        if not self.holder.has_source:
             del health["model"]
         reasons = health["reasons"]
         if not reasons:

@@ -74,7 +74,7 @@ class StateMetrics:
             yield from self._of_scores(fleet)
         yield _counter("model_loads", "Models loaded.", self.model.loads)
         yield _counter("model_refusals", "Models rejected.", self.model.refusals)
-        if self.model.wanted:
+        if self.model.has_source:
             yield from self._of_model()
 
     def _of_scores(self, fleet: ScoredFleet) -> Iterable[Metric]:

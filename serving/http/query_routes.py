@@ -110,7 +110,7 @@ class QueryRoutes:
 
         Raises ``RequestRefused``: 409 if the service has none, 503 if it is not loaded.
         """
-        if not self.holder.wanted:
+        if not self.holder.has_source:
             raise RequestRefused(409, "feature rows are scored by a service that was started with --model", "model")
         if self.holder.model is None:
             reason = str(self.holder.why_not_loaded)
@@ -121,11 +121,11 @@ class QueryRoutes:
         self,
         model: LoadedModel,
         read: "Callable[[], FeatureRows]",
-        answer: Callable[[list[dict[str, Any]]], dict[str, Any]],
+        respond: Callable[[list[dict[str, Any]]], dict[str, Any]],
     ) -> Response:
         """Parse rows in one thread pool, and score them in another."""
         rows = await self.reading.run(read)
-        return await self.scoring.run(lambda: as_json(answer(model.score(rows))))
+        return await self.scoring.run(lambda: as_json(respond(model.score(rows))))
 
     async def _nodes(self, query: Annotated[NodesQuery, Query()]) -> Response:
         fleet, now = self.fleet(), self.clock()

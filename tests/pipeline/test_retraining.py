@@ -213,10 +213,15 @@ def test_two_retrainings_at_once_do_not_interleave(matrix: FeatureMatrix, params
     assert retrain(matrix, params, registry=store, model="predrain").version == 1, "nothing was registered before"
 
 
-def test_scoring_waits_for_the_first_champion(small_fleet: Path, store: str, tmp_path: Path) -> None:
+def test_scoring_waits_for_the_first_champion(
+    small_fleet: Path, store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     scores = tmp_path / "scores"
     result = invoke("score", "--dataset", small_fleet, "--model", "champion", "--registry", store, "--out", scores)
-    assert "no model predrain is registered yet" in result.stdout
+    assert result.output.count("no model predrain is registered yet") == 1
+    assert caplog.messages == [], "the reason is reported once"
+    assert "predrain_score_success 1" in (scores / TEXTFILE).read_text().splitlines()
+    assert registry_of(store) is None
 
 
 @pytest.fixture(scope="module")

@@ -53,4 +53,8 @@ def test_the_champion_is_served_followed_and_kept(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert {"version 1 is champion", "version 2 is champion"} <= {line.get("message") for line in lines}
+    loaded = {
+        f"loaded model {bundle.digest[:12]} (lightgbm), version {version}"
+        for bundle, version in zip(bundles, versions, strict=True)
+    }
+    assert loaded <= {line.get("message") for line in lines}

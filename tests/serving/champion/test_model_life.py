@@ -145,6 +145,7 @@ def test_a_copy_is_served_before_the_registry_responds_and_without_one_its_error
     holder = ModelHolder(champion_of(tmp_path / "none"))
     assert holder.refresh() is False
     assert "the model cannot be served: the MLflow store does not exist" in str(holder.why_not_loaded)
+    assert [log.message for log in caplog.records] == [holder.why_not_loaded]
     champion_of(tmp_path / "copy").take(bundles[0].path, 3)
     holder = ModelHolder(champion_of(tmp_path / "copy"))
     assert holder.refresh() is True
@@ -153,7 +154,7 @@ def test_a_copy_is_served_before_the_registry_responds_and_without_one_its_error
     for _ in range(3):
         holder.refresh()
         assert "cannot update the champion: the MLflow store" in str(holder.refused)
-    assert [log.levelname for log in caplog.records] == ["WARNING"]
+    assert [log.message for log in caplog.records] == [holder.refused]
 
 
 def test_a_copy_is_whole_or_the_one_of_before_stays(tmp_path: Path, bundles: list[Bundle]) -> None:

@@ -111,8 +111,8 @@ def _by_coverage(has_telemetry: Bools, service: Bools, failures: pd.DataFrame) -
     usable = failures[missed >= _MIN_FAILURES].drop_duplicates("timestamp")  # one cause may fail many nodes
     node, day = usable["node"].to_numpy(), usable["day"].to_numpy()
     observed = has_telemetry & service
-    others = (observed.sum(axis=0)[day] - observed[node, day]) / np.maximum(service.sum(axis=0)[day] - 1, 1)
-    chance = np.maximum(observed.sum(axis=1)[node] / service.sum(axis=1)[node], others)
+    coverage_elsewhere = (observed.sum(axis=0)[day] - observed[node, day]) / np.maximum(service.sum(axis=0)[day] - 1, 1)
+    chance = np.maximum(observed.sum(axis=1)[node] / service.sum(axis=1)[node], coverage_elsewhere)
     hits = int(has_telemetry[node, day].sum())
     if hits < _MIN_FAILURES or hits < 2 * chance.sum() or _tail(chance, hits) >= LEVEL:
         return []
@@ -124,9 +124,9 @@ def _by_windows(present: Bools, service: Bools, failures: pd.DataFrame) -> list[
     node, day = np.nonzero(present)
     begins = np.r_[True, (np.diff(node) != 0) | (np.diff(day) > OUTAGE)]
     of, first, last = node[begins], day[begins], day[np.append(begins[1:], True)]
-    others = (present.sum(axis=0)[day] - 1).mean() / max(present.shape[0] - 1, 1)
+    coverage_elsewhere = (present.sum(axis=0)[day] - 1).mean() / max(present.shape[0] - 1, 1)
     length = last - first + 1
-    if len(day) >= _SPARSE * service[np.unique(node)].sum() or others >= _SPARSE:
+    if len(day) >= _SPARSE * service[np.unique(node)].sum() or coverage_elsewhere >= _SPARSE:
         return []
     width = present.shape[1] + 1
     window = np.searchsorted(of * width + first, failures["node"] * width + failures["day"], side="right") - 1

@@ -15,10 +15,10 @@ from features.wording import (
     STATIC_WORDS,
     STAY_WORDS,
     channel_words,
+    count_of,
     decimal,
     duration,
     percent,
-    whole,
     with_unit,
 )
 from foundation.durations import Duration, format_duration
@@ -30,9 +30,9 @@ def describe_percentile(column: "FeatureColumn", value: float, fleet: NDArray[np
     ``fleet``: values of all units at the same time, including this one; NaN: unknown; shape (n_units,).
     """
     known, rounded = fleet[~np.isnan(fleet)], np.float32(value)
-    same = fleet.size - known.size if math.isnan(value) else int((known == rounded).sum())
+    n_equal = fleet.size - known.size if math.isnan(value) else int((known == rounded).sum())
     if math.isnan(value) or column.categories or column.unit == "bool" or not known.size:
-        return f"the same on {percent(same / max(fleet.size, 1))} of the fleet at that time"
+        return f"the same on {percent(n_equal / max(fleet.size, 1))} of the fleet at that time"
     # observed values: no interpolated half errors
     low, median, high = np.percentile(known, [1, 50, 99], method="nearest").tolist()
     middle = f"fleet at that time: median {amount(column, median)}"
@@ -40,16 +40,16 @@ def describe_percentile(column: "FeatureColumn", value: float, fleet: NDArray[np
         return f"equal to the median of the fleet at that time, {amount(column, median)}"
     is_high = value > median
     n_above, n_below = int((known > rounded).sum()), int((known < rounded).sum())
-    others, beaten = (n_above, n_below) if is_high else (n_below, n_above)
+    n_beyond, n_behind = (n_above, n_below) if is_high else (n_below, n_above)
     edge = f"{'99th' if is_high else '1st'} percentile {amount(column, high if is_high else low)}"
-    others += same - 1
+    n_beyond += n_equal - 1
     word = "highest" if is_high else "lowest"
-    if others <= 0:
+    if n_beyond <= 0:
         place = f"the {word} of {known.size:,} {noun}"
-    elif others < known.size / 100:
-        place = f"among the {others + 1:,} {word} of {known.size:,} {noun}"
+    elif n_beyond < known.size / 100:
+        place = f"among the {n_beyond + 1:,} {word} of {known.size:,} {noun}"
     else:
-        place = f"{'higher' if is_high else 'lower'} than {percent(beaten / known.size)} of {known.size:,} {noun}"
+        place = f"{'higher' if is_high else 'lower'} than {percent(n_behind / known.size)} of {known.size:,} {noun}"
     return f"{middle}, {edge}; {place}"
 
 
@@ -169,7 +169,7 @@ def _quantity(column: FeatureColumn, value: float) -> str:
         or (column.unit in _COUNT_UNITS and (column.group == "peers" or column.statistic in ("last", "min", "max")))
         or (column.group == "static" and column.statistic == "value" and value == round(value))
     ):
-        return whole(value)
+        return count_of(value)
     return with_unit(decimal(value), column.unit)
 
 
@@ -199,7 +199,7 @@ def _measured(column: FeatureColumn, value: float) -> str:
         "longest_gap": f"longest gap between samples in the last {span}: {text}",
         "age": f"{text} since the last sample",
         "repeated": f"{share} of samples in the last {span} are identical to the previous one",
-        "vanished": f"{whole(value)} {'channel' if value == 1 else 'channels'} stopped reporting in the last {span}",
+        "vanished": f"{count_of(value)} {'channel' if value == 1 else 'channels'} stopped reporting in the last {span}",
         "fresh": f"{share} of the GPUs of the node reported in the last {span}",
         "idle_share": f"idle in {share} of samples over the last {span}",
         "busy_share": f"busy in {share} of samples over the last {span}",
@@ -216,11 +216,11 @@ def _history(column: FeatureColumn, value: float) -> str:
     scope = _scope(column)
     span = f" in the last {duration(column.window)}" if column.window is not None else ""
     if column.statistic == "count":
-        return f"{whole(value) if value else 'no'} {singular if value == 1 else plural} {scope}{span}"
+        return f"{count_of(value) if value else 'no'} {singular if value == 1 else plural} {scope}{span}"
     if column.statistic == "since":
         return f"{_quantity(column, value)} since the last {singular} {scope}"
     if column.statistic == "distinct":
-        return f"{whole(value)} different {singular if value == 1 else plural} {scope}{span}"
+        return f"{count_of(value)} different {singular if value == 1 else plural} {scope}{span}"
     if column.statistic in ("rate", "recency_rate"):
         over = span or ", weighted by recency"
         return f"{decimal(value)} {plural} per 1,000 unit-days {scope}{over}"
@@ -290,7 +290,7 @@ def _hours(value: float) -> str:
 
 
 def _times(value: float) -> str:
-    return "once" if value == 1 else f"{whole(value)} times"
+    return "once" if value == 1 else f"{count_of(value)} times"
 
 
 def _moved(value: float, amount_text: str) -> str:

@@ -146,7 +146,7 @@ def decimal(value: float) -> str:
     return f"{text}0" if text.endswith(".") else text
 
 
-def whole(value: float) -> str:
+def count_of(value: float) -> str:
     """Format a count, with decimals only if it is not an integer."""
     return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
 

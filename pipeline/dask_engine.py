@@ -213,14 +213,14 @@ def refuse_other_versions(by_worker: Mapping[str, Mapping[str, str]]) -> None:
     """Raise ``InputError`` if a worker runs other versions than this process."""
     local = running_versions()
     for worker, versions in by_worker.items():
-        other = [
+        differing = [
             f"{name} {versions.get(name)} instead of {local[name]}"
             for name in local
             if versions.get(name) != local[name]
         ]
-        if other:
+        if differing:
             raise InputError(
-                f"a worker runs {', '.join(other)}",
+                f"a worker runs {', '.join(differing)}",
                 f"worker {worker}",
                 "Install the same versions on every machine: otherwise results differ.",
             )

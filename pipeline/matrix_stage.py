@@ -49,10 +49,10 @@ def check_made_with(matrix: FeatureMatrix, params: Params) -> Params:
     for name in ("decision", "labels", "features"):
         stored |= flatten({name: getattr(config, name).model_dump(mode="json")})
         requested |= flatten({name: getattr(params, name).model_dump(mode="json")})
-    others = differences(stored, requested)
-    if others:
+    differing = differences(stored, requested)
+    if differing:
         raise InputError(
-            f"the matrix was made with {name_some(others)}",
+            f"the matrix was made with {name_some(differing)}",
             f"matrix {matrix.path}",
             "Compute it again with these parameters (`predrain features`), or use its parameters.",
         )

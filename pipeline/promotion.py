@@ -197,13 +197,13 @@ def carry_out(
     folder: Path,
 ) -> PromotionResult:
     """Record a decision, then move the alias, or tag the refused version."""
-    papers = folder / "record"
-    papers.mkdir()
-    (papers / "verdict.json").write_text(json.dumps(decision.to_json(), indent=1, sort_keys=True) + "\n")
+    record = folder / "record"
+    record.mkdir()
+    (record / "verdict.json").write_text(json.dumps(decision.to_json(), indent=1, sort_keys=True) + "\n")
     card = (bundle.path / "MODEL_CARD.md").read_text(encoding="utf-8")
-    (papers / "MODEL_CARD.md").write_text(card + promotion_section(decision.to_json()), encoding="utf-8")
+    (record / "MODEL_CARD.md").write_text(card + promotion_section(decision.to_json()), encoding="utf-8")
     flat = {f"promotion.{key}": value for key, value in params.promotion.model_dump(mode="json").items()}
-    run_id = _record(registry, decision, flat, (papers / "verdict.json", papers / "MODEL_CARD.md"), version)
+    run_id = _record(registry, decision, flat, (record / "verdict.json", record / "MODEL_CARD.md"), version)
     tags = {"promotion": decision.action, "promotion_run": run_id}
     if decision.action == "refused":
         tag_version(registry, decision.model, decision.version, tags)

@@ -183,10 +183,10 @@ def _evaluated(
     """
     labels = matrix.config.labels
     until = matrix.span[1] - labels.gap - labels.horizon - SUGGESTED
-    same = champion is not None and _recipe(champion.manifest.get("params") or {}) == _recipe(
+    is_champions_recipe = champion is not None and _recipe(champion.manifest.get("params") or {}) == _recipe(
         params.model_dump(mode="json")
     )
-    if same and champion is not None and champion.fitted.refit_at > until:
+    if is_champions_recipe and champion is not None and champion.fitted.refit_at > until:
         reason = "the recipe of the champion with newer data; no decisions are left for a comparison"
         return None, True, reason, champion
     try:
@@ -196,13 +196,13 @@ def _evaluated(
             sides.append(("the champion", _stand_in(matrix, champion, until, folder)))
         verdict = compared(matrix, params, sides)
     except TooEarlyError as error:
-        if champion is not None and not same:
+        if champion is not None and not is_champions_recipe:
             raise
         return None, True, f"no comparison was possible yet: {error}", champion
     failed = [criterion.name for criterion in verdict.criteria if criterion.outcome == "failed"]
     if champion is None:
         return verdict, True, "first champion, without a comparison", recipe
-    if same:
+    if is_champions_recipe:
         result = f"worse in {', '.join(failed)}" if failed else "not significantly worse"
         return verdict, not failed, f"the recipe of the champion with newer data, {result}", recipe
     result = "passed the gate" if verdict.passed else f"did not pass the gate: {'; '.join(verdict.reasons)}"
@@ -241,16 +241,16 @@ def _unusual(matrix: FeatureMatrix) -> str:
         return int((started > end - span).sum()), int(started.between(first, end - span).sum()), span / (end - first)
 
     recent, baseline, share = counts(_RECENT)
-    usual = baseline * share / max(1 - share, share)
-    if recent <= usual / 10 and binom.cdf(recent, recent + baseline, min(share, 0.5)) <= _CHANCE:
+    expected = baseline * share / max(1 - share, share)
+    if recent <= expected / 10 and binom.cdf(recent, recent + baseline, min(share, 0.5)) <= _CHANCE:
         return (
-            f"{QUIET}: {recent} instead of {usual:.0f}. Check that kernel logs and tickets still arrive, or promote "
+            f"{QUIET}: {recent} instead of {expected:.0f}. Check that kernel logs and tickets still arrive, or promote "
             "the version manually"
         )
     recent, baseline, share = counts(_NEWEST)
-    usual = baseline * share / max(1 - share, share)
-    if recent >= _FLOOD_FACTOR * usual and binom.sf(recent - 1, recent + baseline, min(share, 0.5)) <= _CHANCE:
-        return f"{FLOOD}: {recent} instead of {usual:.0f}. Check the newest labels, or promote the version manually"
+    expected = baseline * share / max(1 - share, share)
+    if recent >= _FLOOD_FACTOR * expected and binom.sf(recent - 1, recent + baseline, min(share, 0.5)) <= _CHANCE:
+        return f"{FLOOD}: {recent} instead of {expected:.0f}. Check the newest labels, or promote the version manually"
     return ""
 
 

@@ -32,7 +32,7 @@ from pipeline.artefacts import (
     write_json,
     write_plots,
 )
-from pipeline.assessment.text import answer, recommendation
+from pipeline.assessment.text import answer_text, recommendation
 from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
 from pipeline.matrix_stage import check_made_with
 from pipeline.params import Params, flatten
@@ -283,7 +283,7 @@ def write_report_for(backtest: Path, out: Path | None = None) -> Path:
 
     evaluation, context = load_evaluation(backtest)
     value = json.loads((backtest / VALUE).read_text(encoding="utf-8")) if (backtest / VALUE).is_file() else None
-    verdict = () if value is None else (answer(value), *recommendation(value))
+    verdict = () if value is None else (answer_text(value), *recommendation(value))
     target = (out or backtest) / "report" / "index.html"
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)

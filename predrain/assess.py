@@ -130,7 +130,7 @@ def assess(
         largest_job,
     )
     loaded = read_params(params)
-    made = out / "dataset"
+    own_dataset = out / "dataset"
     of_files, of_metrics = _mappings(mapping or (), metrics=prometheus is not None)
     tables = tables_of(samples, logs, inventory, jobs)
     stages = Stages()
@@ -142,8 +142,8 @@ def assess(
         elif dataset is None:
             _ask_first(tables, of_files, loaded, out, None)
             begin = stages.begin("importing")
-            account = import_tables(tables, made, loaded, mapping=of_files, progress=begin).accounting
-        place = read_place(dataset or str(made), out if dataset else out / "matrix")
+            account = import_tables(tables, own_dataset, loaded, mapping=of_files, progress=begin).accounting
+        place = read_place(dataset or str(own_dataset), out if dataset else out / "matrix")
         sys.stderr.write(f"predrain: {Work.of_dataset(Dataset.open(place).meta, loaded)}\n")
         content = assess_fleet(
             place,
@@ -154,7 +154,7 @@ def assess(
             begin=stages.begin,
             scheduler=(scheduler or SchedulerKind.KUBERNETES).value,
         )
-    _show(content, account, out, dataset or str(made), params_files(params), as_json=as_json)
+    _show(content, account, out, dataset or str(own_dataset), params_files(params), as_json=as_json)
 
 
 def _asked_scheduler() -> SchedulerKind:

@@ -88,8 +88,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         sys.stdout.write(f"predrain {VERSION}\n")
         raise typer.Exit
 

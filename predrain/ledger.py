@@ -65,14 +65,14 @@ def why(
         _write("work on it:")
     for entry in work:
         of_workload = f" {entry['workload']}" if entry.get("workload") else ""
-        answer = f" through {entry['means']}: {entry['answer']}" if entry["answer"] is not None else ""
+        outcome = f" through {entry['means']}: {entry['answer']}" if entry["answer"] is not None else ""
         cost_text = ""
         if "idle_gpu_hours" in entry:
             cost_text = (
                 f" ({entry['idle_gpu_hours']:.2f} idle GPU-hours, expected to save {entry['expected']['saves']:.2f})"
             )
         message = f": {entry['message']}" if entry["message"] else ""
-        _write(f"  {entry['at']} {entry['kind']}{of_workload}{answer}{message}{cost_text}")
+        _write(f"  {entry['at']} {entry['kind']}{of_workload}{outcome}{message}{cost_text}")
 
 
 @ledger_app.command("list")
@@ -141,8 +141,8 @@ def _calls(decision: dict[str, Any]) -> None:
         message = f": {call['message']}" if call["message"] else ""
         _write(f"  {call['at']} {call['verb']} {call['node']}: {call['answer']}{message}")
         for write in call["wrote"]:
-            before, after = (write[name] if write[name] is not None else "(none)" for name in ("before", "after"))
-            _write(f"    {write['path']}: {before} -> {after}")
+            old, new = (write[name] if write[name] is not None else "(none)" for name in ("before", "after"))
+            _write(f"    {write['path']}: {old} -> {new}")
     for skip in decision["skipped"]:
         _write(f"  {skip['at']} {skip['verb']} {skip['node']}: not done, {skip['why']}")
 

@@ -52,11 +52,11 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(verb)
     def call(**arguments: Any) -> None:
-        made = {
+        option_groups = {
             name: group(**{field.name: arguments.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
         }
-        verb(**arguments, **made)
+        verb(**arguments, **option_groups)
 
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what Typer reads
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -207,9 +207,9 @@ PROMETHEUS, PROMETHEUS_TOKEN_FILE = "PREDRAIN_PROMETHEUS", "PREDRAIN_PROMETHEUS_
 """Environment variables: the URL of a Prometheus server, and a file with the token for this server only."""
 
 
-def prometheus_address(url: str | None, *others: object) -> str | None:
+def prometheus_address(url: str | None, *other_sources: object) -> str | None:
     """Return the URL of Prometheus: the given one, or the environment's if no other source is given."""
-    return url or (None if any(others) else os.environ.get(PROMETHEUS) or None)
+    return url or (None if any(other_sources) else os.environ.get(PROMETHEUS) or None)
 
 
 class EngineName(StrEnum):

@@ -89,7 +89,7 @@ def _round(
     name: str,
     scores: "ScoresFolder",
     params: "Params",
-    at: datetime | None,
+    requested: datetime | None,
 ) -> "Callable[[], ScoringResult]":
     """Return a round of scoring, which only imports heavy modules and loads the model if a decision is due."""
     source: ModelSource | None = None
@@ -98,7 +98,7 @@ def _round(
         nonlocal source
         from serving.scores.writing import nothing_due
 
-        current = nothing_due(scores, _now()) if at is None else None
+        current = nothing_due(scores, _now()) if requested is None else None
         if current is not None:
             return current
         from foundation.errors import InputError, TooEarlyError
@@ -120,7 +120,7 @@ def _round(
             raise InputError(problem, early.location, "Check --registry and --name.") from None
         data = Dataset.open(place)
         tiers = TierThresholds(**params.policy.thresholds.model_dump())
-        result = score_decision(data, served, scores, params.serving, tiers=tiers, clock=_now, at=at)
+        result = score_decision(data, served, scores, params.serving, tiers=tiers, clock=_now, decision_time=requested)
         if result.written:
             try:
                 write_facts(scores, data)

@@ -106,11 +106,11 @@ def fold_frame(folds: list[Fold], schedule: Schedule, rows: TrainingRows, *, ful
     first_fitted = next(fold.facts for fold in folds if fold.facts["unfit"] is None)
     for variant in VARIANTS if full else VARIANTS[:1]:
         for number, fold in enumerate(folds):
-            used = first_fitted if variant == "train_once" and first_fitted["fold"] <= number else fold.facts
+            facts = first_fitted if variant == "train_once" and first_fitted["fold"] <= number else fold.facts
             times = rows.time[schedule.fold_rows(rows, number)]
             ends = {"test_start_ms": int(times.min()), "test_end_ms": int(times.max())}
-            key = {"fold": number, "variant": variant, "refit_fold": used["refit_fold"]}
-            records.append(key | ends | used["sliding"])
+            key = {"fold": number, "variant": variant, "refit_fold": facts["refit_fold"]}
+            records.append(key | ends | facts["sliding"])
     frame = pd.DataFrame.from_records(records)
     for name in ("refit", "test_start", "test_end", "train_start", "train_end"):
         column = instants(frame.pop(f"{name}_ms").to_numpy(dtype=np.int64))

@@ -311,5 +311,5 @@ def _pool(folds: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(kept=frame["kept"].astype("boolean"))
 
 
-def _share(part: float, whole: float) -> float:
-    return float(part) / float(whole) if whole else math.nan
+def _share(part: float, total: float) -> float:
+    return float(part) / float(total) if total else math.nan

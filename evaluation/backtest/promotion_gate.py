@@ -84,30 +84,30 @@ class GateVerdict:
 
 
 def evaluate_gate(
-    challenger: Scored, others: Sequence[Scored], section: PromotionSection, *, seed: int, champion: bool
+    challenger: Scored, rivals: Sequence[Scored], section: PromotionSection, *, seed: int, champion: bool
 ) -> GateVerdict:
     """Compare a challenger with the champion, or with baselines if there is no champion yet.
 
-    ``others``: the champion alone, or the baselines. Recall is compared with the most precise baseline only.
-    ``champion``: whether ``others`` is the champion.
+    ``rivals``: the champion alone, or the baselines. Recall is compared with the most precise baseline only.
+    ``champion``: whether ``rivals`` is the champion.
     Raises ``ValueError`` if the sides were not scored on the same rows.
     """
-    for other in others:
-        if challenger.rows is not other.rows:
-            raise ValueError(f"{challenger.model} and {other.model} were not scored on the same rows")
+    for rival in rivals:
+        if challenger.rows is not rival.rows:
+            raise ValueError(f"{challenger.model} and {rival.model} were not scored on the same rows")
     clusters = challenger.shared.n_clusters
     # The first row of weights gives the point estimate, the others the resamples.
     weights = np.concatenate([np.ones((1, clusters)), resample(clusters, section.bootstrap, seed)])
     incidents = incident_table(challenger)
-    criteria = [_precision(challenger, other, section, weights, len(incidents)) for other in others]
-    reference = others[0] if champion else _best(others, weights)
-    criteria.append(_risk_ratio(challenger, others[0] if champion else None, section, weights))
-    criteria.append(_brier(challenger, others[0] if champion else None, section, weights))
+    criteria = [_precision(challenger, rival, section, weights, len(incidents)) for rival in rivals]
+    reference = rivals[0] if champion else _best(rivals, weights)
+    criteria.append(_risk_ratio(challenger, rivals[0] if champion else None, section, weights))
+    criteria.append(_brier(challenger, rivals[0] if champion else None, section, weights))
     criteria += _recalls(reference, incidents, section)
     times = challenger.shared.times_ms[np.unique(challenger.rows.time[challenger.known])]
     return GateVerdict(
         challenger=challenger.model,
-        champion=", ".join(other.model for other in others),
+        champion=", ".join(rival.model for rival in rivals),
         criteria=tuple(criteria),
         rows=int(challenger.known.sum()),
         nodes=len(np.unique(challenger.rows.node[challenger.known])),
@@ -120,9 +120,9 @@ def evaluate_gate(
 
 
 def _precision(
-    challenger: Scored, other: Scored, section: PromotionSection, weights: Floats, incidents: int
+    challenger: Scored, rival: Scored, section: PromotionSection, weights: Floats, incidents: int
 ) -> Criterion:
-    precision, other_precision = (precision_of(side, side.alert, weights) for side in (challenger, other))
+    precision, other_precision = (precision_of(side, side.alert, weights) for side in (challenger, rival))
     difference = precision - other_precision
     bounds = interval(difference[1:])
     # Where failures are rare, a fixed margin alone could exceed the whole precision.
@@ -144,7 +144,7 @@ def _precision(
     else:
         outcome, why = "failed", f"non-inferiority not significant: {spread}"
     values = _number(other_precision[0]), _number(precision[0])
-    return Criterion("precision at K", other.model, *values, limit, outcome, f"{why}, {hits} hits")
+    return Criterion("precision at K", rival.model, *values, limit, outcome, f"{why}, {hits} hits")
 
 
 def _risk_ratio(challenger: Scored, champion: Scored | None, section: PromotionSection, weights: Floats) -> Criterion:
@@ -187,17 +187,17 @@ def _brier(challenger: Scored, champion: Scored | None, section: PromotionSectio
     return Criterion("Brier skill", name, _number(other_skill[0]), _number(skill[0]), limit, outcome, why)
 
 
-def _recalls(other: Scored, incidents: pd.DataFrame, section: PromotionSection) -> list[Criterion]:
+def _recalls(rival: Scored, incidents: pd.DataFrame, section: PromotionSection) -> list[Criterion]:
     table = incidents.set_index("incident")
-    caught = incident_table(other).set_index("incident")["caught"]
+    caught = incident_table(rival).set_index("incident")["caught"]
     table = table.assign(other=caught.reindex(table.index).to_numpy(dtype=bool))
-    rows = [_recall("recall of incidents", other, table, section)]
+    rows = [_recall("recall of incidents", rival, table, section)]
     by_family = table.assign(family=table["failure_class"].str.split(", ")).explode("family")
-    rows += [_recall(f"recall of {name}", other, part, section) for name, part in by_family.groupby("family")]
+    rows += [_recall(f"recall of {name}", rival, part, section) for name, part in by_family.groupby("family")]
     return rows
 
 
-def _recall(name: str, other: Scored, incidents: pd.DataFrame, section: PromotionSection) -> Criterion:
+def _recall(name: str, rival: Scored, incidents: pd.DataFrame, section: PromotionSection) -> Criterion:
     caught, by_other = incidents["caught"].to_numpy(dtype=bool), incidents["other"].to_numpy(dtype=bool)
     n, gained, lost = len(caught), int((caught & ~by_other).sum()), int((by_other & ~caught).sum())
     margin = min(section.recall_margin, section.margin_share * float(by_other.mean())) if n else section.recall_margin
@@ -215,12 +215,12 @@ def _recall(name: str, other: Scored, incidents: pd.DataFrame, section: Promotio
         outcome, why = "failed", f"{counts}: {lost} lost, {gained} gained (exact p {chance:.3f})"
     else:
         outcome, why = "undecided", f"{counts}: {lost} lost, {gained} gained, not significant"
-    return Criterion(name, other.model, *values, limit, outcome, why)
+    return Criterion(name, rival.model, *values, limit, outcome, why)
 
 
-def _best(others: Sequence[Scored], weights: Floats) -> Scored:
-    reached = [np.nan_to_num(precision_of(other, other.alert, weights[:1])[0], nan=-1.0) for other in others]
-    return others[int(np.argmax(reached))]
+def _best(rivals: Sequence[Scored], weights: Floats) -> Scored:
+    reached = [np.nan_to_num(precision_of(rival, rival.alert, weights[:1])[0], nan=-1.0) for rival in rivals]
+    return rivals[int(np.argmax(reached))]
 
 
 def _ratios(scored: Scored, weights: Floats) -> Floats:

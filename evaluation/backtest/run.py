@@ -183,22 +183,22 @@ def run_backtest(
     fits = None if cache is None else cache.resolve() / _code_digest()
     setup = BacktestSetup(training, models, backtest, seed, explain, full, fits)
     backtest_run = Backtest(matrix, setup)
-    done: dict[int, Fold] = {}
+    fold_results: dict[int, Fold] = {}
     total = len(backtest_run.schedule.refits_ms)
 
     def report() -> None:
         if progress is not None:
-            progress(len(done), total, "refits")
+            progress(len(fold_results), total, "refits")
 
     def take(refit: Refit, result: Fold) -> None:
-        done[refit.fold] = result
+        fold_results[refit.fold] = result
         check_drift()
         pa.default_memory_pool().release_unused()  # otherwise the allocator holds on to memory that the fit freed
         report()
 
     def check_drift() -> None:
-        while watch and (number := len(drift)) < total and all(fold in done for fold in range(number)):
-            drift.append(backtest_run.check_drift([done[fold] for fold in range(number)]))
+        while watch and (number := len(drift)) < total and all(fold in fold_results for fold in range(number)):
+            drift.append(backtest_run.check_drift([fold_results[fold] for fold in range(number)]))
 
     drift: list[CheckFindings | None] = []
     check_drift()
@@ -207,7 +207,7 @@ def run_backtest(
         run_here(backtest_run, take)
     else:
         run_refits(engine, RefitTask.of(matrix, setup), list(backtest_run.plan()), take)
-    folds = [done[fold] for fold in range(total)]
+    folds = [fold_results[fold] for fold in range(total)]
     if fits is not None:
         for entry in fits.parent.iterdir() if fits.parent.is_dir() else ():
             if entry != fits:

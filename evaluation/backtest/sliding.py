@@ -227,14 +227,14 @@ class Backtest:
             cached = self._fitted = refit.source, self._trainer.fit(refit_ms, labels, refit.span)
         return cached[1]
 
-    def _explained(self, fold: int, used: FittedModels, table: pa.Table) -> dict[str, Any]:
+    def _explained(self, fold: int, models: FittedModels, table: pa.Table) -> dict[str, Any]:
         """Return a fold's further horizons, and explanations of its riskiest alerts."""
-        alerted = riskiest_alerts(table, model=used.models.index(self._profile), variant=0, count=self._explain)
+        alerted = riskiest_alerts(table, model=models.models.index(self._profile), variant=0, count=self._explain)
         tested, read = self.schedule.fold_rows(self.rows, fold), self._trainer.values
         return {
-            "horizons": used.horizons.get(self._profile),
-            "reasons": explain_rows(used, self.matrix, self._profile, alerted, candidates=tested, values=read),
-            "attributions": attribute(used, self.matrix, self._profile, alerted, tested, read)
+            "horizons": models.horizons.get(self._profile),
+            "reasons": explain_rows(models, self.matrix, self._profile, alerted, candidates=tested, values=read),
+            "attributions": attribute(models, self.matrix, self._profile, alerted, tested, read)
             if self._explain
             else None,
         }

@@ -139,7 +139,7 @@ def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movem
     facts += _furthest(gaps_moved)
     lost = {channel for channel, move in silent.items() if move.shift.missing_now > move.shift.missing_before}
     parts = [
-        f"{_some(sorted(names))} {happened}"
+        f"{_some_channels(sorted(names))} {happened}"
         for names, happened in (
             (aligned.keys() - silent.keys(), "changed with a driver or exporter update"),
             (lost, "stopped reporting on part of the fleet"),
@@ -155,23 +155,25 @@ def reading_verdicts(reference: Reference, recent: Recent, moves: Sequence[Movem
     workload = [move for move in moves if move.column.group == "workload"]
     work_moved = [move for move in workload if move.moved]
     of_work = {str(move.column.channel) for move in workload}
-    rest = {channel: moved for channel, moved in channels.items() if channel not in aligned}
+    unclear = {channel: moved for channel, moved in channels.items() if channel not in aligned}
     busy = {
-        channel: moved for channel, moved in rest.items() if channel in of_work or channel.endswith(_WORKLOAD_ENDINGS)
+        channel: moved
+        for channel, moved in unclear.items()
+        if channel in of_work or channel.endswith(_WORKLOAD_ENDINGS)
     }
-    rest = {channel: moved for channel, moved in rest.items() if channel not in busy}
+    unclear = {channel: moved for channel, moved in unclear.items() if channel not in busy}
     if busy or (workload and len(work_moved) >= WORKLOAD_SHARE * len(workload)):
-        counted = {channel for channel, moved in rest.items() for move in moved if move.column.statistic in _COUNTED}
-        gauges = {channel: moved for channel, moved in rest.items() if channel not in counted}
+        counted = {channel for channel, moved in unclear.items() for move in moved if move.column.statistic in _COUNTED}
+        gauges = {channel: moved for channel, moved in unclear.items() if channel not in counted}
         facts = [*_furthest(work_moved), *_channel_facts(busy | gauges)]
         out.append(DriftVerdict("workload", True, "The workload changed.", tuple(facts)))
-        rest = {channel: moved for channel, moved in rest.items() if channel not in gauges}
+        unclear = {channel: moved for channel, moved in unclear.items() if channel not in gauges}
     # The remaining values of a silent channel come from the units that still report: a change of mix, not of readings.
-    rest = {channel: moved for channel, moved in rest.items() if channel not in silent}
-    if rest:
-        names = _some(list(rest))
+    unclear = {channel: moved for channel, moved in unclear.items() if channel not in silent}
+    if unclear:
+        names = _some_channels(list(unclear))
         text = f"{names[0].upper()}{names[1:]} changed; workload, gaps and drivers do not explain it."
-        out.append(DriftVerdict("readings", True, text, tuple(_channel_facts(rest))))
+        out.append(DriftVerdict("readings", True, text, tuple(_channel_facts(unclear))))
     return out
 
 
@@ -229,8 +231,8 @@ def _aligned(reference: Reference, recent: Recent, moves: Sequence[Movement]) ->
         # Loading a driver resets the last value of an enumeration, so a shift is expected.
         if move.column.group not in ("telemetry", "peers") or move.column.channel in coded:
             continue
-        usual = move.usual_psi if np.isfinite(move.usual_psi) else 0.0
-        if move.shift.psi >= max(PSI_LIMIT / 2, _PSI_FACTOR * usual) or _missing_otherwise(move):
+        usual_psi = move.usual_psi if np.isfinite(move.usual_psi) else 0.0
+        if move.shift.psi >= max(PSI_LIMIT / 2, _PSI_FACTOR * usual_psi) or _missing_otherwise(move):
             candidates.setdefault(str(move.column.channel), []).append((index, move))
     out: dict[str, str] = {}
     day = (recent.time - recent.time.min()) // _DAY_MS
@@ -288,7 +290,7 @@ def _furthest(moves: Sequence[Movement]) -> list[str]:
     return [move.summary for move in sorted(moves, key=lambda move: -move.shift.psi)[:3]]
 
 
-def _some(channels: Sequence[str]) -> str:
+def _some_channels(channels: Sequence[str]) -> str:
     names = ", ".join(channel_words(channel) for channel in channels[:3])
     return f"{names} and {len(channels) - 3} more" if len(channels) > 3 else names
 

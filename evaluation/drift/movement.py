@@ -56,12 +56,12 @@ class Movement:
     @property
     def summary(self) -> str:
         """The shift of the values as text."""
-        before, now = (
+        median_before, median_now = (
             decimal(value) if math.isfinite(value) else "none"
             for value in (self.shift.median_before, self.shift.median_now)
         )
         return (
-            f"{self.column.name}: median {before} before, {now} now; "
+            f"{self.column.name}: median {median_before} before, {median_now} now; "
             f"stability index {self.shift.psi:.2f}, Kolmogorov-Smirnov distance {self.shift.ks:.2f}"
         )
 
@@ -83,7 +83,7 @@ class Movement:
 
 def movements(
     columns: Sequence[FeatureColumn],
-    before: Sequence[Distribution],
+    references: Sequence[Distribution],
     values: np.ndarray,
     same_makes: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> list[Movement]:
@@ -93,7 +93,7 @@ def movements(
     between these, otherwise the change of mix explains it. Static features are exempt.
     """
     out = []
-    for i, (column, reference) in enumerate(zip(columns, before, strict=True)):
+    for i, (column, reference) in enumerate(zip(columns, references, strict=True)):
         shift = shift_of(reference, values[:, i])
         moved, missing_moved = _has_moved(shift, reference)
         if same_makes is not None and column.group != "static" and (moved or missing_moved):
@@ -230,9 +230,9 @@ def _without_means(values: Floats, unit: Ints, day: Ints) -> Floats:
 
 
 def _has_moved(shift: Shift, reference: Distribution) -> tuple[bool, bool]:
-    usual = reference.usual_psi if math.isfinite(reference.usual_psi) else PSI_LIMIT
+    usual_psi = reference.usual_psi if math.isfinite(reference.usual_psi) else PSI_LIMIT
     usual_missing = reference.usual_missing if math.isfinite(reference.usual_missing) else MISSING_LIMIT
     return (
-        shift.psi >= max(PSI_LIMIT, USUAL * usual) and shift.ks >= KS_LIMIT,
+        shift.psi >= max(PSI_LIMIT, USUAL * usual_psi) and shift.ks >= KS_LIMIT,
         abs(shift.missing_now - shift.missing_before) >= max(MISSING_LIMIT, 3 * usual_missing),
     )

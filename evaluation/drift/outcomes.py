@@ -31,25 +31,25 @@ class RateChange:
     p: float
 
 
-def rate_change(before: int, exposure_before: float, now: int, exposure_now: float, name: str = "") -> RateChange:
+def rate_change(n_before: int, exposure_before: float, n_now: int, exposure_now: float, name: str = "") -> RateChange:
     """Compare two Poisson rates by the exact conditional test (Przyborowski and Wilenski 1940).
 
     The interval of the ratio is the transformed Clopper-Pearson interval.
     """
-    total = before + now
+    total = n_before + n_now
     share = exposure_now / (exposure_now + exposure_before)
     odds = exposure_before / exposure_now
     if total == 0:
         return RateChange(name, 0, 0, float("nan"), 0.0, float("inf"), 1.0)
-    low, high = exact_interval(now, total)
+    low, high = exact_interval(n_now, total)
     return RateChange(
         failure_class=name,
-        before=before,
-        now=now,
-        ratio=now / before * odds if before else float("inf"),
+        before=n_before,
+        now=n_now,
+        ratio=n_now / n_before * odds if n_before else float("inf"),
         low=low / (1 - low) * odds,
         high=high / (1 - high) * odds if high < 1 else float("inf"),
-        p=float(binomtest(now, total, share).pvalue),
+        p=float(binomtest(n_now, total, share).pvalue),
     )
 
 

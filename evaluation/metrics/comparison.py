@@ -93,12 +93,12 @@ def equal_alerts(estimates: Sequence[Estimate], weights: Floats) -> pd.DataFrame
                 by_learner.append(
                     (second.scored.model, precision_of(second.scored, second.scored.top(budget), replicates))
                 )
-        best = most_precise({model: other[0] for model, other in by_learner})
-        for model, other in by_learner:
-            bounds = difference_interval(precision, other)
+        best = most_precise({model: learner_precision[0] for model, learner_precision in by_learner})
+        for model, learner_precision in by_learner:
+            bounds = difference_interval(precision, learner_precision)
             rows.append(
-                (scored.variant, scored.model, model, int(budget.sum()), precision[0], other[0],
-                 precision[0] - other[0], bounds.low, bounds.high, model == best)
+                (scored.variant, scored.model, model, int(budget.sum()), precision[0], learner_precision[0],
+                 precision[0] - learner_precision[0], bounds.low, bounds.high, model == best)
             )  # fmt: skip
     return pd.DataFrame(rows, columns=list(_EQUAL_COLUMNS))
 
@@ -140,10 +140,10 @@ def oracle_shares(estimates: Sequence[Estimate], oracle: Estimate) -> pd.DataFra
 def pair(comparison: str, first: Estimate, second: Estimate, statistic: str) -> tuple[object, ...]:
     """Compare one statistic of two models; returns a row of :func:`paired_differences`."""
     bounds = interval(first.replicates[statistic] - second.replicates[statistic])
-    value, other = first.point[statistic], second.point[statistic]
-    if value == other == 0:
+    value, other_value = first.point[statistic], second.point[statistic]
+    if value == other_value == 0:
         bounds = Interval(np.nan, np.nan)  # neither has a hit, so there is nothing to resample
     return (
         comparison, *first.scored.name, *second.scored.name, statistic,
-        value, other, value - other, bounds.low, bounds.high,
+        value, other_value, value - other_value, bounds.low, bounds.high,
     )  # fmt: skip

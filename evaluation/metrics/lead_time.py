@@ -102,7 +102,7 @@ def unforeseen_incidents(predictions: pd.DataFrame, truth: pd.DataFrame | None =
     (mean true risk of the fleet then) and ``announced`` (``true_risk`` exceeds ``true_base``). Without truth, the last
     three are NaN or null. A cause of several node incidents is seen if at least half of them are.
     """
-    used = ((predictions["variant"] == "sliding") & (predictions["model"] != "random")).to_numpy()
+    is_used = ((predictions["variant"] == "sliding") & (predictions["model"] != "random")).to_numpy()
     kinds = {
         "true_risk": "float64",
         "true_base": "float64",
@@ -110,9 +110,9 @@ def unforeseen_incidents(predictions: pd.DataFrame, truth: pd.DataFrame | None =
         "seen": "bool",
         "chance": "float64",
     }
-    if not used.any():
+    if not is_used.any():
         return pd.DataFrame(columns=list(UNFORESEEN_COLUMNS)).astype(kinds)
-    parts = split_predictions(predictions[used], 1, extra=truth)
+    parts = split_predictions(predictions[is_used], 1, extra=truth)
     models = [part for part in parts if part.variant == "sliding"]
     oracle = next((part for part in parts if part.variant != "sliding"), None)
     shared, rows, incidents = models[0].shared, models[0].rows, models[0].rows.incidents
@@ -130,13 +130,13 @@ def unforeseen_incidents(predictions: pd.DataFrame, truth: pd.DataFrame | None =
         if not len(pairs):
             break
         times, node = rows.time[pairs], int(rows.node[pairs[0]])
-        others = np.flatnonzero(present[times].any(axis=0))
+        present_nodes = np.flatnonzero(present[times].any(axis=0))
         records.append(
             {
                 "cause": int(incidents.cause[place]),
                 "incident": int(incidents.number[place]),
                 "seen": bool(top[times, node].any()),
-                "chance": float(np.any(top[np.ix_(times, others)], axis=0).mean()),
+                "chance": float(np.any(top[np.ix_(times, present_nodes)], axis=0).mean()),
             }
             | _true_risks(true[times], node)
         )

@@ -203,7 +203,7 @@ class Domain:
         """
         n = len(windows)
         history = np.empty((len(entity), len(bits) * n + 3), dtype=np.float32)
-        version = self.events.at(entity, time)
+        version = self.events.version_at(entity, time)
         order = np.lexsort((time, version)).astype(np.int64)
         distinct = np.append(windows, windows[-1])  # window of distinct XIDs, unused here
         half_life = float(duration_ms(HALF_LIFE))
@@ -242,8 +242,8 @@ class Rates:
         rate = np.where(lived[:, None, :], self.counts / safe[:, None, :], np.nan) * _PER
         parts = [rate.reshape(len(rate), rate.shape[1] * rate.shape[2])]
         if fleet is not None:
-            usual = fleet.counts[:, 0] / np.maximum(fleet.exposure, 1.0)
-            parts.append((self.counts[:, 0] + _SMOOTHING) / (usual * self.exposure + _SMOOTHING))
+            fleet_rate = fleet.counts[:, 0] / np.maximum(fleet.exposure, 1.0)
+            parts.append((self.counts[:, 0] + _SMOOTHING) / (fleet_rate * self.exposure + _SMOOTHING))
         parts += [(self.recency * _PER)[:, None], self.since[:, None].astype(np.float64)]
         return np.concatenate(parts, axis=1)
 
@@ -272,10 +272,10 @@ def domain_values(
         pairs, row = np.unique(entity[known] * len(times) + time_code[known], return_inverse=True)
         moment = pairs % len(times)
         rates = domain.rates(pairs // len(times), times[moment], windows, bits)
-        usual = (
+        fleet_rates = (
             None if domain.scope == "fleet" else Rates(*(getattr(of_fleet, name)[moment] for name in Rates.__slots__))
         )
-        out[known] = rates.columns(usual)[row]
+        out[known] = rates.columns(fleet_rates)[row]
         blocks.append(out)
     return np.concatenate(blocks, axis=1)
 

@@ -189,7 +189,7 @@ class EventHistory:
         }
         column = 0
         for scope, events in self._scopes.items():
-            entity = events.at(entities[scope], time)
+            entity = events.version_at(entities[scope], time)
             counted, timed, weighed = (
                 np.asarray([_BIT[event_kind] for event_kind in event_kinds], dtype=np.int64)
                 for event_kinds in (_COUNTED[scope], _TIMED, _WEIGHED)

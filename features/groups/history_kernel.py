@@ -116,7 +116,7 @@ class EventVersions:
         versions = events(owners, entities + len(owner), np.r_[: len(entity), member[counts]])
         return cls(versions, entities, Timeline(owner, since, entities))
 
-    def at(self, entity: IntArray, time: IntArray) -> IntArray:
+    def version_at(self, entity: IntArray, time: IntArray) -> IntArray:
         """Return the version of each entity (-1: none) at each time."""
         if self.changes is None:
             return entity

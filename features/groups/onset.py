@@ -174,12 +174,12 @@ class OnsetPlan:
         for begin in range(0, grid_times.size, _TILE):
             tile = slice(begin, min(begin + _TILE, grid_times.size))
             logs, known = self._logs(amounts[tile], observed_hours[tile]), on_grid[tile]
-            usual = np.full(logs.shape, np.nan)
+            reference = np.full(logs.shape, np.nan)
             for level in levels:
                 percentile = np.full(logs.shape, np.nan)
                 percentile[known] = percentiles[position[tile][known], level[tile][known]]
-                usual = np.where(np.isnan(usual), percentile, usual)
-            excess = logs - usual
+                reference = np.where(np.isnan(reference), percentile, reference)
+            excess = logs - reference
             surge = np.minimum(excess, logs - self._expected(amounts[tile], observed_hours[tile]))
             out[tile, offset : offset + surges] = surge
             for window in range(self.windows):

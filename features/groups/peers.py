@@ -191,7 +191,7 @@ def compare_with_node(
     widest = 1
     for row in range(row_time.size):
         widest = max(widest, row_last[row] - row_first[row])
-    others = np.empty(widest, dtype=np.float32)
+    peer_values = np.empty(widest, dtype=np.float32)
     for row in range(row_time.size):
         time = row_time[row]
         for j in range(deviation.size):
@@ -204,16 +204,16 @@ def compare_with_node(
                 value = values[time, pair, j]
                 if pair != row_pair[row] and not np.isnan(value):
                     slot = n  # insertion sort: a node has few units
-                    while slot > 0 and others[slot - 1] > value:
-                        others[slot] = others[slot - 1]
+                    while slot > 0 and peer_values[slot - 1] > value:
+                        peer_values[slot] = peer_values[slot - 1]
                         slot -= 1
-                    others[slot] = value
+                    peer_values[slot] = value
                     n += 1
                     if value < own_value:
                         n_below += 1.0
                     elif value == own_value:
                         n_below += 0.5
             known = n > 0 and not np.isnan(own_value)
-            out[row, offset + deviation[j]] = np.float64(own_value) - _median(others[:n]) if known else np.nan
+            out[row, offset + deviation[j]] = np.float64(own_value) - _median(peer_values[:n]) if known else np.nan
             if rank[j] >= 0:
                 out[row, offset + rank[j]] = n_below / n if known else np.nan

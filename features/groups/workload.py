@@ -207,7 +207,7 @@ def _power(
     high = np.zeros(edges)
     steps = np.zeros(edges)
     changed = np.zeros(edges)
-    piece = np.empty(_POWER_FIELDS)
+    fields = np.empty(_POWER_FIELDS)
     for row in range(rows):
         steps[:] = 0.0
         changed[:] = 0.0
@@ -220,19 +220,19 @@ def _power(
             while visit < visits.stops[row, edge]:
                 if visits.node[visit] >= 0:
                     for field in range(_POWER_FIELDS):
-                        piece[field] = nodes[visits.node[visit], field]
+                        fields[field] = nodes[visits.node[visit], field]
                 else:
-                    _sum_power(series, lows, highs, visits.first[visit], visits.last[visit], piece)
+                    _sum_power(series, lows, highs, visits.first[visit], visits.last[visit], fields)
                 visit += 1
-                lowest = min(lowest, piece[_LOW])
-                highest = max(highest, piece[_HIGH])
-                if not np.isnan(piece[_NEWEST]):
+                lowest = min(lowest, fields[_LOW])
+                highest = max(highest, fields[_HIGH])
+                if not np.isnan(fields[_NEWEST]):
                     if not np.isnan(oldest):
                         steps[oldest_edge] += 1.0
-                        changed[oldest_edge] += abs(oldest - piece[_NEWEST])
-                    steps[edge] += piece[_STEPS]
-                    changed[edge] += piece[_CHANGED]
-                    oldest = piece[_OLDEST]
+                        changed[oldest_edge] += abs(oldest - fields[_NEWEST])
+                    steps[edge] += fields[_STEPS]
+                    changed[edge] += fields[_CHANGED]
+                    oldest = fields[_OLDEST]
                     oldest_edge = edge
             low[edge] = lowest
             high[edge] = highest

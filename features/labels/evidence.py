@@ -234,8 +234,8 @@ def unattributed_repairs(
         cut = next(
             (n for n, (newer, older) in enumerate(pairwise(recent), 1) if newer[0] - older[0] > window), len(recent)
         )
-        newest, others = ({unit for _, unit, _ in errors} for errors in (recent[:cut], recent[cut:]))
-        units_of[i] = newest if others <= newest else set()
+        newest_units, older_units = ({unit for _, unit, _ in errors} for errors in (recent[:cut], recent[cut:]))
+        units_of[i] = newest_units if older_units <= newest_units else set()
     return {
         (int(i), int(unit))
         for i, unit in zip(*facts.at_units(work, installations), strict=True)

@@ -151,7 +151,7 @@ def _drained_by_predrain(
     for fact, code, begin, end in zip(position, drained, first, last, strict=True):
         chosen = by_unit[begin:end]
         since = int(facts.time[fact])
-        returned_at, passed_at = returns.after(int(code), since), passes.after(int(code), since)
+        returned_at, passed_at = returns.first_after(int(code), since), passes.first_after(int(code), since)
         # Either the drain starts inside the horizon, or it started by t and the unit was still out of use at t.
         begins = (since > decided[chosen]) & (since <= horizon_end[chosen])
         still_absent = (since <= decided[chosen]) & (returned_at > decided[chosen])
@@ -174,7 +174,7 @@ class _UnitTimes:
         self.times = np.append(time[order], NEVER)
         self.timeline = Timeline(unit[order], time[order], len(installations.units))
 
-    def after(self, unit: int, time: int) -> int:
+    def first_after(self, unit: int, time: int) -> int:
         """Return the unit's first time after ``time``; :data:`NEVER` if there is none."""
         position = self.timeline.next(np.asarray([unit], dtype=np.int64), np.asarray([time], dtype=np.int64))
         return int(self.times[position[0]])

@@ -76,10 +76,10 @@ def assign_tickets(
                 repeats[i] = min(repeats[i], known_since)
             elif i in sign_of:
                 evidence[unit].signs.append(replace(sign_of[i], established=known_since, until=until))
-            for other, class_index, is_down in followed:
+            for failed_unit, class_index, is_down in followed:
                 if is_down:
                     sign = Sign(time, known_since, class_index, facts.code[i], facts.node[i] or "", "", i, until)
-                    evidence[other].tickets.append(sign)
+                    evidence[failed_unit].tickets.append(sign)
     return repeats
 
 

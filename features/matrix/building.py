@@ -110,10 +110,10 @@ class BuiltFrom:
         if self.layout != _layout(dataset):
             return -NEVER
         files = {file.path: file for file in dataset.sample_files()}
-        other = [
+        changed = [
             path for path in {*self.files, *files} if path not in files or self.files.get(path) != files[path].sha256
         ]
-        return min((self._first_other_day(path, files.get(path), dataset) for path in other), default=NEVER)
+        return min((self._first_other_day(path, files.get(path), dataset) for path in changed), default=NEVER)
 
     def _first_other_day(self, path: str, current: SampleFile | None, dataset: Dataset) -> int:
         """Return the start of the first changed day of a file, or of its run if its days are unknown."""
@@ -122,8 +122,8 @@ class BuiltFrom:
         if old_days is None or new_days is None:
             runs = dataset.meta.runs
             return -NEVER if runs.days is None else runs.begin_ms(runs.of_file(path.rpartition("/")[2]))
-        other = [day for day in {*old_days, *new_days} if old_days.get(day) != new_days.get(day)]
-        return min(other) * DAY_MS if other else NEVER
+        changed_days = [day for day in {*old_days, *new_days} if old_days.get(day) != new_days.get(day)]
+        return min(changed_days) * DAY_MS if changed_days else NEVER
 
 
 _BUILT_FROM = TypeAdapter(BuiltFrom)
@@ -157,33 +157,35 @@ def _layout(dataset: Dataset) -> dict[str, Any]:
     return {"unit": meta.unit, "buckets": meta.buckets, "run_days": meta.run_days, "columns": dataset.schema.names}
 
 
-def _first_other_event(before: pa.Table, after: pa.Table) -> int:
+def _first_other_event(old_events: pa.Table, new_events: pa.Table) -> int:
     """Return the first known-at time after the common prefix of two tables sorted by known-at time."""
-    if before.column_names != after.column_names:
+    if old_events.column_names != new_events.column_names:
         return -NEVER
-    common_rows = min(before.num_rows, after.num_rows)
-    old_prefix, new_prefix = before.slice(0, common_rows), after.slice(0, common_rows)
+    common_rows = min(old_events.num_rows, new_events.num_rows)
+    old_prefix, new_prefix = old_events.slice(0, common_rows), new_events.slice(0, common_rows)
     if not old_prefix.equals(new_prefix):
         old, new = (table.to_pandas().astype(object) for table in (old_prefix, new_prefix))
-        same = ((old == new) | (old.isna() & new.isna())).all(axis=1).to_numpy()
-        common_rows = common_rows if same.all() else int(same.argmin())
-    remaining = [table.column("known_at").slice(common_rows).cast(pa.int64()).to_numpy() for table in (before, after)]
+        is_unchanged = ((old == new) | (old.isna() & new.isna())).all(axis=1).to_numpy()
+        common_rows = common_rows if is_unchanged.all() else int(is_unchanged.argmin())
+    remaining = [
+        table.column("known_at").slice(common_rows).cast(pa.int64()).to_numpy() for table in (old_events, new_events)
+    ]
     return min((int(known.min()) for known in remaining if known.size), default=NEVER)
 
 
-def _first_other_installation(before: pa.Table, after: pa.Table) -> int:
+def _first_other_installation(old_inventory: pa.Table, new_inventory: pa.Table) -> int:
     """Return the start of the first changed installation, or its end if only that changed."""
-    if before.column_names != after.column_names:
+    if old_inventory.column_names != new_inventory.column_names:
         return -NEVER
-    sides = [table.to_pandas().astype(object).drop_duplicates() for table in (before, after)]
-    names = [name for name in before.column_names if name != "removed_at"]
+    sides = [table.to_pandas().astype(object).drop_duplicates() for table in (old_inventory, new_inventory)]
+    names = [name for name in old_inventory.column_names if name != "removed_at"]
     installations = pd.concat([frame.assign(side=side) for side, frame in enumerate(sides)], ignore_index=True)
-    other = installations.drop_duplicates([*names, "removed_at"], keep=False)
-    if other.empty:
+    changed = installations.drop_duplicates([*names, "removed_at"], keep=False)
+    if changed.empty:
         return NEVER
-    times = {name: milliseconds(pd.to_datetime(other[name], utc=True)) for name in ("installed_at", "removed_at")}
+    times = {name: milliseconds(pd.to_datetime(changed[name], utc=True)) for name in ("installed_at", "removed_at")}
     starts = np.where(times["installed_at"] == NEVER, -NEVER, times["installed_at"])
-    of_installation = other.groupby(names, dropna=False)["side"]
+    of_installation = changed.groupby(names, dropna=False)["side"]
     only_ends = (of_installation.transform("size") == 2) & (of_installation.transform("nunique") == 2)
     return int(np.where(only_ends, times["removed_at"], starts).min())
 
@@ -295,12 +297,12 @@ def _extending(order: BuildOrder, dataset: Dataset, existing: FeatureMatrix, kno
     return replace(order, base=existing.digest, since=since)
 
 
-def _mean_the_same(before: Sequence[FeatureColumn], after: Sequence[FeatureColumn]) -> bool:
+def _mean_the_same(old_columns: Sequence[FeatureColumn], new_columns: Sequence[FeatureColumn]) -> bool:
     """Return whether column values keep their meaning: new categories only append codes."""
-    if len(before) != len(after):
+    if len(old_columns) != len(new_columns):
         return False
-    pairs = zip(before, after, strict=True)
-    return [replace(new, categories=new.categories[: len(old.categories)]) for old, new in pairs] == list(before)
+    pairs = zip(old_columns, new_columns, strict=True)
+    return [replace(new, categories=new.categories[: len(old.categories)]) for old, new in pairs] == list(old_columns)
 
 
 def _check(dataset: Dataset, config: MatrixConfig) -> None:

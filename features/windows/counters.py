@@ -150,7 +150,7 @@ def counter_windows(
     rows, edges = visits.stops.shape
     amount = np.empty(edges)
     steps = np.empty(edges)
-    piece = np.empty(_FIELDS)
+    fields = np.empty(_FIELDS)
     for c in range(rise_at.size):
         columns = table[:, :, c].copy()
         if not np.any(columns >= 0):
@@ -170,26 +170,26 @@ def counter_windows(
                 while visit < visits.stops[row, edge]:
                     node = visits.node[visit]
                     if node >= 0:
-                        _take_node(tree, node, piece)
+                        _take_node(tree, node, fields)
                     else:
-                        _sum_counter(series, rises, visits.first[visit], visits.last[visit], piece)
+                        _sum_counter(series, rises, visits.first[visit], visits.last[visit], fields)
                     visit += 1
-                    known = not np.isnan(piece[_NEWEST])
+                    known = not np.isnan(fields[_NEWEST])
                     if pending:
                         if known:
-                            amount[waiting_edge] += _rise(waiting, piece[_NEWEST])
+                            amount[waiting_edge] += _rise(waiting, fields[_NEWEST])
                             steps[waiting_edge] += 1.0
                     else:
-                        amount[edge] += piece[_HEAD]
-                        steps[edge] += piece[_HEAD_STEPS]
+                        amount[edge] += fields[_HEAD]
+                        steps[edge] += fields[_HEAD_STEPS]
                     if known:
-                        amount[edge] += piece[_AMOUNT]
-                        steps[edge] += piece[_STEPS]
+                        amount[edge] += fields[_AMOUNT]
+                        steps[edge] += fields[_STEPS]
                         if np.isnan(newest):
-                            newest = piece[_NEWEST]
-                        waiting = piece[_OLDEST]
+                            newest = fields[_NEWEST]
+                        waiting = fields[_OLDEST]
                         waiting_edge = edge
-                        pending = piece[_PENDING] > 0.0
+                        pending = fields[_PENDING] > 0.0
             _emit_counter(amount, steps, newest, window_edge, columns, row, out)
 
 
@@ -294,7 +294,7 @@ def enum_windows(
     rows, edges = visits.stops.shape
     changes = np.empty(edges)
     known = np.empty(edges)
-    piece = np.empty(_ENUM_FIELDS)
+    fields = np.empty(_ENUM_FIELDS)
     for c in range(n_enums):
         tree = nodes[c] if nodes.shape[0] > 0 else nodes[:, :, 0]
         series = values[enum_at + c]
@@ -310,20 +310,20 @@ def enum_windows(
                 while visit < visits.stops[row, edge]:
                     node = visits.node[visit]
                     if node >= 0:
-                        _take_node(tree, node, piece)
+                        _take_node(tree, node, fields)
                     else:
-                        _sum_enum(series, visits.first[visit], visits.last[visit], piece)
+                        _sum_enum(series, visits.first[visit], visits.last[visit], fields)
                     visit += 1
-                    if piece[_ENUM_KNOWN] == 0.0:
+                    if fields[_ENUM_KNOWN] == 0.0:
                         continue
                     if newest_edge == edges:
-                        newest = piece[_ENUM_NEWEST]
+                        newest = fields[_ENUM_NEWEST]
                         newest_edge = edge
-                    elif oldest != piece[_ENUM_NEWEST]:
+                    elif oldest != fields[_ENUM_NEWEST]:
                         changes[oldest_edge] += 1.0
-                    changes[edge] += piece[_ENUM_CHANGES]
-                    known[edge] += piece[_ENUM_KNOWN]
-                    oldest = piece[_ENUM_OLDEST]
+                    changes[edge] += fields[_ENUM_CHANGES]
+                    known[edge] += fields[_ENUM_KNOWN]
+                    oldest = fields[_ENUM_OLDEST]
                     oldest_edge = edge
             for w in range(window_edge.shape[0]):
                 smallest = window_edge[w, 0]

@@ -95,15 +95,15 @@ class WindowPlan:
         """
         all_windows = range(len(windows))
         larger = range(1, len(windows)) if len(windows) > 1 else range(1)
-        usual: list[_Statistics] = [("last", (0,)), ("mean", all_windows)]
-        usual += [(statistic, larger) for statistic in ("std", "min", "max", "slope", "delta")]
+        gauge: list[_Statistics] = [("last", (0,)), ("mean", all_windows)]
+        gauge += [(statistic, larger) for statistic in ("std", "min", "max", "slope", "delta")]
         state: list[_Statistics] = [("last", (0,)), ("max", larger)]
         counter: list[_Statistics] = [("rise", all_windows), ("rise_delta", larger)]
         enum: list[_Statistics] = [("last", (0,)), ("changes", larger)]
         return cls._build(
             layout,
             windows,
-            gauge=lambda channel: state if channel.unit == "bool" else usual,
+            gauge=lambda channel: state if channel.unit == "bool" else gauge,
             counter=lambda channel: [("last", (0,)), *counter] if _level_matters(channel) else counter,
             enum=lambda _: enum,
             flag_windows=larger,

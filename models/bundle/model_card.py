@@ -74,8 +74,8 @@ def model_card(manifest: Mapping[str, Any]) -> str:
 
 def promotion_section(decision: Mapping[str, Any]) -> str:
     """Return the model card section that compares a version with the champion."""
-    before = decision["champion_before"]
-    opponent = f"version {before}, the champion" if before is not None else "no champion: the baselines"
+    previous = decision["champion_before"]
+    opponent = f"version {previous}, the champion" if previous is not None else "no champion: the baselines"
     lines = ["", "## Comparison at promotion", ""]
     lines.append(
         f"Version {decision['version']} of `{decision['model']}` against {opponent}: **{decision['action']}**."
@@ -149,9 +149,9 @@ def _features(manifest: Mapping[str, Any]) -> list[str]:
         channels = sorted({str(c["channel"]) for c in manifest["features"] if c["group"] == group and c["channel"]})
         further = f" and {len(channels) - 8} more" if len(channels) > 8 else ""
         lines.append(f"| {group} | {groups[group]} | {', '.join(channels[:8])}{further} |")
-    for name, seen in sorted(manifest["fitted"]["groups"].items()):
-        if set(seen) != set(groups):
-            lines += ["", f"`{name}` uses only {', '.join(seen)}."]
+    for name, used_groups in sorted(manifest["fitted"]["groups"].items()):
+        if set(used_groups) != set(groups):
+            lines += ["", f"`{name}` uses only {', '.join(used_groups)}."]
     return lines
 
 
@@ -176,11 +176,11 @@ def _measured(manifest: Mapping[str, Any]) -> list[str]:
         low, high = figures.get(f"{key}_low"), figures.get(f"{key}_high")
         bounds = "" if low is None or high is None else f"[{_value(low, share)}, {_value(high, share)}]"
         lines.append(f"| {name} | {_value(figures.get(key), share)} | {bounds} |")
-    others = {name: variants["sliding"] for name, variants in metrics["models"].items() if variants.get("sliding")}
-    if len(others) > 1:
+    by_model = {name: variants["sliding"] for name, variants in metrics["models"].items() if variants.get("sliding")}
+    if len(by_model) > 1:
         lines += ["", "All models of the backtest:", "", "| model | " + " | ".join(n for _, n, _ in _BY_MODEL) + " |"]
         lines.append("|---|" + "---|" * len(_BY_MODEL))
-        for name, statistics in others.items():
+        for name, statistics in by_model.items():
             cells = " | ".join(_value(statistics.get(key), share) for key, _, share in _BY_MODEL)
             lines.append(f"| `{name}` | {cells} |")
     return lines

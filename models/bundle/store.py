@@ -231,9 +231,9 @@ def _read(
 ) -> Any:
     if name in (*SEQUENCE, PRIOR):
         return read_learner(name, files[file], file, len(columns))
-    seen = seen_columns(columns, groups)
-    learner = read_learner(name, files[file], file, len(seen))
-    return learner if len(seen) == len(columns) else ColumnSubset.around(learner, seen)
+    used_columns = seen_columns(columns, groups)
+    learner = read_learner(name, files[file], file, len(used_columns))
+    return learner if len(used_columns) == len(columns) else ColumnSubset.around(learner, used_columns)
 
 
 def _plain(value: Any) -> Any:

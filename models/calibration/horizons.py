@@ -115,14 +115,14 @@ class HorizonLabels:
 def fit_horizons(
     risk: Floats,
     main: HorizonLabels,
-    others: Mapping[timedelta, HorizonLabels],
+    by_horizon: Mapping[timedelta, HorizonLabels],
     *,
     horizon: timedelta,
     base_rate: float,
 ) -> HorizonMap:
     """Fit the links on rows that the model was not fitted on.
 
-    ``others``: labels of the same rows at the further horizons; may include the main one.
+    ``by_horizon``: labels of the same rows at the further horizons; may include the main one.
 
     Rows of one incident are not independent, so the likelihood is weighted by incidents over positive rows. The prior
     on the level is normal around a constant hazard, that on the slope around 0 (shorter) or 0.5 (longer), truncated at
@@ -133,8 +133,8 @@ def fit_horizons(
     log_odds = logit(np.clip(risk, EDGE, 1 - EDGE)) - base
     shorter: list[Link] = []
     narrower, hours = main, _hours(horizon)
-    for further in sorted((span for span in others if span < horizon), reverse=True):
-        chosen, share = others[further], _hours(further) / hours
+    for further in sorted((span for span in by_horizon if span < horizon), reverse=True):
+        chosen, share = by_horizon[further], _hours(further) / hours
         rows = (narrower.label == 1) & (chosen.label >= 0)
         # Several rows share an incident.
         weight = narrower.incidents / max(int(rows.sum()), 1)
@@ -142,8 +142,8 @@ def fit_horizons(
         narrower, hours = chosen, _hours(further)
     longer: list[Link] = []
     narrower, hours = main, _hours(horizon)
-    for further in sorted(span for span in others if span > horizon):
-        chosen = others[further]
+    for further in sorted(span for span in by_horizon if span > horizon):
+        chosen = by_horizon[further]
         rows = (narrower.label == 0) & (chosen.label >= 0)
         hazard = np.clip(base_rate, EDGE, 0.5) * (_hours(further) - hours) / _hours(horizon)
         weight = chosen.incidents / max(int((chosen.label == 1).sum()), 1)
@@ -162,7 +162,7 @@ def slice_horizons(
     Returns: the horizon of the matrix's own labels, and the labels at each of ``horizons``.
     """
     as_of = instants(np.array([refit_ms], dtype=np.int64))[0].to_pydatetime()
-    others: dict[timedelta, HorizonLabels] = {}
+    by_horizon: dict[timedelta, HorizonLabels] = {}
     main = timedelta(0)
     queried = np.append(chosen, 0)  # at least one row, to derive the main horizon
     for horizon in horizons:
@@ -170,8 +170,8 @@ def slice_horizons(
         main = horizon - timedelta(milliseconds=int(further.complete[-1] - labels.complete[0]))
         label = np.where(further.complete <= refit_ms, further.label, -1)[:-1]
         hit = label == 1
-        others[horizon] = HorizonLabels(label, count_incidents(rows.tie[chosen[hit]], further.incident[:-1][hit]))
-    return main, others
+        by_horizon[horizon] = HorizonLabels(label, count_incidents(rows.tie[chosen[hit]], further.incident[:-1][hit]))
+    return main, by_horizon
 
 
 def _link(

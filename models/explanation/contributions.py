@@ -263,17 +263,17 @@ def explained_by(fitted: FittedModels, model: str, X: np.ndarray) -> tuple[Float
         (name, weight, *contributions(learner, X))
         for (name, learner), weight in zip(members_of(fitted, model), shares, strict=True)
     ]
-    used = [part for part in parts if part[3] in ADDITIVE] or parts
+    explained = [part for part in parts if part[3] in ADDITIVE] or parts
     names_by_method: dict[str, list[str]] = {}
-    for name, _, _, method in used:
+    for name, _, _, method in explained:
         names_by_method.setdefault(method, []).append(name)
     text = "; ".join(f"{method} of {', '.join(names)}" for method, names in names_by_method.items())
-    if len(used) < len(parts):
+    if len(explained) < len(parts):
         text += f" (without {', '.join(name for name, _, _, method in parts if method not in ADDITIVE)})"
-    share = sum(weight for _, weight, _, _ in used)
+    share = sum(weight for _, weight, _, _ in explained)
     # assume that omitted members agree with the others, to keep the scale of the whole score
     scale = sum(shares) / share if share > 0 else 1.0
     total = np.zeros(X.shape)
-    for _, weight, values, _ in used:
+    for _, weight, values, _ in explained:
         total += weight * scale * values
     return total, text

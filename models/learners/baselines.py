@@ -41,12 +41,12 @@ class Baseline:
         """Return why the matrix lacks the data of this baseline, so that all rows tie; empty: available."""
         return ""
 
-    def _find(self, **wanted: object) -> list[int]:
+    def _find(self, **attributes: object) -> list[int]:
         """Return the columns whose attributes equal the given values; shortest window first."""
         positions = [
             (column.window or timedelta(0), i)
             for i, column in enumerate(self.columns)
-            if all(getattr(column, name) == value for name, value in wanted.items())
+            if all(getattr(column, name) == value for name, value in attributes.items())
         ]
         return [i for _, i in sorted(positions)]
 

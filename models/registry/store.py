@@ -72,13 +72,13 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str)
         refuse_moved(client, tracking_uri)
         with already_made(mlflow):
             client.create_registered_model(model)
-        same = [
+        registered = [
             int(model_version.version)
             for model_version in client.search_model_versions(f"name = '{model}'")
             if model_version.tags.get(DIGEST_TAG) == loaded.digest and _has_files(mlflow, model_version)
         ]
-        if same:
-            version = max(same)
+        if registered:
+            version = max(registered)
         else:
             info = _log_model(mlflow, loaded, bundle, run_id)
             created = client.create_model_version(

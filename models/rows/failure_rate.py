@@ -94,5 +94,5 @@ def recent_rate(recent: tuple[float, float], baseline: tuple[float, float]) -> f
     if recent[0] + baseline[0] == 0:
         return 0.0
     rate = (recent[0] + baseline[0]) / (recent[1] + baseline[1])
-    now, usual = ((hits + RATE_WEIGHT) / (rate * rows + RATE_WEIGHT) for hits, rows in (recent, baseline))
-    return float(rate * now * min(max(now / usual, 0.5), 2.0) ** 0.5)
+    ratio, base_ratio = ((hits + RATE_WEIGHT) / (rate * rows + RATE_WEIGHT) for hits, rows in (recent, baseline))
+    return float(rate * ratio * min(max(ratio / base_ratio, 0.5), 2.0) ** 0.5)

@@ -262,9 +262,9 @@ def _on_grid(rows: TrainingRows, positive: Bools, negative: Bools, ratio: int, p
     matched = _draw_at(rows, negative, times, -(-ratio * counts // 2), priority)
     thinned = negative.copy()
     thinned[matched] = False
-    others = np.flatnonzero(thinned)
-    others = others[np.lexsort((rows.time[others], priority[others]))][: max(quota - len(matched), 0)]
-    chosen = np.concatenate([matched, others])
+    unmatched = np.flatnonzero(thinned)
+    unmatched = unmatched[np.lexsort((rows.time[unmatched], priority[unmatched]))][: max(quota - len(matched), 0)]
+    chosen = np.concatenate([matched, unmatched])
     return chosen, np.full(len(chosen), quota / max(len(chosen), 1))
 
 

@@ -193,7 +193,7 @@ class FittedModels:
         ``tie``: :func:`models.rows.ranking.name_hashes` of the units; shape (n_rows,).
         ``node``: code or hash of each row's node, for the alert budget; shape (n_rows,).
         """
-        return self.compare(self._answer(values, mix(tie, time)), time, tie, node)
+        return self.compare(self._answers_of(values, mix(tie, time)), time, tie, node)
 
     def score_rows(self, read: RowReader, rows: Ints, matrix_rows: TrainingRows) -> dict[str, ModelScore]:
         """Score rows of a matrix in batches; see :meth:`score_arrays`."""
@@ -205,10 +205,10 @@ class FittedModels:
 
         ``identity``: hash of each row's unit and time; shape (n_rows,).
         """
-        parts = [self._answer(read(rows[part]), identity[part]) for part in batches(len(rows))]
+        parts = [self._answers_of(read(rows[part]), identity[part]) for part in batches(len(rows))]
         return parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
-    def _answer(self, values: np.ndarray, identity: Hashes) -> Answers:
+    def _answers_of(self, values: np.ndarray, identity: Hashes) -> Answers:
         answers: dict[str, np.ndarray] = {
             name: baseline.points(values, identity) for name, baseline in self.baselines.items()
         }

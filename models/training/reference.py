@@ -111,7 +111,7 @@ def summarise(values: np.ndarray, *, blocks: Ints | None = None, every_value: bo
     plain = Distribution(knots, cumulative, len(ordered), int((~is_finite).sum()))
     if blocks is None or not len(values):
         return plain
-    usual_psi, usual_missing = _usual(plain, values, is_finite, blocks)
+    usual_psi, usual_missing = _fluctuation(plain, values, is_finite, blocks)
     return Distribution(knots, cumulative, plain.present, plain.missing, usual_psi, usual_missing)
 
 
@@ -166,14 +166,14 @@ def _reference_counts(reference: Distribution, edges: Floats) -> Floats:
     return np.diff(np.r_[0.0, cumulative, reference.present])
 
 
-def _usual(plain: Distribution, values: np.ndarray, is_finite: np.ndarray, blocks: Ints) -> tuple[float, float]:
+def _fluctuation(plain: Distribution, values: np.ndarray, is_finite: np.ndarray, blocks: Ints) -> tuple[float, float]:
     rows = np.bincount(blocks)
     filled = np.flatnonzero(rows >= _MIN_ROWS)
     if len(filled) < 2:
         return float("nan"), float("nan")
     missing = np.bincount(blocks, weights=~is_finite)
-    others = (missing.sum() - missing[filled]) / (rows.sum() - rows[filled])
-    usual_missing = float(np.abs(missing[filled] / rows[filled] - others).max())
+    missing_elsewhere = (missing.sum() - missing[filled]) / (rows.sum() - rows[filled])
+    usual_missing = float(np.abs(missing[filled] / rows[filled] - missing_elsewhere).max())
     edges = plain.edges()
     if not len(edges):
         return 0.0, usual_missing

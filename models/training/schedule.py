@@ -83,8 +83,8 @@ def plan_schedule(
     refits = np.arange(tested[0], tested[-1] + 1, duration_ms(training.refit_every))
     # Skip refits without a decision before the next one.
     next_test = tested[np.searchsorted(tested, refits)]
-    used = np.r_[next_test[:-1] < refits[1:], True]
-    used_refits = tuple(int(refit) for refit in refits[used])
+    is_used = np.r_[next_test[:-1] < refits[1:], True]
+    used_refits = tuple(int(refit) for refit in refits[is_used])
     unusable = tuple(span for span in candidates(training) if used_refits[-1] - reach_ms - duration_ms(span) < first_ms)
     return Schedule(used_refits, int(tested[-1]), unusable)
 

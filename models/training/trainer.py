@@ -390,8 +390,8 @@ class Trainer:
             calibrators = {
                 name: at_level(calibrator, scores[name], split.base_rate) for name, calibrator in calibrators.items()
             }
-        main_horizon, others = split.horizons
-        if not others:
+        main_horizon, labels_by_horizon = split.horizons
+        if not labels_by_horizon:
             return replace(fitted, calibrators=calibrators)
         main = HorizonLabels(split.slice_label, split.slice_incidents if split.held_out else 0)
         no_labels = HorizonLabels(np.full(len(split.slice_rows), -1), 0)
@@ -399,7 +399,7 @@ class Trainer:
         fitted_map = fit_horizons(
             calibrators[profile].risk(scores[profile]),
             main,
-            {further: labels if split.held_out else no_labels for further, labels in others.items()},
+            {further: labels if split.held_out else no_labels for further, labels in labels_by_horizon.items()},
             horizon=main_horizon,
             base_rate=split.base_rate,
         )

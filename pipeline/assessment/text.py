@@ -46,7 +46,7 @@ def verdict_text(content: dict[str, Any], out: Path, dataset: str, params: Seque
     contents, todos = data(content["data"])
     lines = [f"Data{' (a simulated fleet)' if content['data']['simulated'] else ''}"]
     lines += [f"  {line}" for line in contents] + [f"    {todo}" for todo in todos]
-    lines += ["", f"Are failures predictable here?  {answer(content)}"]
+    lines += ["", f"Are failures predictable here?  {answer_text(content)}"]
     lines += [f"  {line}" for line in figures(content["predictable"])]
     for table, notes in ((ladder(content), policy_notes), *((table, None) for table in detail_tables(content))):
         if table is not None:
@@ -67,7 +67,7 @@ def verdict_lines(content: dict[str, Any]) -> list[str]:
     rows = [f"{row['rung']} {row['net']:,.0f} ({_interval(row)})" for row in content["ladder"][1:]]
     nets = ", ".join(rows) or "no replay was possible"
     return [
-        answer(content),
+        answer_text(content),
         f"Net GPU-hours by action, with 95 % intervals: {nets}.",
         " ".join(recommendation(content)),
     ]
@@ -79,10 +79,10 @@ def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequenc
     rungs, picture = ladder(content), net_by_job_size(content)
     page = render(
         "assessment.html.j2",
-        words=_words,
+        words=_with_code,
         dataset=dataset,
         simulated=content["data"]["simulated"],
-        answer=answer(content),
+        answer=answer_text(content),
         recommendation=recommendation(content),
         ladder=rungs,
         picture=picture and (Markup(picture.svg), picture.caption),  # noqa: S704 - escaped there
@@ -101,7 +101,7 @@ def write_page(content: dict[str, Any], out: Path, dataset: str, params: Sequenc
     return target
 
 
-def _words(line: str) -> Markup:
+def _with_code(line: str) -> Markup:
     """Escape a line, and format text in backticks as code."""
     return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(line))))  # noqa: S704 - escaped
 
@@ -136,7 +136,7 @@ def _unit(data: dict[str, Any]) -> str:
     return "GPU" if data["unit"] == "gpu" else "node"
 
 
-def answer(content: dict[str, Any]) -> str:
+def answer_text(content: dict[str, Any]) -> str:
     """Return whether failures are predictable, as a sentence."""
     predictable = content["predictable"]
     return ANSWERS[predictable["answer"]].format(more=predictable["more"])

@@ -84,8 +84,8 @@ def precision_recall(evaluation: Evaluation, profile: str) -> Plot | None:
         return None
 
     def draw(axes: Axes) -> None:
-        others = [model for model in ALL_LEARNERS if model in by_model and model != profile]
-        for i, model in enumerate(others):
+        other_learners = [model for model in ALL_LEARNERS if model in by_model and model != profile]
+        for i, model in enumerate(other_learners):
             curve = by_model[model]
             # colours and styles repeat at different lengths, so that thirty learners can be distinguished
             colour, style = _COLOURS[i % len(_COLOURS)], _STYLES[i % len(_STYLES)]
@@ -324,8 +324,8 @@ def _inline(document: str, key: str, title: str, description: str) -> str:
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
     svg = svg.replace("xlink:href", "href")
-    used = set(re.findall(r'href="#([^"]+)"', svg)) | set(re.findall(r"url\(#([^)]+)\)", svg))
-    svg = re.sub(r'\sid="([^"]+)"', lambda match: f' id="{key}-{match[1]}"' if match[1] in used else "", svg)
+    used_ids = set(re.findall(r'href="#([^"]+)"', svg)) | set(re.findall(r"url\(#([^)]+)\)", svg))
+    svg = re.sub(r'\sid="([^"]+)"', lambda match: f' id="{key}-{match[1]}"' if match[1] in used_ids else "", svg)
     svg = re.sub(r'href="#', f'href="#{key}-', svg)
     svg = re.sub(r"url\(#", f"url(#{key}-", svg)
     for colour, css in _CSS.items():

@@ -14,12 +14,12 @@ from pipeline.report.wording import NONE, count, day, interval_text, number, per
 
 def decisions(context: ReportContext) -> ReportSection | None:
     """Build the section on decisions; None if there are no promises."""
-    promises, now = context.extras.get("promises"), context.extras.get("decisions")
-    if promises is None or now is None or promises.empty:
+    promises, targets = context.extras.get("promises"), context.extras.get("decisions")
+    if promises is None or targets is None or promises.empty:
         return None
-    tables = [_target_table(now[now["model"] == context.profile], context), _promise_table(promises, context)]
+    tables = [_target_table(targets[targets["model"] == context.profile], context), _promise_table(promises, context)]
     unforeseen = context.extras.get("unforeseen")
-    after = [
+    notes = [
         "A promise is made at a refit and evaluated on the decisions until the next refit. It is based on decisions of "
         "earlier refits whose outcomes were known by then. Its bound treats alerts of one node, and of nodes with a "
         "common cause, as dependent, and is corrected for the search for the threshold. It assumes that the future "
@@ -27,14 +27,14 @@ def decisions(context: ReportContext) -> ReportSection | None:
     ]
     if unforeseen is not None and not unforeseen.empty:
         tables.append(_classes(unforeseen))
-        after.append("No threshold catches failures without a precursor: use redundancy and frequent checkpoints.")
+        notes.append("No threshold catches failures without a precursor: use redundancy and frequent checkpoints.")
     return ReportSection(
         key="decisions",
         name="Decisions",
         title="Promised precisions",
-        before=(_kept_text(promises),),
+        introduction=(_kept_text(promises),),
         tables=tuple(table for table in tables if table is not None),
-        after=tuple(after),
+        notes=tuple(notes),
     )
 
 
@@ -42,9 +42,9 @@ def _kept_text(promises: pd.DataFrame) -> str:
     evaluated = promises[promises["kept"].notna()]
     if evaluated.empty:
         return "No model of this run made a promise that could be evaluated."
-    kept = int(evaluated["kept"].sum())
+    n_kept = int(evaluated["kept"].sum())
     return (
-        f"Across all models and targets, {count(len(evaluated))} promises could be evaluated, and {count(kept)} were "
+        f"Across all models and targets, {count(len(evaluated))} promises could be evaluated, and {count(n_kept)} were "
         "kept. They are not independent, because models share incidents."
     )
 
@@ -147,9 +147,9 @@ def what_changed(context: ReportContext) -> ReportSection | None:
         key="what-changed",
         name="Drift",
         title="Drift between refits",
-        before=(_summary(checks, verdicts), _reading(context)),
+        introduction=(_summary(checks, verdicts), _reading(context)),
         tables=tuple(table for table in tables if table is not None),
-        after=(
+        notes=(
             "A population stability index of 0.1 is small and 0.25 is large (Siddiqi). A feature counts as drifted if "
             "its index is at least 0.2 and at least twice the largest between weeks of the training window, and its "
             "Kolmogorov-Smirnov distance is at least 0.1.",

@@ -78,9 +78,9 @@ class ReportSection:
     key: str
     name: str
     title: str
-    before: tuple[str, ...] = ()
+    introduction: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
-    after: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 Column = tuple[str, Callable[[Any], "str | Cell"]]
@@ -118,8 +118,8 @@ def models(evaluation: Evaluation, context: ReportContext) -> Table:
         (f"precision at K = {evaluation.k}", _measured("precision_at_k", percent)),
         ("precision per alert", _measured("precision", percent)),
         ("incidents caught", _measured("recall", percent)),
-        ("average precision", _measured("average_precision", _three)),
-        ("ROC-AUC", _measured("roc_auc", _three)),
+        ("average precision", _measured("average_precision", _three_decimals)),
+        ("ROC-AUC", _measured("roc_auc", _three_decimals)),
         ("in top 5 %", _measured("capture", percent)),
         ("median lead time", lambda row: hours(row.lead_time_median_hours)),
         ("false episodes", lambda row: number(row.false_episodes_per_1000_node_days, 1)),
@@ -205,12 +205,12 @@ def paired(evaluation: Evaluation, comparison: str, caption: str) -> Table | Non
     compared = evaluation.paired[evaluation.paired["comparison"] == comparison]
     precision = compared[compared["statistic"] == "precision_at_k"].reset_index(drop=True)
     average = compared[compared["statistic"] == "average_precision"].reset_index(drop=True)
-    same = comparison == "sliding"
+    against_static = comparison == "sliding"
     return table_of(
         caption,
         precision.join(average[["difference", "low", "high"]].add_suffix("_average")),
-        ("model", lambda row: f"{row.model}, sliding" if same else row.model),
-        ("against", lambda row: "trained once" if same else row.other_model),
+        ("model", lambda row: f"{row.model}, sliding" if against_static else row.model),
+        ("against", lambda row: "trained once" if against_static else row.other_model),
         ("precision at K", lambda row: f"{percent(row.value)} / {percent(row.other_value)}"),
         ("difference in points", _difference),
         ("verdict", lambda row: verdict(row.low, row.high)),
@@ -280,7 +280,7 @@ def folds(evaluation: Evaluation, context: ReportContext) -> Table | None:
             "incidents caught",
             lambda row: NONE if pd.isna(row.incidents) else f"{count(row.caught)} of {count(row.incidents)}",
         ),
-        ("average precision", lambda row: _three(row.average_precision)),
+        ("average precision", lambda row: _three_decimals(row.average_precision)),
     )
 
 
@@ -336,7 +336,7 @@ def _measured(name: str, write: Callable[[float], str]) -> Callable[[Any], Cell]
     return cell
 
 
-def _three(value: float) -> str:
+def _three_decimals(value: float) -> str:
     return number(value, 3)
 
 

@@ -126,7 +126,7 @@ def _slurm(settings: "ActSettings") -> ChosenScheduler:
     return ChosenScheduler(adapter, workloads, settings.slurm.rest_url or cluster, cluster, prober=prober)
 
 
-def evacuation_of(chosen: ChosenScheduler, given: "ActSettings", clock: "Clock", *, undo: bool) -> "Evacuation | None":
+def evacuation_of(chosen: ChosenScheduler, config: "ActSettings", clock: "Clock", *, undo: bool) -> "Evacuation | None":
     """Create the evacuation engine.
 
     ``undo``: release-all is set; settings that the scheduler does not support are then no error.
@@ -137,7 +137,7 @@ def evacuation_of(chosen: ChosenScheduler, given: "ActSettings", clock: "Clock",
     from foundation.errors import InputError
     from scheduler.evacuation.engine import Evacuation
 
-    settings = given.evacuation
+    settings = config.evacuation
     if chosen.workloads is None:
         if settings.enabled and not undo:
             raise InputError(

@@ -239,8 +239,8 @@ def _switch(
             switches = replace(switches, kill=kill or switches.kill, release_all=release_all or switches.release_all)
         if reset_breaker:
             switches = replace(switches, reset_breaker_at=SystemClock().now())
-        answer = chosen.adapter.set_switches(switches)
-        failure = None if answer.confirmed else f"cannot set the switches: {answer.message}"
+        result = chosen.adapter.set_switches(switches)
+        failure = None if result.confirmed else f"cannot set the switches: {result.message}"
     except SchedulerError as error:
         failure = f"the switches cannot be read: {error}"
     if failure is not None and release_all:
@@ -358,10 +358,10 @@ def _follow(controller: "Controller", settings: "ActSettings", listen: str | Non
             started_s = time.monotonic()
             report = controller.round()
             metrics.note(report, time.monotonic() - started_s)
-            shown = [str(report.active), *report.errors, *report.notes, *(step.line for step in report.work)]
-            if report.steps or shown != last_shown:  # an unchanged state is not repeated every minute
+            lines = [str(report.active), *report.errors, *report.notes, *(step.line for step in report.work)]
+            if report.steps or lines != last_shown:  # an unchanged state is not repeated every minute
                 _show(report, as_json)
-            last_shown = shown
+            last_shown = lines
     return report
 
 

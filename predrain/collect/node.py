@@ -123,7 +123,7 @@ class Sending:
 @grouped
 def nvml(
     *,
-    given: SendingOptions,
+    sending_options: SendingOptions,
     interval: IntervalOption = "30s",
     node: Annotated[str | None, typer.Option(help="Node name. Default: the host name.")] = None,
     listen: ListenOption = None,
@@ -147,7 +147,7 @@ def nvml(
     period = timedelta(seconds=seconds(interval, "--interval"))
     channels = resolve_channels(read_params(params).channels)
     name = node or socket.gethostname()
-    sending = Sending(given, writer=writer_of(name), channels=channels)
+    sending = Sending(sending_options, writer=writer_of(name), channels=channels)
     collector = NvmlCollector(
         sending.staging,
         name,
@@ -182,7 +182,7 @@ def kernel_log(
         typer.Option(help="`journal`, or a log file (syslog, dmesg --time-format iso). Repeatable."),
     ],
     *,
-    given: SendingOptions,
+    sending_options: SendingOptions,
     node: Annotated[
         str | None,
         typer.Option(help="Node name. Default: the host name; for files, the hosts in the log."),
@@ -227,9 +227,9 @@ def kernel_log(
     start = None if since is None else instant_option(since, "--since")
     zone = _zone(timezone)
     delay = read_params(params).features.delay
-    named = node or (None if paths else socket.gethostname())
-    state = _state_name(named or socket.gethostname(), paths)
-    sending = Sending(given, writer=state[:60].rstrip("-."))
+    node_name = node or (None if paths else socket.gethostname())
+    state = _state_name(node_name or socket.gethostname(), paths)
+    sending = Sending(sending_options, writer=state[:60].rstrip("-."))
     now = functools.partial(datetime.now, UTC)
     catalogue = MessageCatalogue(load_mapping(mapping).kernel_log.messages if mapping else ())
     accounting = Accounting()
@@ -247,7 +247,7 @@ def kernel_log(
         collect_kernel_log(
             outbox,
             open_source,
-            node=named,
+            node=node_name,
             fixed=node is not None and not paths,
             clock=now,
             stop=stop.wait,

@@ -59,7 +59,7 @@ class InMemoryDiagnostic:
         within: timedelta,
         diagnostic: Diagnostic,
     ) -> None:
-        self.begun: dict[str, tuple[datetime, Remedy | None]] = {}
+        self.runs: dict[str, tuple[datetime, Remedy | None]] = {}
         self.probes: dict[str, list[int]] = {}
         """Node, start, end, whether it was preempted, and failure found (-1: none) of each probe, by its key."""
         self.failed: dict[str, datetime] = {}
@@ -76,9 +76,9 @@ class InMemoryDiagnostic:
         probe: bool = False,
     ) -> WriteResult:
         """Start a diagnostic."""
-        if key in self.begun:
+        if key in self.runs:
             return WriteResult("already")
-        self.begun[key] = now, _ = self._clock.now(), "diagnose" if node in self.failed else remedy
+        self.runs[key] = now, _ = self._clock.now(), "diagnose" if node in self.failed else remedy
         if probe:
             begin = instant_ms(now)
             self.probes[key] = [self._fleet.names.get_loc(node), begin, begin + duration_ms(_PROBE), 1, -1]
@@ -86,7 +86,7 @@ class InMemoryDiagnostic:
 
     def ends(self, key: str) -> datetime | None:
         """Return when a diagnostic ends; None: none is run."""
-        began, remedy = self.begun[key]
+        began, remedy = self.runs[key]
         if key in self.probes:
             return began + _PROBE
         takes = procedure(remedy, self._kind, self._costs)
@@ -94,18 +94,18 @@ class InMemoryDiagnostic:
 
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Return the result of a diagnostic, which may still be running."""
-        if key not in self.begun:
+        if key not in self.runs:
             return DiagnosticResult("missing")
-        (began, remedy), ends = self.begun[key], self.ends(key)
+        (began, remedy), ends = self.runs[key], self.ends(key)
         if ends is None:
             return DiagnosticResult("inconclusive", "no diagnostic is run")
         if self._clock.now() < ends:
             return DiagnosticResult("running")
-        at, place = instant_ms(ends), self._fleet.names.get_loc(node)
-        ahead = (self._fleet.failed == place) & (self._fleet.at <= at + duration_ms(self._within))
-        faults = np.flatnonzero(ahead & (at < self._fleet.until))
+        ended_ms, place = instant_ms(ends), self._fleet.names.get_loc(node)
+        ahead = (self._fleet.failed == place) & (self._fleet.at <= ended_ms + duration_ms(self._within))
+        faults = np.flatnonzero(ahead & (ended_ms < self._fleet.until))
         if key in self.probes:
-            self.probes[key][2:] = [at, 0, int(faults[0]) if len(faults) else -1]
+            self.probes[key][2:] = [ended_ms, 0, int(faults[0]) if len(faults) else -1]
         sick = tuple(self._fleet.unit[fault] for fault in faults)
         if not ((finds(remedy, self._kind) or key in self.probes) and sick):
             return DiagnosticResult("passed", at=ends)
@@ -114,7 +114,7 @@ class InMemoryDiagnostic:
 
     def drop(self, node: str, key: str) -> None:
         """Forget a diagnostic."""
-        self.begun.pop(key, None)
+        self.runs.pop(key, None)
         if key in self.probes and self.probes[key][3]:
             self.probes[key][2] = min(self.probes[key][2], instant_ms(self._clock.now()))
 
@@ -159,7 +159,7 @@ class SimulatedCluster:
             ControllerSettings(), holder="replay", code="replay", evacuation=evacuation,
         )  # fmt: skip
         self.left = np.full(len(jobs.node), NEVER)
-        self._asked: dict[str, datetime] = {}
+        self._requested_at: dict[str, datetime] = {}
         self.checkpoints: dict[str, tuple[int, int]] = {}
         """Job and time of each checkpoint requested while the job's node stayed in service, by key."""
         self.softly: list[list[int]] = []
@@ -173,66 +173,66 @@ class SimulatedCluster:
         self._rows: list[list[int]] = []
         self._open: dict[int, list[int]] = {}
 
-    def marks_by(self, at: int) -> ReplayMarks:
+    def marks_by(self, until_ms: int) -> ReplayMarks:
         """Return the marks until a time; active marks end there."""
-        return ReplayMarks.of([[*row[:2], min(row[2], at), *row[3:]] for row in self._rows])
+        return ReplayMarks.of([[*row[:2], min(row[2], until_ms), *row[3:]] for row in self._rows])
 
-    def follow(self, at: datetime) -> None:
-        """Run further rounds, as a controller does every minute, while jobs leave the nodes drained at ``at``."""
-        for more in _FURTHER:
+    def follow(self, now: datetime) -> None:
+        """Run further rounds, as a controller does every minute, while jobs leave the nodes drained at ``now``."""
+        for delay in _FURTHER:
             drained = {name for name, level in self._levels().items() if level is Level.DRAIN}
             if not any(workload.node in drained for workload in self.workloads.running.values()):
                 return
-            self.go_round(at + more)
+            self.go_round(now + delay)
 
-    def go_round(self, at: datetime) -> Mapping[str, NodeDecision]:
+    def go_round(self, now: datetime) -> Mapping[str, NodeDecision]:
         """Run a round, and return the decisions by node."""
         since = self.clock.now()
-        started = np.flatnonzero((self.jobs.start > instant_ms(since)) & (self.jobs.start <= instant_ms(at)))
-        started = started[self._elsewhere(started, instant_ms(at))]
+        started = np.flatnonzero((self.jobs.start > instant_ms(since)) & (self.jobs.start <= instant_ms(now)))
+        started = started[self._elsewhere(started, instant_ms(now))]
         self.left[started] = np.minimum(self.left[started], self.jobs.start[started])
-        self.clock.move(at - since)
-        self._show(at)
+        self.clock.move(now - since)
+        self._show(now)
         report = self.controller.round()
         if report.errors:
-            raise SystemExit(f"the controller failed at {at}: {report.errors}")
+            raise SystemExit(f"the controller failed at {now}: {report.errors}")
         for uid, workload in self.workloads.running.items():
             if workload.ending:
-                self.left[int(uid)] = min(self.left[int(uid)], instant_ms(at + LEAVE))
+                self.left[int(uid)] = min(self.left[int(uid)], instant_ms(now + LEAVE))
         levels = self._levels()
         for uid, ask in self.workloads.asked.items():
-            if ask.key not in self._asked and not levels[self.fleet.nodes[self.jobs.node[int(uid)]].name].hard:
-                self.checkpoints[ask.key] = int(self.jobs.job[int(uid)]), instant_ms(at)
-            self._asked.setdefault(ask.key, at)
+            if ask.key not in self._requested_at and not levels[self.fleet.nodes[self.jobs.node[int(uid)]].name].hard:
+                self.checkpoints[ask.key] = int(self.jobs.job[int(uid)]), instant_ms(now)
+            self._requested_at.setdefault(ask.key, now)
         decisions: Mapping[str, NodeDecision] = {} if report.plan is None else report.plan.nodes
         self._high[:] = [node.name in decisions and decisions[node.name].tier == "high" for node in self.fleet.nodes]
         busy = {workload.node for workload in self.workloads.running.values()}
         for place, level in enumerate(levels.values()):
-            self._follow_soft(place, level, at)
+            self._follow_soft(place, level, now)
             if level.hard and place not in self._open:
-                self._open[place] = [place, instant_ms(at), NEVER, NEVER, NEVER]
+                self._open[place] = [place, instant_ms(now), NEVER, NEVER, NEVER]
                 self._rows.append(self._open[place])
             if level is Level.SWAP:
                 self.swaps.add((place, self._open[place][1]))
             if level is Level.DRAIN and self._open[place][3] == NEVER:
-                self._open[place][3] = instant_ms(at)
+                self._open[place][3] = instant_ms(now)
                 if self.fleet.nodes[place].name in busy:
                     self.swaps.discard((place, self._open[place][1]))
-            found = self.diagnostic.failed.get(self.fleet.nodes[place].name)
-            if level is Level.DRAIN and found is not None:
-                self._open[place][4] = min(self._open[place][4], instant_ms(found))
+            found_at = self.diagnostic.failed.get(self.fleet.nodes[place].name)
+            if level is Level.DRAIN and found_at is not None:
+                self._open[place][4] = min(self._open[place][4], instant_ms(found_at))
             if not level.hard and place in self._open:
                 self.diagnostic.failed.pop(self.fleet.nodes[place].name, None)
-                self._open.pop(place)[2] = instant_ms(at)
+                self._open.pop(place)[2] = instant_ms(now)
                 self.left[self.jobs.node == place] = NEVER  # jobs are back
         return decisions
 
-    def _follow_soft(self, place: int, level: Level, at: datetime) -> None:
+    def _follow_soft(self, place: int, level: Level, now: datetime) -> None:
         if level is Level.AVOID and place not in self._soft:
-            self._soft[place] = [place, instant_ms(at), self.fleet.end, NEVER, NEVER]
+            self._soft[place] = [place, instant_ms(now), self.fleet.end, NEVER, NEVER]
             self.softly.append(self._soft[place])
         elif level is not Level.AVOID and place in self._soft:
-            self._soft.pop(place)[2] = instant_ms(at)
+            self._soft.pop(place)[2] = instant_ms(now)
             if not level.hard:
                 self.left[self.jobs.node == place] = NEVER  # jobs are back
 
@@ -249,26 +249,26 @@ class SimulatedCluster:
         self.avoided.update(started[avoids].tolist())
         return np.asarray(hard[node] | avoids)
 
-    def _show(self, at: datetime) -> None:
+    def _show(self, now: datetime) -> None:
         """Update running jobs and down nodes in the scheduler."""
         takes = self.policy.cost_benefit.checkpoint
-        self.workloads.written |= {key for key, asked_at in self._asked.items() if at - asked_at >= takes}
-        now, jobs = instant_ms(at), self.jobs
+        self.workloads.written |= {key for key, asked_at in self._requested_at.items() if now - asked_at >= takes}
+        now_ms, jobs = instant_ms(now), self.jobs
         running: dict[str, Workload] = {}
-        there = jobs.running(now, self.left)
-        down = self.fleet.down(now)
+        present = jobs.running(now_ms, self.left)
+        down = self.fleet.down(now_ms)
         for place, installed in enumerate(self.fleet.installations):
             name = self.fleet.nodes[place].name
             views = []
-            entries = there[(jobs.node[there] == place) & (place not in down)]
-            for entry, view in zip(entries, job_views(jobs, entries, now), strict=True):
+            entries = present[(jobs.node[present] == place) & (place not in down)]
+            for entry, view in zip(entries, job_views(jobs, entries, now_ms), strict=True):
                 offer = CheckpointOffer("scheduler") if view.can_checkpoint else None
                 workload = self.workloads.running.get(str(entry))
                 running[str(entry)] = workload or Workload(
                     view.name, str(entry), "job", name, job=view, checkpoint=offer
                 )
                 views.append(view)
-            units = tuple(UnitView(unit) for unit, since, until in installed if since <= now < until)
+            units = tuple(UnitView(unit) for unit, since, until in installed if since <= now_ms < until)
             base = replace(self.fleet.nodes[place], jobs=tuple(views), down=place in down, units=units)
             if base != self.scheduler.nodes[name].base:
                 self.scheduler.edit(name, partial(replace, base=base))

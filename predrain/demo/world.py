@@ -90,11 +90,11 @@ class ArrivedDataset(Dataset):
     now: datetime
 
     @classmethod
-    def by(cls, whole: Dataset, now: datetime) -> Self:
+    def by(cls, dataset: Dataset, now: datetime) -> Self:
         """Return a view of a dataset as of a time."""
-        seen = cls(whole.place, replace(whole.meta, span=(whole.meta.span[0], now)), whole._files)
-        seen.now = now
-        return seen
+        arrived = cls(dataset.place, replace(dataset.meta, span=(dataset.meta.span[0], now)), dataset._files)
+        arrived.now = now
+        return arrived
 
     def events(self) -> pd.DataFrame:
         """Return the events known by then."""
@@ -209,16 +209,16 @@ class World:
 
     def count(self) -> Balance:
         """Count the outcomes of all actions so far."""
-        now_ms, costs, whole = instant_ms(self.now), self.cluster.policy.cost_benefit, self.cluster.fleet
-        seen = np.flatnonzero(whole.at < now_ms)
+        now_ms, costs, replayed = instant_ms(self.now), self.cluster.policy.cost_benefit, self.cluster.fleet
+        past = np.flatnonzero(replayed.at < now_ms)
         fleet = replace(
-            whole, failed=whole.failed[seen], unit=tuple(whole.unit[place] for place in seen), at=whole.at[seen],
-            until=np.minimum(whole.until[seen], now_ms), end=now_ms,
+            replayed, failed=replayed.failed[past], unit=tuple(replayed.unit[place] for place in past),
+            at=replayed.at[past], until=np.minimum(replayed.until[past], now_ms), end=now_ms,
         )  # fmt: skip
         cluster, jobs = self.cluster, self.cluster.jobs
         marks = cluster.marks_by(now_ms)
         probes = Probes.of(
-            [*row[:4], row[4] if row[4] < len(seen) else -1] for row in cluster.diagnostic.probes.values()
+            [*row[:4], row[4] if row[4] < len(past) else -1] for row in cluster.diagnostic.probes.values()
         )
         checkpoints = Checkpoints.of(jobs, cluster.checkpoints.values(), costs)
 

@@ -219,21 +219,21 @@ def add_extender(
         body = await request.body()
         return parsed(body) if len(body) <= _MAX_INLINE_BYTES else await reading.run(lambda: parsed(body))
 
-    def verb(answer: Callable[[list[str], _Job, datetime], Any], open_answer: Callable[[list[str]], Any]) -> Any:
+    def verb(handler: Callable[[list[str], _Job, datetime], Any], fallback: Callable[[list[str]], Any]) -> Any:
         async def handle(request: Request) -> Response:
-            asked, job = await read(request)
+            names, job = await read(request)
             try:
-                return as_json(answer(asked, job, clock()))
+                return as_json(handler(names, job, clock()))
             except Exception:  # an internal error must not keep a pod from running
                 metrics.passed_through.inc()
-                _LOG.exception("the extender failed; all %d nodes pass", len(asked))
-                return as_json(open_answer(asked))
+                _LOG.exception("the extender failed; all %d nodes pass", len(names))
+                return as_json(fallback(names))
 
         return handle
 
-    def filtered(asked: list[str], _job: _Job, now: datetime) -> dict[str, Any]:
+    def filtered(names: list[str], _job: _Job, now: datetime) -> dict[str, Any]:
         out = decisions.out if settings.extender_filter == "ledger" else None
-        passed, removed = kept_nodes(asked, fleet_at(now), now, out, settings.extender_max_share)
+        passed, removed = kept_nodes(names, fleet_at(now), now, out, settings.extender_max_share)
         metrics.removed.inc(len(removed))
         return filter_result(passed, removed)
 

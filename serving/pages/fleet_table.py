@@ -49,8 +49,8 @@ class FleetQuery(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_empty(cls, given: Any) -> Any:
-        return {name: value for name, value in given.items() if value != ""} if isinstance(given, dict) else given
+    def _without_empty(cls, fields: Any) -> Any:
+        return {name: value for name, value in fields.items() if value != ""} if isinstance(fields, dict) else fields
 
     def address(self, **changed: Any) -> str:
         """Return the URL of this view with changed parameters; the first page unless ``offset`` is given."""

@@ -39,11 +39,11 @@ _PAGE_PREFIXES: Final = ("/nodes/", "/gpus/", "/page/")
 _REFUSALS: Final = refusals("text/html", {"type": "string"})
 
 
-def _day(given: object) -> object:
+def _day(value: object) -> object:
     """Accept ISO dates only; pydantic would also parse numbers and times."""
-    if isinstance(given, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", given, re.ASCII) is None:
+    if isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", value, re.ASCII) is None:
         raise ValueError("write a day such as 2026-03-01")
-    return given
+    return value
 
 
 Day = Annotated[date, BeforeValidator(_day)]
@@ -127,11 +127,11 @@ class FleetPages:
 
     def refusal(self, request: Request, refused: RequestRefused) -> Response:
         """Return an error as a page; for 401 the browser asks for the token as a password."""
-        answer = page(request, "refusal", refused.status, **self._frame(), refused=refused)
-        answer.headers.update({name: value for name, value in refused.headers().items() if name != "Content-Type"})
+        response = page(request, "refusal", refused.status, **self._frame(), refused=refused)
+        response.headers.update({name: value for name, value in refused.headers().items() if name != "Content-Type"})
         if refused.status == 401:
-            answer.headers["WWW-Authenticate"] = 'Basic realm="predrain: a token with the scope read as the password"'
-        return answer
+            response.headers["WWW-Authenticate"] = 'Basic realm="predrain: a token with the scope read as the password"'
+        return response
 
     def _in_thread(self, make: Callable[..., Response]) -> Callable[..., Awaitable[Response]]:
         """Render in the pages' own threads, preserving the signature that FastAPI inspects."""

@@ -236,9 +236,9 @@ def _recall(
     outcomes = []
     for _, incident in certain.groupby("node_incident", sort=True):
         node, start = str(incident["node"].iloc[0]), incident["start"].min().timestamp()
-        after = first < start
-        if (after & (start <= last)).any():
-            alerted = after & (start <= reached) & np.array([node in nodes for nodes in alerted_nodes])
+        is_earlier = first < start
+        if (is_earlier & (start <= last)).any():
+            alerted = is_earlier & (start <= reached) & np.array([node in nodes for nodes in alerted_nodes])
             lead_s = start - first[alerted].min() + gap.total_seconds() if alerted.any() else math.nan
             classes = set(map(str, incident["failure_class"]))
             outcomes.append((int(incident["common_cause"].iloc[0]), bool(alerted.any()), lead_s / 3600, classes))

@@ -59,7 +59,7 @@ def score_decision(
     *,
     tiers: TierThresholds | None = None,
     clock: Clock,
-    at: datetime | None = None,
+    decision_time: datetime | None = None,
 ) -> ScoringResult:
     """Score a dataset's fleet at the newest decision time that is due, unless it has been scored before.
 
@@ -70,7 +70,7 @@ def score_decision(
     started_s = time.monotonic()
     now = clock()
     config = live_config(model.bundle, dataset.meta)
-    t = due_decision(config, now) if at is None else asked_decision(config, at, now)
+    t = due_decision(config, now) if decision_time is None else asked_decision(config, decision_time, now)
     summary, written = scores.summary_of(t), False
     if summary is None:
         with FolderSwap(scores.folder_of(t)) as swap:
@@ -217,30 +217,30 @@ def due_decision(config: MatrixConfig, now: datetime) -> datetime:
     return t
 
 
-def asked_decision(config: MatrixConfig, at: datetime, now: datetime) -> datetime:
+def asked_decision(config: MatrixConfig, t: datetime, now: datetime) -> datetime:
     """Validate a requested decision time.
 
     Raises ``InputError`` if it is off the decision grid, outside the dataset, or in the future.
     """
-    at = at.astimezone(UTC)
-    decision = _floor(at, config)
-    if decision != at:
+    t = t.astimezone(UTC)
+    decision = _floor(t, config)
+    if decision != t:
         raise InputError(
-            f"{format_utc(at)} is not a decision time of this model",
+            f"{format_utc(t)} is not a decision time of this model",
             "--at",
             f"Give {format_utc(decision)} or {format_utc(decision + config.decision.every)}.",
         )
     first, last = config.span
-    if not first <= at <= last:
+    if not first <= t <= last:
         reach = f"from {format_utc(first)} to {format_utc(last)}"
         raise InputError(
-            f"{format_utc(at)} lies outside the dataset, which reaches {reach}",
+            f"{format_utc(t)} lies outside the dataset, which reaches {reach}",
             "--at",
             "Give a time inside it.",
         )
-    if at > now:
-        raise InputError(f"{format_utc(at)} is in the future; it is {format_utc(now)} now", "--at", "Wait for it.")
-    return at
+    if t > now:
+        raise InputError(f"{format_utc(t)} is in the future; it is {format_utc(now)} now", "--at", "Wait for it.")
+    return t
 
 
 def expiry(config: MatrixConfig, t: datetime, issued_at: datetime) -> datetime:

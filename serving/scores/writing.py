@@ -194,7 +194,7 @@ def _summary(folder: Path) -> dict[str, Any] | None:
 
 
 def record_attempt(
-    scores: ScoresFolder, at: datetime, result: "ScoringResult | None", error: str | None = None
+    scores: ScoresFolder, started_at: datetime, result: "ScoringResult | None", error: str | None = None
 ) -> dict[str, Any]:
     """Write status.json and the textfile after a run.
 
@@ -209,8 +209,8 @@ def record_attempt(
     failures = previous.get("consecutive_failures")
     status = {
         "format": FORMAT,
-        "last_attempt": format_utc(at),
-        "last_success": previous.get("last_success") if result is None else format_utc(at),
+        "last_attempt": format_utc(started_at),
+        "last_success": previous.get("last_success") if result is None else format_utc(started_at),
         "error": error,
         "consecutive_failures": 0 if result is not None else (failures if isinstance(failures, int) else 0) + 1,
         "decision": None if newest is None else newest.get("decision_time"),

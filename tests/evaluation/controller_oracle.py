@@ -79,7 +79,7 @@ class ControllerOracle:
             if self._marked() < marked:  # the budget has room for another node now
                 heapq.heappush(todo, instant_ms(at + MINUTE))
             cluster.follow(at)
-            for ends in map(cluster.diagnostic.ends, cluster.diagnostic.begun):  # one round reads it, the next acts
+            for ends in map(cluster.diagnostic.ends, cluster.diagnostic.runs):  # one round reads it, the next acts
                 for more in (MINUTE, 2 * MINUTE, VALID_FOR + MINUTE, VALID_FOR + 2 * MINUTE):
                     again = 0 if ends is None else instant_ms(ends + more)
                     if again > instant_ms(self._clock.now()) and again not in todo:

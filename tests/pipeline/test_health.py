@@ -171,7 +171,7 @@ def test_the_report_tells_what_changed_at_each_refit():
     context = SimpleNamespace(folds=result.folds, extras=extras, profile="logistic", unit_word="GPU")
     section = what_changed(context)
     assert section.key == "what-changed"
-    assert "checks found drift" in section.before[0]
+    assert "checks found drift" in section.introduction[0]
     texts = [cell.text + cell.note for table in section.tables for row in table.rows for cell in row]
     assert any("F0, f1 changed" in text for text in texts)
     for table in section.tables:

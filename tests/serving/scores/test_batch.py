@@ -71,7 +71,13 @@ def run(
     **settings: Any,
 ) -> Any:
     return score_decision(
-        world.dataset, world.model, ScoresFolder(out), ServingSection(**settings), tiers=tiers, clock=lambda: now, at=at
+        world.dataset,
+        world.model,
+        ScoresFolder(out),
+        ServingSection(**settings),
+        tiers=tiers,
+        clock=lambda: now,
+        decision_time=at,
     )
 
 

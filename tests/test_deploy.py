@@ -185,9 +185,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Labels:
     return by_metric | labels_of(page_of(at, refused))  # of `predrain retrain`, by the textfile collector
 
 
-def test_each_series_that_a_rule_or_a_panel_reads_is_exported_by_something_that_the_chart_starts(
-    exported: Labels,
-) -> None:
+def test_each_series_that_a_rule_or_a_panel_reads_is_exported_by_something_that_the_chart_starts(exported):
     missing = []
     for query in queries():
         for name, labels in read_by(query).items():

@@ -266,9 +266,7 @@ def test_rules_and_dashboard_are_those_that_are_tested() -> None:
         ({"rights": "publisher", "settings": {"policy": {"thresholds_from": "scores"}}}, r"thresholds\.watch only"),
     ],
 )
-def test_settings_that_the_chart_does_not_allow_are_refused_when_it_is_rendered(
-    act: dict[str, Any], message: str
-) -> None:
+def test_settings_that_the_chart_does_not_allow_are_refused_when_it_is_rendered(act, message):
     with pytest.raises(ValueError, match=message):
         rendered({**NEEDED, "act": act})
 

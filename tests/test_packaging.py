@@ -82,15 +82,19 @@ def with_only(extras: tuple[str, ...], code: str, folder: Path) -> subprocess.Co
     )  # fmt: skip
 
 
+ACT = """
+run('act', '--cluster', 'cluster.json', '--scores', 'scores', '--settings', 'act.yaml')
+import_all('policy', 'scheduler.controller', 'scheduler.ledger', 'predrain.act')
+import_all('features.labels'); import serving.scores.alert_outcomes  # what became of its alerts
+"""
+
+
 @pytest.mark.parametrize(
     ("extras", "code"),
     [
         ((), "import_all('policy', 'telemetry.collect.slurm'); run('import', '--help')"),
         (("dask",), "import_all('features', 'simulator')"),
-        (("act",), "import_all('policy', 'scheduler.controller', 'scheduler.ledger')"),
-        # what became of its alerts
-        (("act",), "import_all('predrain.act', 'features.labels'); import serving.scores.alert_outcomes"),
-        (("act",), "run('act', '--cluster', 'cluster.json', '--scores', 'scores', '--settings', 'act.yaml')"),
+        (("act",), ACT),
         (("act", "kubernetes"), "import_all('scheduler', 'telemetry.collect.kubernetes')"),
         (("collect",), "import_all('telemetry.collect.remote_write'); run('collect', 'receive', '--help')"),
         (("serve",), "import_all('serving'); run('serve', '--help'); run('score', '--help')"),

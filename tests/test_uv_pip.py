@@ -20,10 +20,10 @@ uv_pip = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(uv_pip)
 
 
-@pytest.fixture
-def index(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An index with one package, `gauge` 1.0, and no uv."""
-    folder = tmp_path / "index" / "gauge"
+    folder = tmp_path_factory.mktemp("index") / "gauge"
     folder.mkdir(parents=True)
     wheel = "gauge-1.0-py3-none-any.whl"
     with zipfile.ZipFile(folder / wheel, "w") as archive:
@@ -35,11 +35,10 @@ def index(tmp_path: Path) -> Path:
     return folder.parent
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> Path:
+def environment(folder: Path, *, with_pip: bool) -> Path:
     """A fresh environment; returns its Python."""
-    venv.create(tmp_path / "venv", with_pip=True)
-    return tmp_path / "venv" / "bin" / "python"
+    venv.create(folder, with_pip=with_pip)
+    return folder / "bin" / "python"
 
 
 def install(runner: Path | str, target: Path, index: Path, requirement: str) -> subprocess.CompletedProcess[str]:
@@ -54,27 +53,26 @@ def installer(target: Path) -> str:
     return subprocess.run([target, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_uv_installs_from_the_index_that_pip_is_configured_with(index: Path, environment: Path) -> None:
+def test_uv_installs_from_the_index_that_pip_is_configured_with(index: Path, tmp_path: Path) -> None:
     try:
         if f"uv=={version('uv')}" != uv_pip.uv_lock().read_text().split()[0]:
             pytest.skip("another version of uv is installed")
     except PackageNotFoundError:
         pytest.skip("uv is not installed")
-    run = install(sys.executable, environment, index, "gauge==1.0")
+    target = environment(tmp_path / "venv", with_pip=False)
+    run = install(sys.executable, target, index, "gauge==1.0")
     assert run.returncode == 0, run.stderr
-    assert installer(environment) == "uv"
+    assert installer(target) == "uv"
     assert "note:" not in run.stderr
 
 
-def test_pip_installs_where_uv_is_unavailable(index: Path, environment: Path) -> None:
-    run = install(environment, environment, index, "gauge==1.0")
+def test_pip_installs_where_uv_is_unavailable_and_a_package_that_nobody_has_fails(index: Path, tmp_path: Path) -> None:
+    target = environment(tmp_path / "venv", with_pip=True)
+    assert install(target, target, index, "gauge==2.0").returncode != 0
+    run = install(target, target, index, "gauge==1.0")
     assert run.returncode == 0, run.stderr
-    assert installer(environment) == "pip"
+    assert installer(target) == "pip"
     assert "note: uv cannot be installed; installing with pip" in run.stderr
-
-
-def test_a_package_that_nobody_has_fails(index: Path, environment: Path) -> None:
-    assert install(environment, environment, index, "gauge==2.0").returncode != 0
 
 
 def test_the_environment_overrides_the_command_section_which_overrides_the_global_one() -> None:

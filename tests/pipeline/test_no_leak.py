@@ -89,9 +89,7 @@ def clean(small_fleet: Path, small_params: Params, tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture(scope="module", params=[timedelta(0), timedelta(hours=31)], ids=str)
-def spoiled(
-    request: pytest.FixtureRequest, small_fleet: Path, small_params: Params, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[datetime, Played]:
+def spoiled(request, small_fleet, small_params, tmp_path_factory):
     at, folder = datetime(2026, 2, 9, tzinfo=UTC) + request.param, tmp_path_factory.mktemp("spoiled")
     twin = poisoned(small_fleet, folder / "twin", at, small_params.features.delay, seed=3)
     return at, played(twin, small_params, folder / "matrix")

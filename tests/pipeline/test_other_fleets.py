@@ -13,14 +13,16 @@ from pipeline.stages import backtest_matrix, train_bundle, write_report_for
 from telemetry.dataset.channels import resolve_channels
 from telemetry.importing.importer import import_dataset
 from telemetry.importing.sampling import STEPS
+from tests.light_models import lightgbm_alone
 from tests.pipeline.device_fleets import write_disks, write_lifetimes
 
 ROOT = Path(__file__).resolve().parents[2]
 
-LIGHT = """
+FEW_TREES = """
 models: {settings: {lightgbm: {n_estimators: 40}, xgboost: {n_estimators: 20}, random_forest: {n_estimators: 40}}}
 backtest: {bootstrap: 0}
 """
+ALONE = lightgbm_alone(40, "backtest: {bootstrap: 0}\n")
 
 
 def run_shipped(
@@ -32,8 +34,8 @@ def run_shipped(
     trains: bool = True,
     **sources: Path | list[Path],
 ) -> tuple[FeatureMatrix, dict, pd.DataFrame]:
-    """Import, build, replay and (``trains``) fit a bundle with the parameters of ``params/`` alone."""
-    (tmp_path / "more.yaml").write_text(LIGHT + more)
+    """Import, build and replay with the parameters of ``params/``; ``trains``: with all learners, and fit a bundle."""
+    (tmp_path / "more.yaml").write_text((FEW_TREES if trains else ALONE) + more)
     params = load_params([*(ROOT / "params" / f"{name}.yaml" for name in names), tmp_path / "more.yaml"])
     imported = import_dataset(
         tmp_path / "dataset",
@@ -81,7 +83,7 @@ def test_a_fleet_of_disks_is_learned_with_the_shipped_parameters_alone(tmp_path:
 
 
 def test_daily_files_of_disks_are_samples_events_and_inventory_at_once(tmp_path: Path) -> None:
-    write_disks(tmp_path / "raw", devices=300, days=126, seed=100)
+    write_disks(tmp_path / "raw", devices=200, days=112, seed=100)
     days = daily_files(tmp_path / "raw", tmp_path / "days")
     matrix, metrics, predictions = run_shipped(
         tmp_path, ["disks", "disks-daily"], SHORT, "disks-daily-mapping", trains=False,

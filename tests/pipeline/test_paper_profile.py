@@ -16,14 +16,15 @@ pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
 QUICK = """
+decision: {every: 12h}
 features: {windows: [6h]}
 training: {candidate_windows: [14d, 21d], refit_every: 14d, augmentation: 1}
 models:
   settings:
     lightgbm: {n_estimators: 20}
-    mlp: {epochs: 4}
-    lstm: {epochs: 2, hidden: 8}
-    cnn1d: {epochs: 2, hidden: 8, filters: 4}
+    mlp: {epochs: 2}
+    lstm: {epochs: 1, hidden: 8}
+    cnn1d: {epochs: 1, hidden: 8, filters: 4}
 backtest: {bootstrap: 20}
 """
 

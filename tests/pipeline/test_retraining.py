@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -62,9 +61,7 @@ def store(empty_store: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def registered(
-    matrix: FeatureMatrix, small_params: Params, empty_store: Path, tmp_path_factory: pytest.TempPathFactory
-) -> RegistryAt:
+def registered(matrix, small_params, empty_store, tmp_path_factory):
     """Give the store in which a fit until a time is the champion; each is made once."""
 
     @cache
@@ -106,9 +103,7 @@ def test_the_champions_recipe_with_newer_data_goes_live_though_nothing_is_decide
     assert (done.verdict is None) == (until == NEWER)
 
 
-def test_another_recipe_has_to_pass_the_gate(
-    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, registered: RegistryAt
-) -> None:
+def test_another_recipe_has_to_pass_the_gate(matrix, params, store, tmp_path, registered):
     shutil.copy(registered(NEWER), tmp_path)
     undecided = gate(other(params), min_incidents=10_000)
     refused = retrain(matrix, undecided, registry=store, model="predrain")
@@ -122,9 +117,7 @@ def test_another_recipe_has_to_pass_the_gate(
     assert (passed.action, champion_history(store, "predrain").champion) == ("promoted", passed.version), passed.reason
 
 
-def test_a_recipe_that_is_shown_to_be_worse_is_refused(
-    matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, registered: RegistryAt
-) -> None:
+def test_a_recipe_that_is_shown_to_be_worse_is_refused(matrix, params, store, tmp_path, registered):
     shutil.copy(registered(OLD), tmp_path)
     impossible = gate(params, risk_ratio=(0.0001, 0.0002))
     refused = retrain(matrix, impossible, registry=store, model="predrain")
@@ -140,9 +133,8 @@ def test_a_recipe_that_is_shown_to_be_worse_is_refused(
 
 @pytest.mark.parametrize(("flood", "limits", "reason"), [(4, (0.5, 2.0), FLOOD), (10**9, (0.9, 1.1), MEAN_RISK)])
 def test_a_fit_to_a_week_of_wrong_labels_is_refused_though_nothing_can_be_compared(
-    small_fleet: Path, matrix: FeatureMatrix, params: Params, store: str, tmp_path: Path, registered: RegistryAt,
-    monkeypatch: pytest.MonkeyPatch, flood: int, limits: tuple[float, float], reason: str,
-) -> None:  # fmt: skip
+    small_fleet, matrix, params, store, tmp_path, registered, monkeypatch, flood, limits, reason
+):
     monkeypatch.setattr(retraining, "_FLOOD_FACTOR", flood)
     params = gate(params, min_incidents=5, risk_ratio=limits)
     shutil.copy(registered(NEWER), tmp_path)
@@ -164,9 +156,8 @@ def test_a_fit_to_a_week_of_wrong_labels_is_refused_though_nothing_can_be_compar
 
 @pytest.mark.parametrize(("weeks", "action"), [(1, "promoted"), (3, "refused")])
 def test_a_fit_to_weeks_in_which_events_stayed_away_is_refused_once_chance_does_not_explain_it(
-    small_fleet: Path, params: Params, store: str, tmp_path: Path, registered: RegistryAt,
-    monkeypatch: pytest.MonkeyPatch, weeks: int, action: str,
-) -> None:  # fmt: skip
+    small_fleet, params, store, tmp_path, registered, monkeypatch, weeks, action
+):
     monkeypatch.setattr(retraining, "_RECENT", timedelta(weeks=weeks))
     shutil.copy(registered(NEWER), tmp_path)
     dataset = tmp_path / "fleet"
@@ -181,13 +172,8 @@ def test_a_fit_to_weeks_in_which_events_stayed_away_is_refused_once_chance_does_
 
 
 def test_what_cannot_be_compared_for_another_reason_than_too_little_data_does_not_go_live(
-    matrix: FeatureMatrix,
-    params: Params,
-    store: str,
-    tmp_path: Path,
-    registered: RegistryAt,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    matrix, params, store, tmp_path, registered, monkeypatch
+):
     shutil.copy(registered(OLD), tmp_path)
     damaged = InputError("is damaged", "the champion", "Train it again.")
     monkeypatch.setattr(retraining, "compared", lambda *_: (_ for _ in ()).throw(damaged))
@@ -196,9 +182,7 @@ def test_what_cannot_be_compared_for_another_reason_than_too_little_data_does_no
     assert champion_history(store, "predrain").champion == 1
 
 
-def test_a_run_after_one_that_was_killed_before_its_promotion_ends_right(
-    matrix: FeatureMatrix, params: Params, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_after_one_that_was_killed_before_its_promotion_ends_right(matrix, params, store, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(retraining, "carry_out", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -260,9 +244,8 @@ def registry_of(store: str) -> ChampionHistory | None:
     ],
 )
 def test_data_that_does_not_continue_the_champions_is_refused_before_the_fit(
-    tiny_fleet: Callable[..., Path], small_params_file: Path, store: str, tmp_path: Path, registered: RegistryAt,
-    champion: datetime | None, data: tuple[Any, ...], message: str,
-) -> None:  # fmt: skip
+    tiny_fleet, small_params_file, store, tmp_path, registered, champion, data, message
+):
     if champion is not None:
         shutil.copy(registered(champion), tmp_path)
     dataset = tiny_fleet(*data)

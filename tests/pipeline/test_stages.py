@@ -52,9 +52,7 @@ def test_predictions_hold_the_profiles_choice_in_the_contracts_shape(small_backt
 @pytest.mark.parametrize(
     ("file", "column", "hours"), [("predictions", "label", 24), ("predictions_all", "drain_label", 72)]
 )
-def test_labels_in_the_predictions_follow_the_definition(
-    small_fleet: Path, small_backtest: Path, file: str, column: str, hours: int
-) -> None:
+def test_labels_in_the_predictions_follow_the_definition(small_fleet, small_backtest, file, column, hours):
     frame = pd.read_parquet(small_backtest / f"{file}.parquet").rename(columns={column: "outcome"})
     matrix = FeatureMatrix.open(small_backtest / "matrix")
     incidents = matrix.incidents()
@@ -102,9 +100,7 @@ def test_what_is_saved_is_what_is_read(small_backtest: Path, tmp_path: Path) -> 
     assert first == (small_backtest / "report" / "index.html").read_bytes()
 
 
-def test_a_backtest_of_what_the_profile_needs_predicts_the_same(
-    small_params: Params, small_backtest: Path, tmp_path: Path
-) -> None:
+def test_a_backtest_of_what_the_profile_needs_predicts_the_same(small_params, small_backtest, tmp_path):
     (tmp_path / VALUE).write_text("{}")  # of an earlier backtest, which this one replaces
     backtest_matrix(FeatureMatrix.open(small_backtest / "matrix"), small_params, tmp_path, full=False)
     assert not (tmp_path / VALUE).exists()
@@ -115,9 +111,7 @@ def test_a_backtest_of_what_the_profile_needs_predicts_the_same(
     assert "trained once" not in write_report_for(tmp_path).read_text()
 
 
-def test_the_bundle_is_trained_and_loads(
-    small_params: Params, small_backtest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bundle_is_trained_and_loads(small_params, small_backtest, tmp_path, monkeypatch):
     """With memory for a few hundred rows, which summary, bundle and card report."""
     matrix = FeatureMatrix.open(small_backtest / "matrix")
     monkeypatch.setattr(TrainingSection, "bytes_of_a_fit", property(lambda _: 4 * len(matrix.columns) * 400))
@@ -162,9 +156,7 @@ def test_a_report_of_something_else_is_refused(tmp_path: Path) -> None:
         write_report_for(tmp_path)
 
 
-def test_a_killed_backtest_goes_on_and_ends_the_same(
-    small_fleet: Path, small_params: Params, small_backtest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_backtest_goes_on_and_ends_the_same(small_fleet, small_params, small_backtest, tmp_path, monkeypatch):
     matrix = FeatureMatrix.open(small_backtest / "matrix")
     truth = small_fleet.with_name("fleet-truth")
 
@@ -214,9 +206,7 @@ def test_parameters_of_the_fit_alone_may_differ_from_the_matrixs(small_params: P
     check_made_with(FeatureMatrix.open(small_backtest / "matrix"), other)
 
 
-def test_a_full_disk_loses_nothing(
-    small_params: Params, small_backtest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_loses_nothing(small_params, small_backtest, tmp_path, monkeypatch):
     out = tmp_path / "out"
     shutil.copytree(small_backtest, out, ignore=shutil.ignore_patterns("matrix"))
     before = digests(out)

@@ -87,9 +87,7 @@ def test_what_is_promised_is_watched_although_the_budget_is_narrower() -> None:
 
 
 @given(thresholds(), THRESHOLD, THRESHOLD, THRESHOLD)
-def test_given_thresholds_stand_and_derived_ones_fit_between_them(
-    own: TierThresholds, watch: float | None, elevated: float | None, high: float | None
-) -> None:
+def test_given_thresholds_stand_and_derived_ones_fit_between_them(own, watch, elevated, high):
     decisions = [budget(watch), promise(0.5, elevated), promise(0.85, high)]
     chosen = choose_thresholds(own, decisions).thresholds  # raises unless they ascend
     derived = dict(zip(RAISED, (watch, elevated, high), strict=True))

@@ -125,9 +125,7 @@ def test_the_loop_exits_with_1_when_the_last_round_failed(world: World, tmp_path
     assert output.count("round failed") >= 2
 
 
-def test_a_round_with_nothing_due_reads_neither_model_nor_data(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_with_nothing_due_reads_neither_model_nor_data(world, tmp_path, monkeypatch):
     monkeypatch.setattr(score, "_now", lambda: datetime(2026, 1, 1, 21, 30, tzinfo=UTC))
     invoke(*given(world, tmp_path))
     monkeypatch.setattr(score, "_now", lambda: datetime(2026, 1, 1, 21, 30, tzinfo=UTC) + timedelta(hours=1))

@@ -61,9 +61,7 @@ def marked() -> Iterator[tuple[World, Fleet]]:
 
 
 @pytest.mark.parametrize("answer", KUBERNETES)
-def test_what_is_no_list_of_nodes_of_kubernetes_is_an_error_and_changes_nothing(
-    marked: tuple[World, Fleet], answer: str
-) -> None:
+def test_what_is_no_list_of_nodes_of_kubernetes_is_an_error_and_changes_nothing(marked, answer):
     world, fleet = marked
     world.fail("GET", "nodes$", 200, content=KUBERNETES[answer], times=99)
     try:

@@ -293,9 +293,7 @@ def test_a_fault_on_the_way_to_the_actions_releases_all_the_same(monkeypatch: py
     assert not {*world.expired} & world.cluster.levels().keys()
 
 
-def test_a_release_without_a_decision_is_recorded_and_is_not_taken_for_a_persons(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_release_without_a_decision_is_recorded_and_is_not_taken_for_a_persons(monkeypatch):
     world = World()
     with monkeypatch.context() as patched:
         patched.setattr(controller_module, "decide", lambda *_: 1 / 0)

@@ -55,9 +55,7 @@ def test_an_overdue_mark_is_released_without_the_lease_and_a_current_one_stays()
 
 
 @pytest.mark.parametrize(("server_minutes", "left"), [(9, True), (10, False), (600, False), (None, True)])
-def test_a_replica_whose_clock_is_ahead_releases_no_valid_mark_without_the_lease(
-    server_minutes: int | None, left: bool
-) -> None:
+def test_a_replica_whose_clock_is_ahead_releases_no_valid_mark_without_the_lease(server_minutes, left):
     cluster = marked(4, n1=0.9)
     until = T0 + 2 * STEP
     cluster.scheduler.hold_lease = Mock(side_effect=SchedulerError("the folder hangs"))

@@ -97,9 +97,7 @@ def test_drifting_risks_are_calibrated_before_and_after(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(("scenario", "gpus", "low", "high"), [("announced", 1024, 0.9, 1.0), ("base", 3000, 0.0, 0.5)])
-def test_only_an_announced_fleet_lets_the_oracle_reach_its_precision(
-    fleet: Fleet, scenario: str, gpus: int, low: float, high: float
-) -> None:
+def test_only_an_announced_fleet_lets_the_oracle_reach_its_precision(fleet, scenario, gpus, low, high):
     _, risk, came = risks(fleet(scenario, gpus, 60, acceleration=5.0))
     hits = np.cumsum(came[np.argsort(-risk, kind="stable")])
     needed = int(np.searchsorted(hits, 0.3 * came.sum())) + 1

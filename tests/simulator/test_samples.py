@@ -84,9 +84,7 @@ def test_samples_do_not_know_the_future(simulation: Simulation, plain: Device) -
         ("hbm_weak", "ecc_sbe_volatile_total", 100.0),
     ],
 )
-def test_a_degradation_shows_in_its_own_channel(
-    simulation: Simulation, plain: Device, state: str, channel: str, least: float
-) -> None:
+def test_a_degradation_shows_in_its_own_channel(simulation, plain, state, channel, least):
     clock = simulation.clock
     begins, ends = clock.start + 5 * DAY, clock.start + 7 * DAY
     ill = frame(

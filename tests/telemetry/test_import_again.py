@@ -175,9 +175,7 @@ def test_a_full_disk_at_any_write_leaves_the_old_dataset(tmp_path: Path, monkeyp
         assert not list(tmp_path.glob(".dataset*"))
 
 
-def test_what_earlier_imports_set_aside_is_neither_copied_nor_forced_to_the_disk_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_earlier_imports_set_aside_is_neither_copied_nor_forced_to_the_disk_again(tmp_path, monkeypatch):
     forced: list[str] = []
     force = telemetry.dataset.writer.fsync_path
     monkeypatch.setattr(telemetry.dataset.writer, "fsync_path", lambda path: (forced.append(path.name), force(path)))

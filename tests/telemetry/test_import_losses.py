@@ -36,9 +36,7 @@ def test_every_file_and_column_that_loses_too_much_is_named_with_an_example(tmp_
     assert values.left_out == {"not a number": 54}
 
 
-def test_tickets_from_before_the_fleet_are_set_aside_and_are_no_loss(
-    tmp_path: Path,
-):
+def test_tickets_from_before_the_fleet_are_set_aside_and_are_no_loss(tmp_path):
     used, old = [("01:00", gpu(0), "xid", "79")] * 80, [("02:00", gpu(0), "xid", "48")] * 100
     frame = events_frame([*used, *old])
     frame.loc[80:, "timestamp"] = "2025-12-24T00:00:00Z"

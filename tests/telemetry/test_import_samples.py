@@ -127,9 +127,7 @@ def test_a_row_that_cannot_be_used_is_set_aside(tmp_path: Path):
         ({"clocks_event_reasons": 1.5}, "not an integer", "clocks_event_reasons = 1.5"),
     ],
 )
-def test_a_value_that_cannot_be_true_is_nulled_and_kept_aside(
-    values: dict[str, object], reason: str, detail: str, tmp_path: Path
-):
+def test_a_value_that_cannot_be_true_is_nulled_and_kept_aside(values, reason, detail, tmp_path):
     result = run_import(tmp_path, samples=changed(samples_frame(), 7, **values))
     assert result.quarantined == {reason: 1}
     assert quarantine_of(result).iloc[0]["detail"] == detail
@@ -221,9 +219,7 @@ def test_a_missing_column(missing: str, tmp_path: Path):
         ("gpu_util_pct", [0.5 + index / 100 for index in range(30)], "fractions", 100),
     ],
 )
-def test_values_of_another_unit_are_refused_with_the_scale(
-    tmp_path: Path, channel: str, values: list[float], unit: str, scale: int
-):
+def test_values_of_another_unit_are_refused_with_the_scale(tmp_path, channel, values, unit, scale):
     frame = samples_frame(gpus=1, times=30).assign(**{channel: values})
     refused(tmp_path, f"{channel!r}", f"seem to be {unit}", f"scale: {{{channel}: {scale}}}", samples=frame)
 

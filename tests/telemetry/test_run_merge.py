@@ -158,9 +158,7 @@ def test_a_late_sample_at_the_end_of_a_run_corrects_the_first_rise_of_the_next(t
 
 @pytest.mark.parametrize("minutes", [(2, 10), (10, 2), (-2, 0)])
 @pytest.mark.parametrize("days", [1, None])
-def test_stored_samples_of_one_step_become_one_when_their_unit_becomes_finer(
-    tmp_path: Path, minutes: tuple[int, int], days: int | None
-):
+def test_stored_samples_of_one_step_become_one_when_their_unit_becomes_finer(tmp_path, minutes, days):
     first, second = ([(DAY + pd.Timedelta(days=1, minutes=minute), 0, {"energy_mj": 1.0})] for minute in minutes)
     finer = [(DAY + pd.Timedelta(days=3, minutes=minute), 0, {"energy_mj": 2.0}) for minute in (2, 4, 6)]
     with runs_of(days):

@@ -145,9 +145,7 @@ def test_frozen_samples_that_are_sent_again_stay_unknown(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("cuts", "counter"), [([], "energy_mj"), ([0.3, 0.36, 0.7], "energy_mj"), ([], "power_violation_ns")]
 )
-def test_a_second_exporter_that_is_frozen_or_late_adds_nothing(
-    tmp_path: Path, every_s: int, lag: int | None, cuts: list[float], counter: str
-) -> None:
+def test_a_second_exporter_that_is_frozen_or_late_adds_nothing(tmp_path, every_s, lag, cuts, counter):
     one = history(600, every_s)
     one = one[one["gpu"] == "g0"].drop(columns="energy_mj")
     one[counter] = 1e13 + np.arange(len(one)) * 1e6

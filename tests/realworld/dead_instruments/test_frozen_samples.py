@@ -271,9 +271,7 @@ def has_stamps_of_its_own(rows: list[Row]) -> bool:
 
 @settings(max_examples=150, deadline=None)
 @given(HISTORY, st.lists(st.integers(0, 60), max_size=3))
-def test_rows_are_judged_as_by_the_slow_version_and_the_same_however_they_are_cut(
-    history: list[tuple[int, Row, int]], cuts: list[int]
-) -> None:
+def test_rows_are_judged_as_by_the_slow_version_and_the_same_however_they_are_cut(history, cuts):
     rows = rows_of(history)
     padded: Row = dict.fromkeys(CHANNELS, 1.0)
     # Another unit beside it, with every channel, so that each piece has all columns.

@@ -96,9 +96,7 @@ def test_a_short_and_a_longer_name_of_samples_are_one_node_without_an_inventory(
     "nodes", [["gpu01", "gpu01.a.example", "gpu01.b.example"], ["gpu01.a.example", "gpu01.b.example"]]
 )
 @pytest.mark.parametrize("known", [True, False])
-def test_a_short_name_in_two_domains_is_reported_with_them(
-    tmp_path: Path, nodes: list[str], known: bool, caplog: pytest.LogCaptureFixture
-):
+def test_a_short_name_in_two_domains_is_reported_with_them(tmp_path, nodes, known, caplog):
     frame = samples_frame(gpus=len(nodes), per_node=1)
     spelled = frame.assign(node=frame["node"].map(lambda node: nodes[int(node[-1])]))
     if known:

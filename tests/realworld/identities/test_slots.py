@@ -54,9 +54,7 @@ def test_an_index_is_the_gpu_that_had_it_at_the_time_of_the_ticket(tmp_path: Pat
     assert result.counts[UNKNOWN_GPU] == 1
 
 
-def test_between_two_numberings_and_long_after_the_last_sample_an_index_is_of_the_node(
-    tmp_path: Path, without_slots: pd.DataFrame
-):
+def test_between_two_numberings_and_long_after_the_last_sample_an_index_is_of_the_node(tmp_path, without_slots):
     gap = LOST - 0.5
     gpus, result = placed(tmp_path, (gap, "0"), (gap + 0.1, "1"), (AFTER + 3 * 144, "0"), inventory=without_slots)
     assert gpus == [gpu(0), None, None]
@@ -71,9 +69,7 @@ def test_where_inventory_and_samples_number_otherwise_an_index_is_of_the_node(tm
 
 
 @pytest.mark.parametrize("is_renumbered", [True, False])
-def test_addresses_and_constant_slots_of_samples_complete_the_inventory(
-    tmp_path: Path, without_slots: pd.DataFrame, is_renumbered: bool
-):
+def test_addresses_and_constant_slots_of_samples_complete_the_inventory(tmp_path, without_slots, is_renumbered):
     samples = renumbered() if is_renumbered else samples_frame(4, per_node=4)
     if not is_renumbered:
         samples["index"] = samples["gpu"].map({gpu(place): place for place in range(4)})

@@ -182,9 +182,7 @@ UNENDED = {"COMPLETED": 1, "RUNNING": 0, "F": 1, "R": 0, "Terminated": 1, "Runni
         ("Start|Elapsed", "COMPLETED", "2026-03-01T00:10:00", "INVALID", None),
     ],
 )
-def test_the_time_that_a_job_ran_stands_for_its_start_or_its_end(
-    tmp_path: Path, columns: str, state: str, first: str, second: str, expected: tuple[str, str] | None
-) -> None:
+def test_the_time_that_a_job_ran_stands_for_its_start_or_its_end(tmp_path, columns, state, first, second, expected):
     table = f"JobID|State|NodeList|AllocTRES|{columns}|CPUTime\n1|{state}|node-0|gres/gpu=1|{first}|{second}|9\n"
     name = next(name for name in columns.split("|") if name not in ("Start", "End"))
     mapping = f"timezone: UTC\njobs: {{columns: {{{name}: elapsed}}}}"

@@ -279,9 +279,7 @@ def test_the_order_of_lines_tells_apart_the_hours_that_a_clock_shows_twice(form:
         (["2025-03-30 01:30:00", "2025-03-30 03:30:00"], ["2025-03-30T00:30Z", "2025-03-30T01:30Z"], {}),
     ],
 )
-def test_a_local_time_at_a_clock_change_that_the_order_does_not_decide_is_counted(
-    local: list[str], expected: list[str], assumed: dict[str, int]
-) -> None:
+def test_a_local_time_at_a_clock_change_that_the_order_does_not_decide_is_counted(local, expected, assumed):
     lines = [f"{stamp} node-0 kernel: {XID}" for stamp in local]
     log = parse_kernel_log(lines, timezone=ZoneInfo("Europe/Berlin"), node="node-0")
     assert log.events["timestamp"].tolist() == [pd.Timestamp(instant) for instant in expected]

@@ -170,9 +170,7 @@ def test_a_guess_that_is_not_sure_answers_no_question(tmp_path: Path) -> None:
         ("Repaired on", "2026-03-01 02:00", [("01 02:00", "repair")]),
     ],
 )
-def test_a_date_of_replacement_replaces_the_gpu(
-    tmp_path: Path, header: str, row: str, expected: list[tuple[str, str]]
-) -> None:
+def test_a_date_of_replacement_replaces_the_gpu(tmp_path, header, row, expected):
     never = "," * header.count(",")  # a second ticket is open
     text = (
         f"Opened,Host,Slot,Summary,{header}\n2026-03-01 00:10,node-0,1,GPU fell off the bus,{row}\n"
@@ -187,9 +185,7 @@ def test_a_date_of_replacement_replaces_the_gpu(
 
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("content", APIS.values(), ids=APIS)
-def test_what_an_api_returns_is_read_as_its_rows(
-    tmp_path: Path, content: dict[str, object], indent: int | None
-) -> None:
+def test_what_an_api_returns_is_read_as_its_rows(tmp_path, content, indent):
     events = imported(tmp_path, "tickets.json", json.dumps(content, indent=indent))
     expected = [["01 00:10", "node-0", gpu(1), "failure"], ["01 02:00", "node-0", gpu(1), "repair"]]
     assert events[["clock", "node", "gpu", "type"]].to_numpy().tolist() == expected

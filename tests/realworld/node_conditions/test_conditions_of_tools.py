@@ -92,9 +92,7 @@ def collected(folder: Path, *looks: list[dict[str, str]]) -> tuple[list[dict[str
         ("XIDErrors", "Unknown", "x", "79", []),
     ],
 )  # fmt: skip
-def test_what_a_condition_becomes(
-    tmp_path: Path, kind: str, status: str, reason: str, message: str, expected: list[tuple[str, str, str | None]]
-) -> None:
+def test_what_a_condition_becomes(tmp_path, kind, status, reason, message, expected):
     events, _ = collected(tmp_path, [condition(kind, status, reason, message)])
     assert [(row["type"], row["code"], row["gpu"]) for row in events] == expected
     assert {row["timestamp"].isoformat() for row in events} <= {"2026-03-01T11:00:00+00:00"}
@@ -151,9 +149,7 @@ def test_conditions_without_a_rule_are_counted_by_name(tmp_path: Path) -> None:
         ("NodeHasInsufficientPID", "pids", []),
     ],
 )
-def test_what_an_event_of_a_node_becomes(
-    tmp_path: Path, reason: str, message: str, expected: list[tuple[str, str, str | None]]
-) -> None:
+def test_what_an_event_of_a_node_becomes(tmp_path, reason, message, expected):
     api, where = MemoryApi(), staging(tmp_path)
     api.put(NODES, node("n1"))
     api.put(EVENTS, event(reason, message))

@@ -108,9 +108,7 @@ def test_a_maintenance_reservation_is_maintenance_and_no_drain(tmp_path: Path, s
         ("GPU 3 reseated", [("repair", "repair")]),
     ],
 )
-def test_a_resume_reports_the_work_that_a_reason_names(
-    tmp_path: Path, reason: str, work: list[tuple[str, str]]
-) -> None:
+def test_a_resume_reports_the_work_that_a_reason_names(tmp_path, reason, work):
     events, collector = collected(tmp_path, IDLE, (["IDLE", "DRAIN"], reason), IDLE)
     assert events == [("drain", "drain"), *work, ("drain", "resume")]
     assert [row["count"] for row in collector.review.rows()] == [1]

@@ -56,9 +56,7 @@ def test_a_column_that_only_looks_like_a_field_of_nvidia_smi_is_asked_about(tmp_
         ("clocks_event_reasons.sw_power_cap", None, None),
     ],
 )
-def test_values_of_a_column_that_is_not_read_are_counted(
-    tmp_path: Path, name: str, mapping: str | None, reason: str | None
-) -> None:
+def test_values_of_a_column_that_is_not_read_are_counted(tmp_path, name, mapping, reason):
     path = table(tmp_path, {name: [1, None, 3, 4, 5, 6]})
     account = run_import(tmp_path, samples=[path], mapping=mapping).accounting.tables["sample values"]
     assert account.left_out == ({f"column {name!r}: {reason}": 5} if reason else {})

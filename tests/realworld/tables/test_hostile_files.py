@@ -109,9 +109,7 @@ def test_one_bad_line_of_json_does_not_stop_the_next(tmp_path: Path, line: str, 
         ('{"host": "a", "alerts": [{"b": 1}, {"b": 2}]}\n{"created": "b", "alerts": []}', 2, 0),
     ],
 )
-def test_what_a_tool_appends_to_one_file_is_read_past_lines_of_no_json(
-    tmp_path: Path, text: str, good: int, bad: int
-) -> None:
+def test_what_a_tool_appends_to_one_file_is_read_past_lines_of_no_json(tmp_path, text, good, bad):
     (tmp_path / "a.json").write_text(text)
     rows, quarantine = rows_of(tmp_path / "a.json")
     assert (rows, quarantine.counts.total()) == (good, bad)

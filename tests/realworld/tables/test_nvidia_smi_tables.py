@@ -70,9 +70,7 @@ REASONS = "clocks_event_reasons.hw_slowdown, clocks_event_reasons.sw_power_cap, 
         ("clocks_throttle_reasons.active", "HW Slowdown; GPU Idle", 9, {}),
     ],
 )
-def test_reasons_for_reduced_clocks_are_one_mask(
-    tmp_path: Path, header: str, cells: str, mask: int | None, quarantined: dict[str, int]
-) -> None:
+def test_reasons_for_reduced_clocks_are_one_mask(tmp_path, header, cells, mask, quarantined):
     path = tmp_path / "smi.csv"
     path.write_text(f"timestamp, uuid, temperature.gpu, {header}\n2026-03-01T00:00:00Z, {gpu(0)}, 50, {cells}\n")
     result = run_import(tmp_path, samples=[path], max_loss=1.0)
@@ -124,9 +122,7 @@ SHEET = f"timestamp;uuid;power.draw [W];Temperatur °C\n01.03.2026 10:00:00;{gpu
         ("sheet.log", SHEET.encode()),
     ],
 )
-def test_a_sheet_is_read_however_it_is_saved(
-    tmp_path: Path, name: str, content: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_sheet_is_read_however_it_is_saved(tmp_path, name, content, caplog):
     (tmp_path / name).write_bytes(content)
     mapping = "timezone: UTC\nsamples: {columns: {Temperatur °C: gpu_temp_c}}\n"
     result = run_import(tmp_path, samples=[tmp_path / name], mapping=mapping)
@@ -191,9 +187,7 @@ def test_a_file_without_a_header_line_is_refused_before_values_become_names(tmp_
 
 @pytest.mark.parametrize("indent", [None, 4])
 @pytest.mark.parametrize("ends", [("", "\n", "\n"), ("[", ",\n", "]")])
-def test_what_gpustat_prints_has_a_row_for_each_gpu_and_time(
-    tmp_path: Path, indent: int | None, ends: tuple[str, str, str]
-):
+def test_what_gpustat_prints_has_a_row_for_each_gpu_and_time(tmp_path, indent, ends):
     reports = [
         {
             "hostname": "node-0",

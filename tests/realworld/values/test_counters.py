@@ -1,6 +1,5 @@
 """Counters that rise faster than any device counts, and samples that say that a GPU is lost."""
 
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -66,9 +65,7 @@ def test_a_lasting_counter_that_returns_from_zero_has_not_risen(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("kind", "spelled"), [("csv", str.upper), ("parquet", str.upper), ("csv", str.lower)])
-def test_links_of_a_gpu_are_summed_unless_the_table_has_their_total(
-    tmp_path: Path, kind: str, spelled: Callable[[str], str]
-) -> None:
+def test_links_of_a_gpu_are_summed_unless_the_table_has_their_total(tmp_path, kind, spelled):
     frame = samples_frame(gpus=1, times=4)
     names = "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT", "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT"
     for name, (link, last) in product(names, ((0, 9), (1, None), (17, 7))):
@@ -93,9 +90,7 @@ def test_links_of_a_gpu_are_summed_unless_the_table_has_their_total(
     ids=["once", "first and last", "in a restart"],
 )
 @pytest.mark.parametrize("way", ["table", "dump", "small parts of a dump"])
-def test_a_link_that_is_missing_from_a_row_keeps_its_value(
-    tmp_path: Path, link_0: list[int], link_3: list[int | None], totals: list[int], way: str
-) -> None:
+def test_a_link_that_is_missing_from_a_row_keeps_its_value(tmp_path, link_0, link_3, totals, way):
     name = "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT"
     links = {f"{name}_L0": link_0, f"{name}_L3": link_3}
     if way == "table":

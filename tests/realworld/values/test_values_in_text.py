@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.values.numbers import Decimal, conversion, is_sentinel, read_numbers
+from telemetry.values.numbers import conversion, is_sentinel, read_numbers
 
 
 def number(text: str, unit: str = "W", **options: object) -> float:
@@ -129,9 +129,7 @@ def test_a_reason_that_is_not_known_is_unreadable(text: str) -> None:
         (["1,234,567", "2,500"], ",", [1234567.0, 2500.0]),
     ],
 )
-def test_a_comma_is_what_the_column_shows_and_else_what_the_file_has(
-    texts: list[str], decimal: Decimal, values: list[float]
-) -> None:
+def test_a_comma_is_what_the_column_shows_and_else_what_the_file_has(texts, decimal, values):
     assert read_numbers(pa.chunked_array([pa.array(texts)]), "W", decimal=decimal).values.tolist() == values
 
 

@@ -43,9 +43,7 @@ def test_a_node_that_is_drained_in_one_round_has_the_condition_that_other_tools_
 
 @pytest.mark.parametrize("fault", [{"status": 429, "headers": {"Retry-After": "1000000000"}}, {"status": 0}])
 @pytest.mark.parametrize("path", ["nodes$", "nodes/n1", "leases", "configmaps", "pods$"])
-def test_a_release_that_a_fault_of_the_server_stops_is_done_in_the_next_round(
-    fleet: Fleet, path: str, fault: dict
-) -> None:
+def test_a_release_that_a_fault_of_the_server_stops_is_done_in_the_next_round(fleet, path, fault):
     add(fleet.world, pod("p0", "n2"))
     fleet.scored(n1=0.9)
     fleet.round()

@@ -87,9 +87,7 @@ def test_without_the_lease_none_is_started(world: World, verification: Kubernete
         ("Complete", [PASSED, {**PASSED, "result": "failed"}], "inconclusive"),
     ],
 )
-def test_only_what_reports_of_this_node_and_run_is_believed(
-    world: World, verification: KubernetesVerification, condition: str, messages: list[object], kind: str
-) -> None:
+def test_only_what_reports_of_this_node_and_run_is_believed(world, verification, condition, messages, kind):
     verification.start("n1", [], KEY, FENCE, None, probe=False)
     ended(world, condition, *messages)
     result = verification.result("n1", KEY)
@@ -133,9 +131,7 @@ def test_a_manifest_that_is_no_job_is_refused(tmp_path: Path) -> None:
         ("Error: unable to connect", 0, None),
     ],
 )
-def test_the_shipped_script_reports_what_the_diagnostic_says(
-    tmp_path: Path, output: str, code: int, expected: str | None
-) -> None:
+def test_the_shipped_script_reports_what_the_diagnostic_says(tmp_path, output, code, expected):
     for name, script in (("dcgmi", f"#!/bin/sh\necho '{output}'\nexit {code}\n"), ("nv-hostengine", "#!/bin/sh\n")):
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
@@ -151,9 +147,7 @@ def test_the_shipped_script_reports_what_the_diagnostic_says(
     assert result == (None if expected is None else {**PASSED, "result": expected})
 
 
-def test_a_probe_preempts_nothing_and_keeps_off_cordoned_nodes(
-    world: World, verification: KubernetesVerification
-) -> None:
+def test_a_probe_preempts_nothing_and_keeps_off_cordoned_nodes(world, verification):
     assert verification.start("n1", ["GPU-a"], KEY, FENCE, None, probe=True).kind == "done"
     spec = world.objects[JOB]["spec"]
     pod = spec["template"]["spec"]

@@ -100,9 +100,7 @@ def test_an_uncordon_by_a_person_undoes_our_mark_and_is_remembered_after_its_rel
     assert not seen(hand).marker_removed, "after the end of what we put on, nobody knows"
 
 
-def test_a_person_who_cordons_our_node_anew_would_lose_the_cordon_with_our_mark_and_keeps_it(
-    world: World, hand: Hand
-) -> None:
+def test_a_person_who_cordons_our_node_anew_would_lose_the_cordon_with_our_mark_and_keeps_it(world, hand):
     hand.do("swap")
     world.edit(NODE, by(None))
     world.edit(NODE, by("kubectl-cordon"))
@@ -120,18 +118,14 @@ def test_a_person_who_cordons_our_node_anew_would_lose_the_cordon_with_our_mark_
         lambda node: node["metadata"].update(managedFields=managed(None)),
     ],
 )
-def test_a_cordon_without_its_annotation_or_writer_is_a_persons(
-    world: World, hand: Hand, change: Callable[[Raw], object]
-) -> None:
+def test_a_cordon_without_its_annotation_or_writer_is_a_persons(world, hand, change):
     hand.do("swap")
     world.edit(NODE, change)
     hand.do("release")
     assert hand.raw()["spec"]["unschedulable"] is True
 
 
-def test_where_nobody_records_who_cordons_none_of_ours_could_be_recognized_and_none_is_made(
-    world: World, cluster: KubernetesClient
-) -> None:
+def test_where_nobody_records_who_cordons_none_of_ours_could_be_recognized_and_none_is_made(world, cluster):
     hand = Hand(world, cluster, CORDONS)  # a server that tracks no fields
     hand.do("swap")
     assert "unschedulable" not in hand.raw()["spec"]
@@ -245,9 +239,7 @@ def test_each_gpu_that_a_hard_mark_is_due_to_is_tainted_in_the_version_that_the_
     assert devices(world) == []
 
 
-def test_a_rehearsal_shows_the_rules_that_would_be_set_and_taken_off_and_sets_none(
-    world: World, drains: Drains
-) -> None:
+def test_a_rehearsal_shows_the_rules_that_would_be_set_and_taken_off_and_sets_none(world, drains):
     drains.round()
     drains.clock.move(timedelta(minutes=1))
     drains.scored(a=0.9)
@@ -271,9 +263,7 @@ def test_a_rehearsal_shows_the_rules_that_would_be_set_and_taken_off_and_sets_no
     assert [error for error in failed.errors if "no" in error], "what cannot be read cannot be shown"
 
 
-def test_only_what_is_ours_is_taken_off_and_another_gpu_behind_the_name_is_another_rule(
-    world: World, drains: Drains
-) -> None:
+def test_only_what_is_ours_is_taken_off_and_another_gpu_behind_the_name_is_another_rule(world, drains):
     folder = "/apis/resource.k8s.io/v1/devicetaintrules"
     world.put(f"{folder}/predrain-of-a-person", FOREIGN)
     labelled = {"metadata": {"labels": {"predrain.io/device-taint": "true"}}, "spec": {}}
@@ -346,9 +336,7 @@ def test_what_cannot_be_read_takes_nothing_off_and_fails_nothing_else(world: Wor
     assert devices(world) == []
 
 
-def test_a_kill_switch_sets_nothing_new_and_a_state_that_was_lost_takes_nothing_off(
-    world: World, drains: Drains
-) -> None:
+def test_a_kill_switch_sets_nothing_new_and_a_state_that_was_lost_takes_nothing_off(world, drains):
     drains.round(a=0.9)
     drains.scheduler.set_switches(Switches(kill=True))
     signal = NodeSignal("n1", "high", Level.SWAP, (), ())
@@ -363,9 +351,7 @@ def test_a_kill_switch_sets_nothing_new_and_a_state_that_was_lost_takes_nothing_
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_cordon_that_two_installations_noted_ends_with_the_last_of_them(
-    world: World, cluster: KubernetesClient, hand: Hand, first: int
-) -> None:
+def test_a_cordon_that_two_installations_noted_ends_with_the_last_of_them(world, cluster, hand, first):
     hands = (hand, Hand(world, cluster, replace(CORDONS, prefix="b.example", namespace="b")))
     hand.do("swap")
     world.edit(NODE, by(None))

@@ -54,9 +54,7 @@ def test_one_of_two_holds_it_and_prolongs_it(cluster: KubernetesClient, world: W
 
 
 @pytest.mark.parametrize("skew", [timedelta(days=-400), timedelta(0), timedelta(days=400)])
-def test_a_dead_holders_lease_is_over_when_it_stood_unchanged_for_its_time(
-    cluster: KubernetesClient, skew: timedelta
-) -> None:
+def test_a_dead_holders_lease_is_over_when_it_stood_unchanged_for_its_time(cluster, skew):
     one, two = Replica(cluster, "one", skew=skew), Replica(cluster, "two")
     assert one.take()
     assert not two.take()
@@ -161,9 +159,7 @@ def test_a_renewal_whose_answer_was_lost_is_known_for_ours(cluster: KubernetesCl
     assert one.scheduler.leadership.blocked("one", LATER) is None
 
 
-def test_the_state_is_kept_under_its_version_whatever_people_write_beside_it(
-    cluster: KubernetesClient, world: World
-) -> None:
+def test_the_state_is_kept_under_its_version_whatever_people_write_beside_it(cluster, world):
     one, two = Replica(cluster, "one").scheduler, Replica(cluster, "two").scheduler
     empty = one.load_state()
     assert empty.text is None

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from foundation.kubernetes.client import KubernetesClient
 from policy.fleet import Level
 from scheduler.kubernetes.nodes import patch_of, snapshot_of
 from scheduler.kubernetes.settings import KubernetesSettings
@@ -51,9 +50,7 @@ def test_each_action_leaves_its_mark_and_a_release_leaves_nothing(world: World, 
     assert after_all["metadata"]["annotations"] == {}
 
 
-def test_the_risk_has_its_horizon_and_a_label_that_jobs_avoid_goes_with_it(
-    world: World, cluster: KubernetesClient
-) -> None:
+def test_the_risk_has_its_horizon_and_a_label_that_jobs_avoid_goes_with_it(world, cluster):
     hand = Hand(world, cluster, replace(SETTINGS, avoid_label="gke.example/large-training=False"))
     hand.scheduler.keys.horizon = timedelta(hours=24)
 
@@ -78,9 +75,7 @@ def test_the_risk_has_its_horizon_and_a_label_that_jobs_avoid_goes_with_it(
 
 
 @pytest.mark.parametrize("theirs", ["True", "False"])
-def test_a_label_of_another_or_one_that_was_changed_since_is_left_alone(
-    world: World, cluster: KubernetesClient, theirs: str
-) -> None:
+def test_a_label_of_another_or_one_that_was_changed_since_is_left_alone(world, cluster, theirs):
     hand = Hand(world, cluster, replace(SETTINGS, avoid_label="team=False"))
 
     def set_label(value: str | None) -> None:
@@ -250,9 +245,7 @@ def test_switches_are_read_at_most_every_100_ms_and_at_once_after_they_were_set_
     assert scheduler.read_switches() == Switches(release_all=True)
 
 
-def test_a_node_is_known_for_10_s_after_it_was_listed_or_written_and_no_longer_than_a_write(
-    world: World, hand: Hand
-) -> None:
+def test_a_node_is_known_for_10_s_after_it_was_listed_or_written_and_no_longer_than_a_write(world, hand):
     scheduler = hand.scheduler
     assert scheduler.as_known("n1") is None, "not before it was listed"
     scheduler.read_fleet()

@@ -144,9 +144,7 @@ def cordons(world: World, cluster: KubernetesClient) -> Hand:
     return Hand(world, cluster, settings)
 
 
-def test_an_answer_that_lacks_only_a_label_is_no_success_and_counts_as_no_removed_taint(
-    world: World, cordons: Hand
-) -> None:
+def test_an_answer_that_lacks_only_a_label_is_no_success_and_counts_as_no_removed_taint(world, cordons):
     admit(world, lambda _, content: content["metadata"]["labels"].pop("predrain.io/risk-tier", None))
     assert cordons.do("swap").kind == "refused"
     record = json.loads(cordons.raw()["metadata"]["annotations"]["predrain.io/applied-taints"])
@@ -155,9 +153,7 @@ def test_an_answer_that_lacks_only_a_label_is_no_success_and_counts_as_no_remove
 
 
 @pytest.mark.parametrize(("begin", "end"), USERS)
-def test_our_cordon_stays_while_another_tool_relies_on_it_and_ends_after_that(
-    world: World, cordons: Hand, begin: Callable[[Raw], object], end: Callable[[Raw], object]
-) -> None:
+def test_our_cordon_stays_while_another_tool_relies_on_it_and_ends_after_that(world, cordons, begin, end):
     cordons.do("swap")
     world.edit(NODE, begin)
     assert cordons.do("release").kind == "done"
@@ -186,9 +182,7 @@ def test_a_cordon_that_two_clients_wrote_is_not_ours_alone(world: World, cordons
 
 
 @pytest.mark.parametrize("also", [(), ("predrain.io/risk-tier",)])
-def test_marks_end_on_a_node_that_left_the_selector(
-    world: World, cluster: KubernetesClient, also: tuple[str, ...]
-) -> None:
+def test_marks_end_on_a_node_that_left_the_selector(world, cluster, also):
     add(world, *(node(name) for name in NAMES))
     for name in NAMES:
         world.edit(f"/api/v1/nodes/{name}", lambda raw: raw["metadata"]["labels"].update(pool="train"))
@@ -237,9 +231,7 @@ def test_marks_that_a_backup_brings_back_end_as_they_would_have(fleet: Fleet) ->
         ("AcceleratedHardwareReady", "False", ["NoSchedule"]),
     ],
 )
-def test_a_node_that_a_condition_gives_to_another_tool_gets_no_mark(
-    fleet: Fleet, condition: str, status: str, marks: list[str]
-) -> None:
+def test_a_node_that_a_condition_gives_to_another_tool_gets_no_mark(fleet, condition, status, marks):
     conditions = fleet.world.objects[NODE]["status"]["conditions"]
     fleet.world.edit(
         NODE, lambda raw: raw["status"].update(conditions=[*conditions, {"type": condition, "status": status}])

@@ -31,9 +31,7 @@ def test_nodes_with_gpus_are_the_fleet_and_so_is_what_carries_our_marks(world: W
     assert "no record" in (result["left"].notice or "")
 
 
-def test_a_selector_narrows_the_fleet_and_marks_outside_of_it_are_to_be_removed(
-    world: World, cluster: KubernetesClient
-) -> None:
+def test_a_selector_narrows_the_fleet_and_marks_outside_of_it_are_to_be_removed(world, cluster):
     add(world, node("n3"))
     world.edit("/api/v1/nodes/n1", lambda raw: raw["metadata"]["labels"].update(pool="train"))
     hand = Hand(world, cluster, replace(SETTINGS, selector="pool=train"))
@@ -161,9 +159,7 @@ def test_where_pods_or_switches_may_not_be_read_nodes_can_still_be_released_and_
     assert (acting.ours("n1"), acting.ours("n2")) == ([], [])
 
 
-def test_a_listing_that_expires_begins_again_and_is_given_up_in_the_end(
-    world: World, cluster: KubernetesClient
-) -> None:
+def test_a_listing_that_expires_begins_again_and_is_given_up_in_the_end(world, cluster):
     hand = Hand(world, cluster, replace(SETTINGS, node_page_size=1))
     world.expire_pages = 2
     assert set(views(hand)) == {"n1", "n2"}
@@ -189,9 +185,7 @@ def test_settings_that_cannot_work_are_refused(wrong: dict, message: str) -> Non
 
 
 @pytest.mark.parametrize(("created", "lost"), [("2026-11-21T11:50:00Z", None), ("2026-11-21T11:40:00Z", "down")])
-def test_a_new_node_that_is_not_ready_is_starting_for_a_while(
-    world: World, hand: Hand, created: str, lost: str | None
-) -> None:
+def test_a_new_node_that_is_not_ready_is_starting_for_a_while(world, hand, created, lost):
     def starts(raw: Raw) -> None:
         raw["metadata"]["creationTimestamp"] = created
         raw["status"]["conditions"] = [{"type": "Ready", "status": "False"}]

@@ -89,18 +89,14 @@ def test_what_its_node_runs_by_itself_stays(world: World, pods: KubernetesWorklo
                                      "predrain.io/evict": "true"}), "safe-to-evict=false"),
     ],
 )  # fmt: skip
-def test_what_may_not_be_moved_is_held(
-    world: World, pods: KubernetesWorkloads, target: Raw, message: str | None
-) -> None:
+def test_what_may_not_be_moved_is_held(world, pods, target, message):
     add(world, target)
     held = the(pods).immovable
     assert held is None if message is None else message in (held or "")
 
 
 @pytest.mark.parametrize("owner", ["NodeAgent", "ExtendedDaemonSetReplicaSet"])
-def test_a_pod_with_gpus_that_is_bound_to_its_node_is_no_part_of_it_and_is_waited_for(
-    world: World, pods: KubernetesWorkloads, owner: str
-) -> None:
+def test_a_pod_with_gpus_that_is_bound_to_its_node_is_no_part_of_it_and_is_waited_for(world, pods, owner):
     add(world, pod("a", "n1", owner=owner, affinity=BY_NAME))
     assert the(pods).stays is None
     assert "on this node only" in (the(pods).immovable or "")
@@ -123,9 +119,7 @@ def test_a_pod_with_gpus_that_is_bound_to_its_node_is_no_part_of_it_and_is_waite
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("where", ["annotations", "labels"])
-def test_only_a_clear_word_or_a_duration_that_is_over_lets_a_pod_go(
-    world: World, pods: KubernetesWorkloads, where: str, key: str, value: str, held: bool
-) -> None:
+def test_only_a_clear_word_or_a_duration_that_is_over_lets_a_pod_go(world, pods, where, key, value, held):
     target = pod("a", "n1")  # it runs for six hours
     target["metadata"][where] = {key: value}
     add(world, target)
@@ -138,9 +132,7 @@ def test_only_a_clear_word_or_a_duration_that_is_over_lets_a_pod_go(
     ("owner", "value", "held"),
     [("Job", "true", True), ("Job", "24h", True), ("Job", "1h", False), ("ReplicaSet", "true", False)],
 )
-def test_an_opt_out_of_one_pod_keeps_its_gang_on_all_nodes_and_no_replicas(
-    world: World, hand: Hand, owner: str, value: str, held: bool
-) -> None:
+def test_an_opt_out_of_one_pod_keeps_its_gang_on_all_nodes_and_no_replicas(world, hand, owner, value, held):
     add(
         world,
         pod("a", "n1", owner=owner),
@@ -167,9 +159,7 @@ def test_an_opt_out_of_one_pod_keeps_its_gang_on_all_nodes_and_no_replicas(
         ({"configMap": {"name": "c"}}, False),
     ],
 )
-def test_data_that_stays_on_the_node_holds_a_pod_unless_it_allows_the_loss(
-    world: World, pods: KubernetesWorkloads, volume: Raw, held: bool
-) -> None:
+def test_data_that_stays_on_the_node_holds_a_pod_unless_it_allows_the_loss(world, pods, volume, held):
     add(world, pod("a", "n1", volumes=[{"name": "v", **volume}]))
     why = the(pods).immovable
     assert (why is not None) is held
@@ -301,9 +291,7 @@ def test_a_request_that_the_answer_lacks_is_not_asked(world: World, pods: Kubern
     assert pods.ask_checkpoint(workload, ASK, FENCE).kind == "refused"
 
 
-def test_without_the_right_to_patch_pods_a_pod_that_asks_by_annotation_is_held_and_the_rest_goes(
-    world: World, hand: Hand
-) -> None:
+def test_without_the_right_to_patch_pods_a_pod_that_asks_by_annotation_is_held_and_the_rest_goes(world, hand):
     pods = KubernetesWorkloads(hand.scheduler)
     add(world, pod("a", "n1", annotations={"predrain.io/checkpoint": "annotation"}), pod("b", "n1"))
     workload = the(pods)
@@ -355,9 +343,7 @@ def test_a_budget_blocks_and_nothing_is_forced(world: World, pods: KubernetesWor
 
 
 @pytest.mark.parametrize(("status", "kind"), [(403, "refused"), (500, "timeout"), (503, "timeout")])
-def test_each_refusal_of_an_eviction_has_its_kind(
-    world: World, pods: KubernetesWorkloads, status: int, kind: str
-) -> None:
+def test_each_refusal_of_an_eviction_has_its_kind(world, pods, status, kind):
     add(world, pod("a", "n1"))
     world.fail("POST", "eviction", status, content={"message": "no"}, times=99)
     assert pods.evict(the(pods), FENCE).kind == kind
@@ -415,9 +401,7 @@ HEAD = {"ray.io/node-type": "head"}
         ("apps", "ReplicaSet", {}, {"dask.org/component": "worker"}, False),
     ],
 )  # fmt: skip
-def test_work_that_nothing_starts_again_is_waited_for(
-    pods: KubernetesWorkloads, world: World, group: str, kind: str, spec: Raw, labels: Raw, held: bool
-) -> None:
+def test_work_that_nothing_starts_again_is_waited_for(pods, world, group, kind, spec, labels, held):
     for name, annotations in (("a", {}), ("b", {"predrain.io/evict": "true"})):
         raw = pod(name, "n1", annotations=annotations, **spec)
         raw["metadata"]["ownerReferences"][0].update(apiVersion=f"{group}/v1", kind=kind)
@@ -458,9 +442,7 @@ def test_a_pod_that_could_not_repeat_its_work_before_the_end_of_its_job_is_waite
     [("DaemonSet", True, False), ("ReplicaSet", False, False), ("StatefulSet", False, False), ("Job", False, True),
      (None, False, True)],
 )  # fmt: skip
-def test_the_owner_of_a_pod_of_a_virtual_cluster_is_the_one_inside_it(
-    pods: KubernetesWorkloads, world: World, owner: str | None, stays: bool, held: bool
-) -> None:
+def test_the_owner_of_a_pod_of_a_virtual_cluster_is_the_one_inside_it(pods, world, owner, stays, held):
     add(world, pod("a", "n1", owner="Service", annotations={"vcluster.loft.sh/owner-set-kind": owner} if owner else {}))
     work = the(pods)
     assert (work.stays is not None, work.loss is not None) == (stays, held)

@@ -87,9 +87,7 @@ def test_a_cut_watch_is_no_news_until_the_server_is_heard_of_again(api: MemoryAp
     assert listings(api) == before
 
 
-def test_what_comes_back_after_a_cut_is_never_older_than_what_was_listed_meanwhile(
-    api: MemoryApi, pods: RunningPods, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_back_after_a_cut_is_never_older_than_what_was_listed_meanwhile(api, pods, monkeypatch):
     """The server takes the watch up again at once, and is slow to tell what happened meanwhile."""
     backlog, watch = threading.Event(), api.watch
 

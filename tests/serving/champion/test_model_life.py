@@ -105,9 +105,7 @@ def test_a_model_is_swapped_under_load_and_every_answer_is_of_one_model(tmp_path
         assert holder.loads == 7
 
 
-def test_a_bundle_that_cannot_be_served_is_refused_and_the_old_one_goes_on(
-    tmp_path: Path, bundles: list[Bundle]
-) -> None:
+def test_a_bundle_that_cannot_be_served_is_refused_and_the_old_one_goes_on(tmp_path, bundles):
     place = tmp_path / "bundle"
     put(bundles[0], place)
     settings = ServiceSettings(poll_s=0.01)
@@ -139,9 +137,7 @@ def champion_of(folder: Path) -> ChampionBundle:
     return ChampionBundle(folder, f"sqlite:///{folder.parent / 'none.db'}", "predrain")
 
 
-def test_a_copy_is_served_before_the_registry_responds_and_without_one_its_error_is_reported(
-    tmp_path: Path, bundles: list[Bundle], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_copy_is_served_before_the_registry_responds_and_without_one_its_error_is_reported(tmp_path, bundles, caplog):
     holder = ModelHolder(champion_of(tmp_path / "none"))
     assert holder.refresh() is False
     assert "the model cannot be served: the MLflow store does not exist" in str(holder.why_not_loaded)
@@ -231,9 +227,7 @@ def test_a_bundle_that_anyone_may_write_scores_nothing(bundles: list[Bundle], tm
         ModelSource(str(place), registry="sqlite:///none.db", name="predrain").current()
 
 
-def test_a_folder_is_read_again_when_it_changes_and_the_old_model_kept_when_it_is_damaged(
-    bundles: list[Bundle], tmp_path: Path
-) -> None:
+def test_a_folder_is_read_again_when_it_changes_and_the_old_model_kept_when_it_is_damaged(bundles, tmp_path):
     place = tmp_path / "bundle"
     with pytest.raises(InputError, match="no bundle in"):
         ModelSource(str(place), registry="sqlite:///none.db", name="predrain").current()

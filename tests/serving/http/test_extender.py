@@ -98,9 +98,7 @@ def plain_risk(fleet: ScoredFleet, node: str, now: Any) -> Fraction:
 
 @settings(max_examples=60)
 @given(fleets(), asked, later)
-def test_only_nodes_of_tier_high_by_scores_that_hold_are_removed_and_never_all(
-    fleet: ScoredFleet, names: list[str], now: Any
-) -> None:
+def test_only_nodes_of_tier_high_by_scores_that_hold_are_removed_and_never_all(fleet, names, now):
     kept, removed = kept_nodes(names, fleet, now)
     assert sorted([*kept, *removed]) == sorted(names)
     assert kept == [name for name in names if name in kept]
@@ -117,9 +115,7 @@ def test_only_nodes_of_tier_high_by_scores_that_hold_are_removed_and_never_all(
 
 @settings(max_examples=60)
 @given(fleets(), asked, later)
-def test_priorities_are_whole_numbers_in_range_and_fall_with_tier_and_risk(
-    fleet: ScoredFleet, names: list[str], now: Any
-) -> None:
+def test_priorities_are_whole_numbers_in_range_and_fall_with_tier_and_risk(fleet, names, now):
     given_scores = priorities(names, fleet, now)
     assert [entry["Host"] for entry in given_scores] == names
     assert all(type(entry["Score"]) is int and 0 <= entry["Score"] <= MAX_PRIORITY for entry in given_scores)
@@ -282,9 +278,7 @@ def test_the_extender_asks_for_no_token_and_outlives_damaged_scores(tmp_path: Pa
 @given(
     fleets(), asked, later, st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]), st.sets(st.sampled_from(["n0", "n1", "n2"]))
 )
-def test_no_more_than_a_share_is_removed_and_only_what_the_controller_keeps_work_off(
-    fleet: ScoredFleet, names: list[str], now: Any, share: float, out: set[str]
-) -> None:
+def test_no_more_than_a_share_is_removed_and_only_what_the_controller_keeps_work_off(fleet, names, now, share, out):
     _, removed = kept_nodes(names, fleet, now, dict.fromkeys(out, now + timedelta(minutes=1)), share)
     assert set(removed) <= out
     assert len(removed) <= max(1, int(share * len(names)))
@@ -307,9 +301,7 @@ def test_the_share_bounds_each_request_and_the_fleet_and_the_riskiest_go_first()
     [({"pinned": {"c/g": "hard"}}, False, {"n1"}), ({"pinned": {"c/g": "soft"}}, False, set()),
      ({}, False, set()), ({"pinned": {"c/g": "hard"}}, True, set())],
 )  # fmt: skip
-def test_the_extender_follows_stage_breaker_and_switches_of_the_controller(
-    tmp_path: Path, stages: dict[str, Any], kill: bool, removed: set[str]
-) -> None:
+def test_the_extender_follows_stage_breaker_and_switches_of_the_controller(tmp_path, stages, kill, removed):
     ledger = tmp_path / "ledger.db"
     cluster = Cluster(4, ledger=SqliteLedger(ledger), policy=replace(config("g"), stages=StagesConfig(**stages)))
     cluster.scheduler.set_switches(Switches(kill=kill))

@@ -211,9 +211,7 @@ def renewed(port: int, trusted: Path) -> bool:
         return False
 
 
-def test_a_certificate_that_cannot_be_used_leaves_the_one_of_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_certificate_that_cannot_be_used_leaves_the_one_of_before(tmp_path, caplog):
     certificate, key = certify(tmp_path, "first")
     other, _ = certify(tmp_path, "other")
     whole = certificate.read_bytes()

@@ -59,9 +59,7 @@ def test_what_the_batch_scoring_writes_is_served(tmp_path: Path) -> None:
         (lambda c: c.update(expires_at="2026-01-01T18:00:00"), "expires_at: a time without a time zone"),
     ],
 )
-def test_one_damaged_record_refuses_the_decision(
-    tmp_path: Path, edit: Callable[[dict[str, Any]], None], what: str
-) -> None:
+def test_one_damaged_record_refuses_the_decision(tmp_path, edit, what):
     write_scores(tmp_path, small_fleet())
     path = change(tmp_path, edit)
     with pytest.raises(InputError, match=f"a record is damaged: .*{what}.*{path.name}, line 2"):
@@ -121,9 +119,7 @@ def test_the_keeper_reads_again_only_when_something_changed(tmp_path: Path) -> N
     assert len(keeper.served.fleet.scores.units) == 1
 
 
-def test_the_old_scores_are_kept_while_the_new_ones_are_damaged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_old_scores_are_kept_while_the_new_ones_are_damaged(tmp_path, caplog):
     keeper = ScoreCache(tmp_path)
     write_scores(tmp_path, small_fleet())
     keeper.refresh()

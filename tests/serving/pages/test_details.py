@@ -280,9 +280,7 @@ def test_the_facts_name_each_unit_and_each_alert(scores: Path, small_fleet: Path
     assert sum(facts.outcomes["verdicts"].values()) == len(facts.outcomes["alerts"]) > 0
 
 
-def test_a_gpu_shows_hour_by_hour_the_telemetry_that_its_reasons_rest_on(
-    scored_service: Running, scores: Path, small_fleet: Path
-) -> None:
+def test_a_gpu_shows_hour_by_hour_the_telemetry_that_its_reasons_rest_on(scored_service, scores, small_fleet):
     dataset, facts = Dataset.open(small_fleet), read_facts(scores)
     unit = sorted(facts.courses)[0]
     end = dataset.meta.span[1]

@@ -177,9 +177,7 @@ def test_racks_and_groups_narrow_the_view() -> None:
     st.sampled_from(get_args(PageSort)),
     st.text("n01", max_size=2),
 )
-def test_any_order_keeps_every_row_and_puts_the_unknown_last(
-    nodes: list[tuple[str, float | None]], sort: str, search: str
-) -> None:
+def test_any_order_keeps_every_row_and_puts_the_unknown_last(nodes, sort, search):
     fleet = _fleet_of(list(dict(nodes).items()))
     rows, _ = table_rows(fleet, {}, NOW)
     selected = select(rows, FleetQuery(sort=sort, search=search))

@@ -96,9 +96,7 @@ def content_of(out: Path) -> dict[str, tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("hour", [6, 12, 15, 21, 24])
-def test_a_risk_is_that_of_the_training_matrix_at_the_same_decision_time(
-    world: World, tmp_path: Path, hour: int
-) -> None:
+def test_a_risk_is_that_of_the_training_matrix_at_the_same_decision_time(world, tmp_path, hour):
     t = T0 + hour * HOUR
     result = run(world, tmp_path, at=t)
     known = {unit: record for unit, record in records_of(result.folder).items() if record.status == "ok"}
@@ -220,9 +218,7 @@ def test_the_decision_that_is_due_waits_for_the_delay_and_ends_with_the_data(wor
         (END, r"2026-01-02T00:00:00Z is in the future; it is 2026-01-01T23:00:00Z now"),
     ],
 )  # fmt: skip
-def test_a_decision_time_that_cannot_be_scored_is_refused(
-    world: World, tmp_path: Path, at: datetime, message: str
-) -> None:
+def test_a_decision_time_that_cannot_be_scored_is_refused(world, tmp_path, at, message):
     with pytest.raises(InputError, match=message):
         run(world, tmp_path, now=END - HOUR, at=at)
     assert not (tmp_path / "latest.json").exists()

@@ -140,9 +140,7 @@ def without(channel: str, share: float, folder: Path) -> Dataset:
 
 
 @pytest.mark.parametrize(("share", "missing"), [(0.0, ()), (0.3, ()), (1.0, ("power_w",))])
-def test_a_channel_that_most_of_the_fleet_stops_sending_opens_the_breaker(
-    world: World, share: float, missing: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_channel_that_most_of_the_fleet_stops_sending_opens_the_breaker(world, share, missing, tmp_path):
     dataset, scores = without("power_w", share, tmp_path / "data"), ScoresFolder(tmp_path / "scores")
     score_decision(dataset, with_reference(world), scores, ServingSection(), clock=lambda: END)
     risks = ScoresReader(tmp_path / "scores", ManualClock(END), timedelta(days=2)).read()

@@ -166,9 +166,7 @@ def test_what_is_no_evidence_of_a_gpu_stays_out(node: Collected) -> None:
         ("NVRM: Xid (PCI:0000:9b:00): 48, DBE NVRM: Xid (PCI:0000:1a:00): 45, Ch 8", ["48", "45"]),
     ],
 )
-def test_each_xid_of_an_entry_is_an_event_and_the_entry_is_counted_once(
-    node: Collected, message: str, codes: list[str]
-) -> None:
+def test_each_xid_of_an_entry_is_an_event_and_the_entry_is_counted_once(node, message, codes):
     assert [(row["type"], row["code"]) for row in node.read(entry(5, message))] == [("xid", code) for code in codes]
     account = node.accounting.tables["gpud entries"]
     assert (account.read, account.used) == (1, 1)
@@ -226,9 +224,7 @@ def test_a_node_that_is_no_gpud_holds_up_no_other(tmp_path: Path, body: bytes) -
         assert [row["code"] for row in collected.look()] == ["149"]
 
 
-def test_of_more_events_than_an_answer_may_have_the_newest_are_taken(
-    node: Collected, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_of_more_events_than_an_answer_may_have_the_newest_are_taken(node, caplog):
     flood = entry(20 * 24 * 60, "x" * PAGE_BYTES)
     assert [row["code"] for row in node.read(flood, entry(5, LOST))] == ["79"]
     assert "too many events for one response, those before 2026-02-14" in caplog.text

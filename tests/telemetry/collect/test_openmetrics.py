@@ -216,9 +216,7 @@ UUID = "GPU-11111111-2222-3333-4444-555555555555"
         ),
     ],
 )
-def test_metrics_of_opentelemetry_are_channels_in_their_units(
-    tmp_path: Path, resource: dict[str, Any], points: list[Any], gpu: str, row: dict[str, float], bad: int
-) -> None:
+def test_metrics_of_opentelemetry_are_channels_in_their_units(tmp_path, resource, points, gpu, row, bad):
     def metric(name: str, unit: str, labels: dict[str, Any], value: float, **more: Any) -> dict[str, Any]:
         point = {"attributes": attributes(labels), "timeUnixNano": str(T0 * 10**9), "asDouble": value}
         return {"name": name, "unit": unit, "sum": {"dataPoints": [7, point, point | {"flags": 1}], **more}}
@@ -271,9 +269,7 @@ def test_deltas_of_opentelemetry_add_up_to_a_counter(tmp_path: Path) -> None:
         ("nvidia_gpu_power_usage_milliwatts", 350_500, "power_w", 350.5),
     ],
 )
-def test_metrics_of_exporters_around_nvidia_smi(
-    tmp_path: Path, metric: str, value: float, channel: str, expected: float
-) -> None:
+def test_metrics_of_exporters_around_nvidia_smi(tmp_path, metric, value, channel, expected):
     labels = 'uuid="11111111-2222-3333-4444-555555555555",instance="n1:9835"'
     (tmp_path / "a.om").write_text(f"{metric}{{{labels}}} {value} {T0}\n")
     stage_frame(tmp_path / "a.om", tmp_path / "live")

@@ -70,9 +70,7 @@ def test_over_the_limit_the_oldest_samples_go_first_and_events_last(staging: Sta
     assert events[0].exists()
 
 
-def test_refused_files_are_put_aside_with_the_reason_and_bounded(
-    staging: StagingFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_refused_files_are_put_aside_with_the_reason_and_bounded(staging, monkeypatch, caplog):
     monkeypatch.setattr(pushing, "REFUSED_FILES", 2)
     spool = Spool(staging, "nvml-n", None)
     for age in (3, 2, 1):
@@ -204,14 +202,7 @@ PROBLEM = json.dumps({"title": "Unprocessable", "detail": "unknown column 'x'"})
         (InputError("the file cannot be read", "--bearer-token-file", ""), Deferred, "the file cannot be read", None),
     ],
 )
-def test_each_answer_has_a_meaning(
-    path: Path,
-    answer: HttpResponse | Exception,
-    raised: type[Rejected | Deferred],
-    reason: str,
-    after_s: float | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_answer_has_a_meaning(path, answer, raised, reason, after_s, monkeypatch):
     requests: list[dict[str, Any]] = []
 
     def ask(connection: Connection, method: str, path: str, **request: Any) -> HttpResponse:

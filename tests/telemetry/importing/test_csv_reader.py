@@ -4,7 +4,6 @@ import bz2
 import gc
 import gzip
 import lzma
-from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
 
@@ -51,9 +50,7 @@ def test_a_reader_that_is_left_early_leaves_no_callback_to_a_thread(tmp_path: Pa
         ("csv.zst", lambda content: pa.compress(content, "zstd", asbytes=True)),
     ],
 )
-def test_a_packed_table_has_the_rows_of_the_plain_one(
-    tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]
-) -> None:
+def test_a_packed_table_has_the_rows_of_the_plain_one(tmp_path, suffix, pack):
     path = tmp_path / f"samples.{suffix}"
     path.write_bytes(pack(b"node,value\nn1,1\nn2,2\n"))
     (rows,) = read_csv(path, read_header(path), "samples", Quarantine())

@@ -105,9 +105,7 @@ def test_an_import_takes_the_step_from_its_samples_unless_one_is_set(tmp_path: P
 
 
 @pytest.mark.parametrize(("every", "step"), [(minutes(30), minutes(30)), (minutes(1), minutes(10))])
-def test_a_compaction_takes_the_step_of_a_new_dataset_from_what_was_staged(
-    tmp_path: Path, every: timedelta, step: timedelta
-) -> None:
+def test_a_compaction_takes_the_step_of_a_new_dataset_from_what_was_staged(tmp_path, every, step):
     staging = StagingFolder(staging_of(tmp_path / "fleet"), writer="test", channels=CHANNELS)
     keys = {"timestamp": pa.timestamp("ms", tz="UTC"), "node": pa.string(), "gpu": pa.string()}
     schema = pa.schema(keys | {"gpu_temp_c": pa.float32()})

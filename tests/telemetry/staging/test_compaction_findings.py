@@ -314,9 +314,7 @@ def test_a_step_goes_on_after_a_sample_that_was_stored_before_its_unit_was_rolle
 
 @FEW
 @given(given_pieces=pieces, first=st.sampled_from([0, None]), changes=st.sets(st.integers(1, 6)))
-def test_in_whatever_order_whole_steps_land_each_xid_is_reported_once(
-    given_pieces: Pieces, first: int | None, changes: set[int]
-) -> None:
+def test_in_whatever_order_whole_steps_land_each_xid_is_reported_once(given_pieces, first, changes):
     steps, cuts, turn = given_pieces
     frame = rising(steps)
     # One change a step of 10 minutes, at any of its five samples.

@@ -36,9 +36,7 @@ def fail(*_: object, **__: object) -> None:
     raise InputError("the disk is full", "somewhere", "Make room.")
 
 
-def test_a_failing_compaction_loses_no_event_that_was_waiting_and_keeps_each_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_failing_compaction_loses_no_event_that_was_waiting_and_keeps_each_once(tmp_path, monkeypatch):
     stage_frame(tmp_path, raw(gpus=1))
     stage_events(tmp_path, [event(DAY, "79", gpu=gpu(1), source=LOG)])
     compacted(tmp_path)

@@ -88,9 +88,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return made
 
 
-def test_what_may_pass_is_tried_again_with_a_fresh_token(
-    server: Server, cluster: KubernetesClient, pauses: list[float]
-) -> None:
+def test_what_may_pass_is_tried_again_with_a_fresh_token(server, cluster, pauses):
     server.answers = [
         answer(429, {"message": "slow"}, "Retry-After: 3\r\n"),
         answer(429, {"message": "slow"}, "Retry-After: 0\r\n"),
@@ -124,18 +122,14 @@ def test_credentials_that_fail_for_a_while_are_asked_for_again(server: Server, p
         (answer(500, {"message": "ill"}), "GET /x: HTTP 500: ill", 5),
     ],
 )
-def test_what_does_not_pass_is_given_up(
-    server: Server, cluster: KubernetesClient, pauses: list[float], given: list[bytes | float], error: str, tries: int
-) -> None:
+def test_what_does_not_pass_is_given_up(server, cluster, pauses, given, error, tries):
     server.answers = [given] * tries
     with pytest.raises((ApiRefused, Unreachable), match=error):
         cluster.get("/x")
     assert len(pauses) == tries - 1
 
 
-def test_a_request_that_was_not_sent_is_distinguished_from_one_without_an_answer(
-    cluster: KubernetesClient, server: Server, pauses: list[float]
-) -> None:
+def test_a_request_that_was_not_sent_is_distinguished_from_one_without_an_answer(cluster, server, pauses):
     server.answers = [answer(200, {"a": 1}, cut=3)] * 5
     with pytest.raises(Unreachable, match="sent an incomplete response") as error:
         cluster.request("PUT", "/x", body={})
@@ -147,9 +141,7 @@ def test_a_request_that_was_not_sent_is_distinguished_from_one_without_an_answer
     assert len(pauses) == 8
 
 
-def test_a_server_whose_certificate_is_not_trusted_is_named_and_was_sent_nothing(
-    tmp_path: Path, pauses: list[float]
-) -> None:
+def test_a_server_whose_certificate_is_not_trusted_is_named_and_was_sent_nothing(tmp_path, pauses):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certify(tmp_path, "another"))
     with (
@@ -187,9 +179,7 @@ def test_a_watch_is_read_line_by_line_however_it_is_cut(server: Server, cluster:
     ],
     ids=["cut", "nonsense", "gone"],
 )
-def test_a_watch_that_is_cut_or_refused_says_so(
-    server: Server, cluster: KubernetesClient, given: list[bytes | float], error: str
-) -> None:
+def test_a_watch_that_is_cut_or_refused_says_so(server, cluster, given, error):
     server.answers = [given]
     with pytest.raises((Unreachable, ApiRefused), match=error):
         watched(cluster)
@@ -213,9 +203,7 @@ def kubeconfig(folder: Path, server: Mapping[str, str], user: Mapping[str, Any])
 
 
 @pytest.mark.parametrize("by_provider", [False, True])
-def test_a_credential_plug_in_that_hangs_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_provider: bool
-) -> None:
+def test_a_credential_plug_in_that_hangs_is_ended(tmp_path, monkeypatch, by_provider):
     monkeypatch.setattr("foundation.kubernetes.credentials._PLUGIN_S", 2.0)
     plugin, started = tmp_path / "plugin", tmp_path / "started"
     plugin.write_text(f"#!/bin/sh\necho $$ > {started}\nexec sleep 600\n")
@@ -252,9 +240,7 @@ class Authenticating(Handler):
         ("server", "the certificate of .* is rejected"),
     ],
 )
-def test_rotated_credentials_are_loaded_once_the_server_rejects_the_old_ones(
-    tmp_path: Path, pauses: list[float], rejected: str, error: str
-) -> None:
+def test_rotated_credentials_are_loaded_once_the_server_rejects_the_old_ones(tmp_path, pauses, rejected, error):
     pairs = {name: certify(tmp_path, name) for name in ("server", "client", "old")}
     context = None
     if rejected != "token":
@@ -443,9 +429,7 @@ def test_from_a_version_there_is_no_listing(api: MemoryApi) -> None:
     assert (seen.values.heard, seen.listings) == ([2, 5], 0)
 
 
-def test_a_refusal_is_waited_out_as_long_as_asked_and_logged_once(
-    api: MemoryApi, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refusal_is_waited_out_as_long_as_asked_and_logged_once(api, caplog):
     caplog.set_level("INFO")
     api.failures = [ApiRefused(429, "slow down", 7.0), ApiRefused(403, "no"), Unreachable("gone"), Unreachable("gone")]
     seen = Followed(api, 6)
@@ -457,9 +441,7 @@ def test_a_refusal_is_waited_out_as_long_as_asked_and_logged_once(
     ]
 
 
-def test_an_object_that_cannot_be_read_is_left_out_and_the_rest_is_not(
-    api: MemoryApi, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_object_that_cannot_be_read_is_left_out_and_the_rest_is_not(api, caplog):
     api.put(NODES, {"metadata": {"name": "bad"}})
     assert Followed(api, 1).values.known == {"n": 1}
     assert "unreadable 'bad'" in caplog.text

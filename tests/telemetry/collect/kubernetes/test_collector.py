@@ -97,9 +97,7 @@ def test_following_lands_what_happens_and_everything_at_the_end(world: World) ->
     assert list(outcomes.values()) == [None, "Succeeded"]
 
 
-def test_while_nothing_can_be_staged_nothing_more_is_taken_in(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_while_nothing_can_be_staged_nothing_more_is_taken_in(world, monkeypatch, caplog):
     monkeypatch.setattr("telemetry.collect.kubernetes.collector.backoff_s", lambda _failures: 0.01)
     commit, full, failures = Outbox.commit, threading.Event(), [0]
 

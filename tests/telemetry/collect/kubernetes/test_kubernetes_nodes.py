@@ -111,9 +111,7 @@ PLANNED = node() | {"metadata": node()["metadata"] | {"annotations": {MAINTENANC
         pytest.param(node(), node(machine="ab-1"), [], id="the same machine in other letters"),
     ],
 )  # fmt: skip
-def test_what_happened_between_two_looks(
-    before: dict[str, Any] | None, after: dict[str, Any], expected: list[tuple[str, str, str, int | None]]
-) -> None:
+def test_what_happened_between_two_looks(before, after, expected):
     assert between(before, after) == [(*event, at(minutes)) for *event, minutes in expected]
 
 

@@ -113,9 +113,7 @@ def test_a_loss_is_reported_once_in_a_boot_and_again_after_a_reboot(place: Place
         assert place.codes() == ["gpu_lost"] * expected
 
 
-def test_a_full_disk_is_waited_for(
-    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_is_waited_for(place, monkeypatch, caplog):
     collector = place.collector()
     collector.read_gpus()
     with monkeypatch.context() as full:

@@ -36,9 +36,7 @@ from tests.telemetry.collect.prometheus.fake_prometheus import (
 @pytest.mark.parametrize(
     ("left_open", "right_open"), [(False, False), (True, False), (True, True)], ids=["closed", "left-open", "open"]
 )
-def test_each_sample_counts_once_whatever_the_servers_rule_at_the_bounds(
-    site: Site, left_open: bool, right_open: bool
-) -> None:
+def test_each_sample_counts_once_whatever_the_servers_rule_at_the_bounds(site, left_open, right_open):
     site.fake.left_open, site.fake.right_open = left_open, right_open
     expected = fill(site.fake)
     result = site.fetch()

@@ -141,9 +141,7 @@ def test_a_server_that_is_not_there_is_reported_soon(site: Site) -> None:
     assert str(caught.value).endswith("Check the address, and that the server runs.")
 
 
-def test_credentials_and_headers_are_sent_and_no_secret_is_logged(
-    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_credentials_and_headers_are_sent_and_no_secret_is_logged(site, tmp_path, caplog):
     site.fake.add(TEMPERATURE, gpu_labels(0), [(START_MS, 40.0)])
     site.fake.fault = Sometimes(lambda: error(500, "oops"))
     token = tmp_path / "token"

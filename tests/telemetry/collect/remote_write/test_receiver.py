@@ -215,9 +215,7 @@ def test_a_rise_that_a_full_disk_does_not_take_lands_later(tmp_path: Path, disk:
     assert [row["code"] for row in rows["events"]] == ["79"]
 
 
-def test_a_request_that_cannot_be_staged_does_not_hold_up_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_cannot_be_staged_does_not_hold_up_the_others(tmp_path, monkeypatch):
     def failing(series: Any, *args: Any, **more: Any) -> pa.Table:
         if any(one.gpu == "GPU-bad" for one in series):
             raise ZeroDivisionError
@@ -269,9 +267,7 @@ def test_memory_is_bounded(tmp_path: Path, disk: Disk) -> None:
         ({}, block(write_request([(labels(), [(T0 + i, 1.0) for i in range(30)])])), 400, "more than 20 samples"),
     ],
 )
-def test_what_cannot_be_taken_is_refused_for_good(
-    tmp_path: Path, headers: dict[str, str], body: bytes | list[bytes], status: int, detail: str
-) -> None:
+def test_what_cannot_be_taken_is_refused_for_good(tmp_path, headers, body, status, detail):
     async def steps(app: Starlette, _: Receiver) -> httpx.Response:
         return await call(app, "/api/v1/write", body, headers=WRITE_HEADERS | headers)
 
@@ -361,9 +357,7 @@ def test_a_push_of_a_table_lands_once_by_its_name(tmp_path: Path) -> None:
         ("?kind=samples", arrow(pa.table({"timestamp": pa.array([T0]).cast(pa.timestamp("ms"))})), 422, "no time zone"),
     ],
 )
-def test_tables_that_cannot_be_used_are_refused(
-    tmp_path: Path, path: str, body: bytes, status: int, detail: str
-) -> None:
+def test_tables_that_cannot_be_used_are_refused(tmp_path, path, body, status, detail):
     async def steps(app: Starlette, _: Receiver) -> httpx.Response:
         return await call(app, f"/v1/telemetry{path}", body, headers={"content-type": ARROW})
 

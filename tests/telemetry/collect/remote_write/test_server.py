@@ -73,9 +73,7 @@ def test_on_this_machine_too_only_who_can_read_the_token_writes(tmp_path: Path) 
     assert str(token) in (tmp_path / "log").read_text()
 
 
-def test_a_token_file_that_others_may_read_or_replace_is_refused_and_another_start_takes_the_same(
-    tmp_path: Path,
-) -> None:
+def test_a_token_file_that_others_may_read_or_replace_is_refused_and_another_start_takes_the_same(tmp_path):
     file = own_token_file(tmp_path / "d" / "token")
     written = file.read_text()
     assert len(written) == 65

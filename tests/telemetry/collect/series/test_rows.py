@@ -197,9 +197,7 @@ def follow(series: list[dict[int, int]], watched: set[int], cuts: list[int], *, 
 
 
 @given(st.lists(counts, min_size=1, max_size=3), st.lists(st.integers(0, 95), max_size=4), st.booleans())
-def test_events_are_those_of_looking_at_every_sample(
-    series: list[dict[int, int]], cuts: list[int], saved: bool
-) -> None:
+def test_events_are_those_of_looking_at_every_sample(series, cuts, saved):
     watched = set(range(96))  # a GPU that is always there
     assert follow(series, watched, sorted(set(cuts)), saved=saved) == slowly(series, watched)
 

@@ -127,9 +127,7 @@ def test_history_is_asked_for_a_day_at_a_time_and_gone_on_with(watched: Watched)
     ],
     ids=["none", "without GPUs"],
 )
-def test_without_accounting_jobs_come_from_the_controller(
-    watched: Watched, caplog: pytest.LogCaptureFixture, lacks: dict[str, Any], message: str
-):
+def test_without_accounting_jobs_come_from_the_controller(watched, caplog, lacks, message):
     watched.slurm.rows = ["9|COMPLETED|1772000000|1772003600|n1|cpu=8"]
     vars(watched.slurm).update(lacks)
     watched.look(2)

@@ -13,7 +13,7 @@ from policy.config import PolicyConfig
 from policy.episodes import Alert, AlertOutcome
 from policy.fleet import Fact, Level, NodeView, Signals, notices_of
 from policy.ladder.cost_benefit import hours_of
-from policy.ladder.requests import after_probes, candidates_of, mean_risk, requests_of
+from policy.ladder.requests import FleetRisk, after_probes, candidates_of, requests_of
 from policy.ladder.rungs import mean_prices
 from policy.limits import Case, cap, limit, limit_by_cost_benefit
 from policy.maintenance import maintained, observed
@@ -111,7 +111,7 @@ def decide(
     actions.sort(key=lambda planned: (VERBS.index(planned[1].verb), -planned[0].urgency, planned[1].node))
     candidates = candidates_of(cases, stages, breaker, signals, state, config, now)
     requests, stopped, checkpoints = requests_of(
-        candidates, mean_risk(candidates), signals, state.checkpoints, config, now
+        candidates, FleetRisk.of(candidates), signals, state.checkpoints, config, now
     )
     requested = {request.node: request for request in requests}
     remembered, alerts = _remember(cases, state, config, now, requested)

@@ -369,8 +369,6 @@ class Controlled:
     ) -> tuple[UnitView, ...]:
         """Return the unit views of a node, cached while their inputs are unchanged."""
         node, passed = self.fleet.nodes[place].name, passes.get(place)
-        if passed is not None and self._now >= passed + duration_ms(self.policy.probes.lowers_for):
-            passed = None
         rows = [
             (name, code, reports.get(name) or reports.get(node), self._void.get(name), self._failed.get(name))
             for (name, since, until), code in zip(self.fleet.installations[place], self._codes[place], strict=True)

@@ -4,6 +4,7 @@ import heapq
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -190,44 +191,72 @@ def first_fit(gpus: Ints, size: Ints, arrival: Ints, duration: Ints, end: int, e
     ``size``: at most the fleet's GPUs; ``arrival``: ascending; ``duration``, ``end``, ``every``: milliseconds.
     Returns: the jobs that start before ``end``; a gang starts on all its nodes together.
     """
-    free, now = gpus.copy(), 0
+    free_nodes, now = _FreeNodes(gpus.tolist()), 0
     starts: list[int] = []
-    allocations: list[tuple[Ints, Ints]] = []
+    allocations: list[list[tuple[int, int]]] = []
     running: list[tuple[int, int]] = []
     for job, (wanted, arrived, long) in enumerate(zip(size.tolist(), arrival.tolist(), duration.tolist(), strict=True)):
         now = max(now, arrived)
         while True:
             while running and running[0][0] <= now:
-                nodes, gpus_by_node = allocations[heapq.heappop(running)[1]]
-                free[nodes] += gpus_by_node
-            nodes, gpus_by_node = _room(free, gpus, wanted)
-            if len(nodes):
+                for node, count in allocations[heapq.heappop(running)[1]]:
+                    free_nodes.add(node, count)
+            allocation = free_nodes.room(wanted)
+            if allocation:
                 break
             # Terminates: a job is no larger than the fleet, so it fits once all others have ended.
             now = running[0][0]
         if now >= end:
             break
-        free[nodes] -= gpus_by_node
+        for node, count in allocation:
+            free_nodes.add(node, -count)
         starts.append(now)
-        allocations.append((nodes, gpus_by_node))
+        allocations.append(allocation)
         heapq.heappush(running, (now + long, job))
-    node, on_node = (
-        np.concatenate([ints[:0], *(part[k] for part in allocations)]) for k, ints in enumerate((size, gpus))
-    )
-    number = np.repeat(np.arange(len(starts)), [len(nodes) for nodes, _ in allocations])
+    nodes, on_node = np.array([*chain.from_iterable(allocations)], dtype=np.int64).reshape(-1, 2).T
+    number = np.repeat(np.arange(len(starts)), [len(allocation) for allocation in allocations])
     start = np.array(starts, dtype=np.int64)[number]
-    return Placements.ordered(number, node, on_node, start, start + duration[number], every)
+    return Placements.ordered(number, nodes, on_node, start, start + duration[number], every)
 
 
-def _room(free: Ints, gpus: Ints, wanted: int) -> tuple[Ints, Ints]:
-    """Return the first nodes that a job fits on now, and its GPUs on each; empty if it does not fit."""
-    first = int((free >= wanted).argmax())
-    if free[first] >= wanted:
-        return np.array([first]), np.array([wanted])
-    empty_nodes = np.flatnonzero(free == gpus) if wanted > gpus.max() else np.empty(0, dtype=np.int64)
-    needed = int(np.searchsorted(np.cumsum(gpus[empty_nodes]), wanted)) + 1
-    empty_nodes = empty_nodes[:needed] if needed <= len(empty_nodes) else empty_nodes[:0]
-    return empty_nodes, gpus[empty_nodes]
+class _FreeNodes:
+    """Nodes with free GPUs, as sets of bits, of which the lowest is the first node."""
+
+    def __init__(self, gpus: list[int]) -> None:
+        self._gpus, self._free, self._most = gpus, [0] * len(gpus), max(gpus)
+        self._with_free = [0] * (self._most + 1)  # nodes with at least so many free GPUs
+        self._empty = self._empty_gpus = 0  # nodes without jobs
+        for node, count in enumerate(gpus):
+            self._empty |= (count == 0) << node
+            self.add(node, count)
+
+    def add(self, node: int, count: int) -> None:
+        """Add free GPUs to a node, or remove them."""
+        before, after, gpus, bit = self._free[node], self._free[node] + count, self._gpus[node], 1 << node
+        for least in range(min(before, after) + 1, max(before, after) + 1):
+            self._with_free[least] ^= bit
+        if (before == gpus) != (after == gpus):
+            self._empty ^= bit
+            self._empty_gpus += gpus if after == gpus else -gpus
+        self._free[node] = after
+
+    def room(self, wanted: int) -> list[tuple[int, int]]:
+        """Return the first nodes that a job fits on now, and its GPUs on each; empty if it does not fit."""
+        if wanted <= self._most:
+            nodes = self._with_free[wanted]
+            return [(_lowest(nodes), wanted)] if nodes else []
+        allocation: list[tuple[int, int]] = []
+        nodes, lacking = self._empty, wanted if self._empty_gpus >= wanted else 0
+        while lacking > 0:
+            node = _lowest(nodes)
+            nodes ^= 1 << node
+            lacking -= self._gpus[node]
+            allocation.append((node, self._gpus[node]))
+        return allocation
+
+
+def _lowest(bits: int) -> int:
+    return (bits & -bits).bit_length() - 1
 
 
 LEAVE: Final = timedelta(minutes=1)

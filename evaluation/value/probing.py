@@ -9,9 +9,8 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import pairwise
-from math import isnan
 from typing import Final
 
 import numpy as np
@@ -26,12 +25,15 @@ from policy.episodes import Bools, Floats, Ints
 from policy.fleet import JobView, Signals, UnitView
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
-from policy.ladder.requests import Candidate, requests_of, risk_after_pass
+from policy.ladder.requests import Candidate, FleetRisk, requests_of, risk_after_pass
 from policy.node_tier.hysteresis import changed
 from policy.plan import LastRequest
 
 _MINUTE_MS: Final = 60_000
 """Interval of the controller's rounds."""
+
+_LONG_AGO: Final = -(10**15)
+"""Stands for never; as a duration in microseconds, the time since then still fits into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +153,16 @@ class ProbeReplay:
             for node, gpus in zip(fleet.nodes, fleet.gpus.tolist(), strict=True)
         ]
         self._place = {view.name: place for place, view in enumerate(self._views)}
-        self._idle_until: dict[int, int] = {}  # end of the idle interval, by node
-        self._closed: set[int] = set()
-        self._broken_until: dict[int, int] = {}
-        self._passed_at: dict[int, int] = {}
+        nodes = len(fleet.nodes)
+        self._idle_until = np.zeros(nodes, dtype=np.int64)  # end of the last idle interval that began, by node
+        self._closed = np.zeros(nodes, dtype=np.bool_)
+        self._broken_until = np.zeros(nodes, dtype=np.int64)
+        self._passed_at = np.full(nodes, _LONG_AGO)
         self._probed: dict[int, LastRequest] = {}
-        self._cached: dict[int, Candidate] = {}
+        self._probed_at, self._probed_risk = np.full(nodes, _LONG_AGO), np.zeros(nodes)
         # cache by decision and nodes with a risk lowered by a passed probe: risks of all nodes, and their mean
-        self._risk_key: tuple[int, tuple[int, ...]] = (-1, ())
-        self._risk: list[float] = []
-        self._mean_risk = 0.0
+        self._known, self._lowered = -1, np.zeros(nodes, dtype=np.bool_)
+        self._risk, self._mean_risk = np.full(nodes, np.nan), 0.0
         self._running: dict[int, list[int]] = {}
         self._rows: list[list[int]] = []
         self._rounds = sorted({*available_ms, *(_next_round(since) for since, *_ in self._gaps)})
@@ -176,17 +178,22 @@ class ProbeReplay:
         return Probes.of(self._rows)
 
     def passes(self, now: int) -> Mapping[int, int]:
-        """Return when each node last passed a probe, by position."""
+        """Return when each node whose risk is lowered passed its probe, by position."""
         self._settle(now)
-        return self._passed_at
+        return {place: int(self._passed_at[place]) for place in np.flatnonzero(self._is_lowered(now)).tolist()}
+
+    def _is_lowered(self, now: int) -> Bools:
+        return np.asarray(now < self._passed_at + duration_ms(self._policy.probes.lowers_for))
 
     def set_closed(self, places: Iterable[int], now: int) -> None:
         """Set the nodes out of service; their running probes are aborted."""
         self._settle(now)
-        closed = set(places)
-        for place in closed & self._running.keys():
-            self._running[place][2:] = [now, 1, -1]
-        if self._closed - closed:
+        closed = np.zeros(len(self._views), dtype=np.bool_)
+        closed[[*places]] = True
+        for place, row in self._running.items():
+            if closed[place]:
+                row[2:] = [now, 1, -1]
+        if (self._closed & ~closed).any():
             heapq.heappush(self._rounds, _next_round(now))
         self._closed = closed
 
@@ -203,52 +210,50 @@ class ProbeReplay:
     def go_round(self) -> list[tuple[int, int]]:
         """Run one round; return the nodes whose probes start, each with the end of its probe."""
         now, config = heapq.heappop(self._rounds), self._policy.probes
+        while self._rounds and self._rounds[0] == now:
+            heapq.heappop(self._rounds)
         while self._gaps and self._gaps[0][0] <= now:
             _, until, place = self._gaps.popleft()
             self._idle_until[place] = until
-        self._idle_until = {place: until for place, until in self._idle_until.items() if until > now}
         self._settle(now)
         known = bisect_right(self._available_ms, now) - 1
         if known < 0 or np.isnan(self._risks[known]).all():
             return []
-        lowers = duration_ms(config.lowers_for)
-        lowered = tuple(place for place, passed_at in self._passed_at.items() if now < passed_at + lowers)
-        if self._risk_key != (known, lowered):
-            risk = self._risks[known].copy()
-            risk[[*lowered]] = self._passed_risks[known, [*lowered]]
-            self._risk_key, self._risk, self._mean_risk = (known, lowered), risk.tolist(), float(np.nanmean(risk))
+        lowered = self._is_lowered(now)
+        if known != self._known or (lowered != self._lowered).any():
+            self._known, self._lowered = known, lowered
+            self._risk = np.where(lowered, self._passed_risks[known], self._risks[known])
+            self._mean_risk = float(np.nanmean(self._risk))
+        idle = (self._idle_until > now) & ~self._closed & (self._broken_until <= now) & ~np.isnan(self._risk)
+        rested = (now - self._probed_at).view("timedelta64[ms]")
+        is_due = config.is_due(self._risk, rested, self._mean_risk)
+        is_due |= config.is_new(self._risk, self._probed_risk, self._mean_risk)
+        places = np.flatnonzero(idle & is_due).tolist()
+        if not places:
+            return []
         decided_at = from_ms(self._available_ms[known])
+        ends = decided_at + self._policy.horizon
         candidates = [
-            self._candidate(place, self._risk[place], decided_at)
-            for place in self._idle_until
-            if place not in self._closed and now >= self._broken_until.get(place, 0) and not isnan(self._risk[place])
+            Candidate(
+                self._views[place], float(self._risk[place]), decided_at, ends, _FREE, True, self._probed.get(place)
+            )
+            for place in places
         ]
         running = tuple(self._views[place].name for place in self._running)
         signals = Signals(read_at=from_ms(now), probes=running)
-        requests, _, _ = requests_of(candidates, self._mean_risk, signals, {}, self._policy, from_ms(now))
+        fleet = FleetRisk(self._mean_risk, int(idle.sum()))
+        requests, _, _ = requests_of(candidates, fleet, signals, {}, self._policy, from_ms(now))
         started = []
         for request in requests:
             place = self._place[request.node]
             self._probed[place] = LastRequest(from_ms(now), request.risk, decided_at)
+            self._probed_at[place], self._probed_risk[place] = now, request.risk
             started.append((place, self._begin(place, now)))
         return started
 
-    def _candidate(self, place: int, risk: float, decided_at: datetime) -> Candidate:
-        """Return the candidate of a node, cached while unchanged."""
-        probed, candidate = self._probed.get(place), self._cached.get(place)
-        if (
-            candidate is None
-            or candidate.decided_at != decided_at
-            or candidate.risk != risk
-            or candidate.probed is not probed
-        ):
-            ends = decided_at + self._policy.horizon
-            candidate = self._cached[place] = Candidate(self._views[place], risk, decided_at, ends, _FREE, True, probed)
-        return candidate
-
     def _begin(self, place: int, now: int) -> int:
         fleet, takes = self._fleet, duration_ms(self._policy.probes.duration)
-        ends = min(now + takes, self._idle_until[place])
+        ends = min(now + takes, int(self._idle_until[place]))
         preempted, failure = ends < now + takes, -1
         if not preempted:
             is_ahead = (fleet.failed == place) & (fleet.at > ends) & (fleet.at <= ends + self._reach) & self._findable
@@ -343,7 +348,7 @@ def replay_checkpoints(
             for place, running in on_node.items()
         ]  # fmt: skip
         signals = Signals(read_at=decided_at, checkpoints=True)
-        requests, _, remembered = requests_of(candidates, 0.0, signals, remembered, policy, decided_at)
+        requests, _, remembered = requests_of(candidates, FleetRisk(0.0, 0), signals, remembered, policy, decided_at)
         for job in (names[name] for request in requests for name in request.jobs):
             last_asked[job] = now
             rows.append((job, now))

@@ -4,12 +4,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import field
 from datetime import timedelta
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass as checked
 
 from foundation.settings import NonNegativeTime, PositiveTime, Share
+from policy.episodes import NEW_EVIDENCE
 
 FOUND: Final[Mapping[str, float]] = {
     "memory": 0.6, "interconnect": 0.6, "thermal_power": 0.5, "bus": 0.4, "firmware": 0.3, "other": 0.3,
@@ -49,9 +50,14 @@ class ProbeConfig:
         """Mean of ``found`` over families."""
         return math.fsum(self.found.values()) / len(self.found) if self.found else 0.0
 
-    def is_due(self, risk: float, rested: timedelta | None, mean_risk: float) -> bool:
-        """Return whether a node may be probed again; ``mean_risk``: mean risk of the fleet."""
-        return rested is None or rested >= (self.every if risk >= self.min_lift * mean_risk else self.base_every)
+    def is_due(self, risk: Any, rested: Any, mean_risk: float) -> Any:
+        """Return whether nodes may be probed again, for one node or arrays; ``mean_risk``: mean risk of the fleet."""
+        floor = self.min_lift * mean_risk
+        return (risk >= floor) & (rested >= self.every) | (risk < floor) & (rested >= self.base_every)
+
+    def is_new(self, risk: Any, last_risk: Any, mean_risk: float) -> Any:
+        """Return whether nodes at risk may be probed early: their risk has doubled since the last probe."""
+        return (risk >= self.min_lift * mean_risk) & (risk >= NEW_EVIDENCE * last_risk)
 
     def room(self, running: int, idle: int) -> int:
         """Return how many probes may start; ``idle``: number of idle nodes, including those being probed."""

@@ -45,9 +45,23 @@ class Candidate:
     probed: LastRequest | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class FleetRisk:
+    """Mean risk of the fleet's nodes, and how many of them are ``idle``, including those being probed."""
+
+    mean: float
+    idle: int
+
+    @classmethod
+    def of(cls, candidates: Sequence[Candidate]) -> "FleetRisk":
+        """Count over all nodes with a known risk."""
+        total = math.fsum(candidate.risk for candidate in candidates)
+        return cls(total / len(candidates) if candidates else 0.0, sum(candidate.idle for candidate in candidates))
+
+
 def requests_of(
     candidates: Sequence[Candidate],
-    mean_risk: float,
+    fleet: FleetRisk,
     signals: Signals,
     last_requests: Mapping[str, LastRequest],
     config: PolicyConfig,
@@ -55,13 +69,13 @@ def requests_of(
 ) -> tuple[list[RungRequest], dict[str, str], Mapping[str, LastRequest]]:
     """Return the requests for nodes that stay in service, the probes to stop, and the checkpoint requests to remember.
 
-    ``mean_risk``: mean risk of the fleet's nodes.
+    ``candidates``: may lack nodes for which no probe is due.
     ``last_requests``: last checkpoint requests, by ``cluster/job``.
     """
     requests: list[RungRequest] = []
     stopped: dict[str, str] = {}
     if signals.probes is not None:
-        requests, stopped = probes_of(candidates, mean_risk, signals.probes, config.probes, config.cost_benefit, now)
+        requests, stopped = probes_of(candidates, fleet, signals.probes, config.probes, config.cost_benefit, now)
     if signals.checkpoints:
         checkpoints, last_requests = checkpoints_of(candidates, last_requests, config.horizon, config.cost_benefit, now)
         requests += checkpoints
@@ -102,11 +116,6 @@ def candidates_of(
     return candidates
 
 
-def mean_risk(candidates: Sequence[Candidate]) -> float:
-    """Return the mean risk of the candidates; 0 without any."""
-    return math.fsum(candidate.risk for candidate in candidates) / len(candidates) if candidates else 0.0
-
-
 def _bar(
     case: Case,
     stages: Mapping[str, StageState],
@@ -136,7 +145,7 @@ def _bar(
 
 def probes_of(
     candidates: Sequence[Candidate],
-    mean_risk: float,
+    fleet: FleetRisk,
     running: Iterable[str],
     config: ProbeConfig,
     costs: CostBenefitConfig,
@@ -156,8 +165,8 @@ def probes_of(
     for candidate in candidates:
         risk, last = candidate.risk, candidate.probed
         rested = None if last is None or last.at == now else now - last.at
-        if rested is not None and last is not None and not config.is_due(risk, rested, mean_risk):
-            if risk < config.min_lift * mean_risk or risk < NEW_EVIDENCE * last.risk:
+        if rested is not None and last is not None and not config.is_due(risk, rested, fleet.mean):
+            if not config.is_new(risk, last.risk, fleet.mean):
                 continue
             rested = None
         units = len(candidate.node.units)
@@ -169,11 +178,11 @@ def probes_of(
         if break_even is not None and risk >= break_even:
             due.append((candidate, rested))
     due.sort(key=lambda node: (-node[0].risk, node[1] is not None, -(node[1] or timedelta()), node[0].node.name))
-    room = config.room(len(running), sum(candidate.idle for candidate in candidates))
+    room = config.room(len(running), fleet.idle)
     requests = []
     for candidate, _ in due[:room]:
         name, risk, price = candidate.node.name, candidate.risk, price_of[len(candidate.node.units)]
-        why = f"idle at a risk of {risk:.1%}, {risk / mean_risk:.1f} times the fleet's mean" if mean_risk else "idle"
+        why = f"idle at a risk of {risk:.1%}, {risk / fleet.mean:.1f} times the fleet's mean" if fleet.mean else "idle"
         saves = risk * price.saved - (1 - risk) * price.unneeded
         requests.append(RungRequest("probe", name, risk, candidate.expires_at, saves, price.unneeded, (why,)))
     return requests, stopped

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.probes import ProbeConfig
-from policy.ladder.requests import Candidate, probes_of
+from policy.ladder.requests import Candidate, FleetRisk, probes_of
 from policy.plan import LastRequest
 from tests.policy.decide_world import T0, node
 
@@ -24,7 +24,8 @@ def idle(name: str, risk: float, rested: timedelta | None = None) -> Candidate:
 def chosen(*nodes: Candidate, config: ProbeConfig = CONFIG, running: int = 0, mean: float = 0.1) -> list[str]:
     probing = [f"p{number}" for number in range(running)]
     busy = [idle(name, 0.5) for name in probing]
-    requests, _ = probes_of([*nodes, *busy], mean, probing, config, CostBenefitConfig(), T0)
+    fleet = FleetRisk(mean, len(nodes) + running)
+    requests, _ = probes_of([*nodes, *busy], fleet, probing, config, CostBenefitConfig(), T0)
     return [request.node for request in requests]
 
 

@@ -71,7 +71,8 @@ def test_the_model_does_not_grow_too_old_to_act_on(world: World) -> None:
 
 
 def test_the_command_shows_the_fleet_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    command = [*PREDRAIN, "demo", "--listen", "127.0.0.1:0", "--gpus", "64"]
+    # how long it may run is how much is simulated
+    command = [*PREDRAIN, "demo", "--listen", "127.0.0.1:0", "--gpus", "64", "--stop-after", "10m"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     address = process.stdout.readline().strip()

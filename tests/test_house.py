@@ -54,16 +54,15 @@ def python_files() -> list[Path]:
 
 def test_no_test_module_imports_another() -> None:
     tests = [path for path in python_files() if path.is_relative_to(ROOT / "tests")]
-    assert {str(path) for path in tests for name in imported(path) if ".test_" in name} == set()
+    importing = re.compile(r"^ *(from|import) tests\.[\w.]*\btest_", re.MULTILINE)
+    assert [str(path) for path in tests if importing.search(path.read_text())] == []
+    assert importing.search("from tests.policy.test_budget import STORM")
 
 
 def test_no_public_class_is_defined_twice() -> None:
-    classes = Counter(
-        node.name
-        for path in read_house().files.values()
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )
+    public = re.compile(r"^class ([A-Za-z]\w*)[(:\[]", re.MULTILINE)
+    classes = Counter(name for path in read_house().files.values() for name in public.findall(path.read_text()))
+    assert len(classes) > 500
     assert {name for name, count in classes.items() if count > 1} == set()
 
 
@@ -216,7 +215,8 @@ def test_no_lock_falls_back_to_a_file_that_a_killed_process_leaves_behind() -> N
     calls = [
         (path, node)
         for path in python_files()
-        for node in ast.walk(ast.parse(path.read_text()))
+        if "FileLock(" in (text := path.read_text())
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "FileLock"
     ]
     assert calls
@@ -241,24 +241,11 @@ def test_making_features_loads_no_learner() -> None:
     assert "LOADED []" in printed_by(code)
 
 
-def imported(path: Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-    return names
-
-
 def test_no_pickle_in_the_rooms() -> None:
-    guilty = [
-        str(path.relative_to(ROOT))
-        for room in ROOMS
-        for path in (ROOT / room).rglob("*.py")
-        if {"pickle", "dill", "cloudpickle"} & {name.split(".")[0] for name in imported(path)}
-    ]
-    assert guilty == []
+    importing = re.compile(r"^ *(from|import) (pickle|dill|cloudpickle)\b", re.MULTILINE)
+    files = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    assert [str(path) for path in files if importing.search(path.read_text())] == []
+    assert importing.search("    import pickle")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.lock")), ids=lambda path: path.name)

@@ -210,7 +210,6 @@ def test_numbers_in_words() -> None:
         "not known", "12 s", "12 min", "5 h 10 min", "2 d 4 h", "2 h", "-1 min",
     ]  # fmt: skip
     assert sorted(["n10", "n2", "a", "n"], key=natural) == ["a", "n", "n2", "n10"]
-    assert DECIDED < NOW
 
 
 READ, WRITE = "read-token-0123456789", "write-token-0123456789"

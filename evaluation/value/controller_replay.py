@@ -29,8 +29,10 @@ from policy.episodes import Bools, Ints
 from policy.fleet import NO_MARKS, Fact, JobView, Level, NodeView, Signals, UnitView
 from policy.ladder.cost_benefit import CostBenefitConfig
 from policy.ladder.remedies import Remedy, duration_of
+from policy.ladder.requests import after_probe
 from policy.maintenance import planned
 from policy.node_tier.hard_rules import BOOT, DEFAULT_RULES, KINDS, REPAIRS, Reported, reported
+from policy.node_tier.hysteresis import changed
 from policy.plan import Plan, PolicyState
 
 Diagnostic = Literal["none", "blind", "perfect", "stated"]
@@ -74,7 +76,7 @@ class Controlled:
 
     ``events``: from :func:`rule_events`; ``jobs``: running jobs, for the cost-benefit of drains.
     ``reach``: how far ahead a perfect diagnostic detects a failure.
-    ``least``: minimum level that counts as keeping a node from new jobs.
+    ``least``: minimum level that counts as keeping a node from new jobs; ``avoid`` only in stage ``soft``.
     ``findable``: failures that a ``stated`` diagnostic finds; shape (failures,).
     ``probing``: replay of probes on idle nodes; a passed probe lowers the risk.
     ``reports``: cache of the reports at each time, shared by replays of the same events and decision times.
@@ -93,6 +95,10 @@ class Controlled:
     reports: ReportCache = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._shows_jobs = self.least.hard
+        if not self.least.hard:  # a soft taint depends neither on jobs nor on tier watch, so fewer nodes need decisions
+            thresholds = replace(self.policy.thresholds, watch=self.policy.thresholds.elevated)
+            self.policy = replace(self.policy, thresholds=thresholds)
         self._place = {node.name: place for place, node in enumerate(self.fleet.nodes)}
         self._state = PolicyState()
         self._node_marks = [NO_MARKS] * len(self.fleet.nodes)
@@ -110,6 +116,7 @@ class Controlled:
         self._passed: dict[int, int] = {}
         self._void: dict[str, datetime] = {}
         self._failed: dict[str, Fact] = {}
+        self._ever_tested: set[int] = set()
         self._refused: set[tuple[str, datetime | None]] = set()
         self._known = [instant_ms(event["known_at"]) for event in self.events]
         self._maintenance = [event for event in self.events if event["type"] == "maintenance"]
@@ -128,6 +135,7 @@ class Controlled:
         code = self.scores.units.get_indexer([name for _, name, _, _ in rows])
         codes = iter(code.tolist())
         self._codes: list[list[int]] = [[next(codes) for _ in units] for units in self.fleet.installations]
+        self._moves = sorted(time for _, _, *times in rows for time in times)  # when a unit is installed or removed
         self._member = np.column_stack([[place for place, *_ in rows], code, [row[2:] for row in rows]])
         self._homes = {name: place for place, units in enumerate(self.fleet.installations) for name, _, _ in units}
         # caches of the last round: node views, units (with the inputs they depend on) by node, and jobs by entry
@@ -266,6 +274,7 @@ class Controlled:
 
     def _tested(self, place: int) -> None:
         fleet, (ends, remedy), row = self.fleet, self._tests.pop(place), self._open[place]
+        self._ever_tested.add(place)
         units = [unit for unit, since, until in fleet.installations[place] if since <= ends < until]
         is_ahead = (fleet.failed == place) & (fleet.at <= ends + duration_ms(self.reach)) & (ends < fleet.until)
         if self.diagnostic == "stated" and remedy is None and self.findable is not None:
@@ -288,10 +297,11 @@ class Controlled:
         reported_units = {unit for unit, time in self._void.items() if time > oldest}
         reported_units |= {unit for unit, fact in self._failed.items() if fact.seen_at > oldest}
         known, unknown, low_risk = self._low_risk_nodes(newest, reports.keys() | reported_units)
+        reported_places = self._ever_tested | {self._homes.get(name, self._place.get(name, -1)) for name in reports}
         states = {name: state for name, state in self._state.nodes.items() if not low_risk[self._place[name]]}
         self._state = replace(self._state, nodes=states)  # those of the others are at rest
         running: defaultdict[int, list[JobView]] = defaultdict(list)
-        entries = self._running()
+        entries = self._running() if self._shows_jobs else self._by_start[:0]
         # jobs that run only on nodes of low risk affect no decision
         is_shown = np.zeros(self._job_count, dtype=np.bool_)
         is_shown[self.jobs.job[entries[~low_risk[self.jobs.node[entries]]]]] = True
@@ -307,7 +317,11 @@ class Controlled:
             node, marks, is_low = self._views[place], self._node_marks[place], bool(low_risk[place])
             jobs_here, planned_here = tuple(running.get(place, ())), () if is_low else planned_at.get(node.name, ())
             units_here = int(known[place] + unknown[place])
-            units = _COUNTED * units_here if is_low else self._units(place, newest, reports, passed)
+            units = (
+                _COUNTED * units_here
+                if is_low
+                else self._units(place, newest, reports if place in reported_places else None, passed.get(place))
+            )
             inputs = (units, jobs_here, marks, place in down, planned_here)
             if inputs != (node.units, node.jobs, node.marks, node.down, node.planned):
                 node = self._views[place] = NodeView(
@@ -365,33 +379,46 @@ class Controlled:
         return known, total - known, low_risk
 
     def _units(
-        self, place: int, newest: ScoredDecision, reports: Mapping[str, Reported], passes: Mapping[int, int]
+        self, place: int, newest: ScoredDecision, reports: Mapping[str, Reported] | None, passed: int | None
     ) -> tuple[UnitView, ...]:
-        """Return the unit views of a node, cached while their inputs are unchanged."""
-        node, passed = self.fleet.nodes[place].name, passes.get(place)
-        rows = [
-            (name, code, reports.get(name) or reports.get(node), self._void.get(name), self._failed.get(name))
-            for (name, since, until), code in zip(self.fleet.installations[place], self._codes[place], strict=True)
-            if since <= self._now < until
-        ]
+        """Return the unit views of a node, cached while their inputs are unchanged.
+
+        ``reports``: None: nothing was ever reported about the node; ``passed``: probe that lowers its risk.
+        """
+        facts: list[_Facts] | None = None
+        node, installed = self.fleet.nodes[place].name, self.fleet.installations[place]
+        if reports is not None:
+            facts = [
+                (reports.get(name) or reports.get(node), self._void.get(name), self._failed.get(name))
+                for name, *_ in installed
+            ]
+        inputs = newest.at, passed, bisect_right(self._moves, self._now), facts
         known, units = self._unit_views.get(place, (None, ()))
-        if known != (newest.at, passed, rows):
-            probed_at = None if passed is None else from_ms(passed)
+        if known != inputs:
+            rows = zip(installed, self._codes[place], facts or [(None, None, None)] * len(installed), strict=True)
             units = tuple(
-                _unit(newest.view(name, code), probed_at, report, void, sick) for name, code, report, void, sick in rows
+                _unit(newest.view(name, code), *reported)
+                for (name, since, until), code, reported in rows
+                if since <= self._now < until
             )
-            self._unit_views[place] = (newest.at, passed, rows), units
+            if passed is not None:  # as the decision would do in each round
+                probed = (changed(unit, probed_at=from_ms(passed)) for unit in units)
+                lowered = (after_probe(unit, self.policy.probes, from_ms(self._now)) for unit in probed)
+                units = tuple(changed(unit, probed_at=None) for unit in lowered)
+            self._unit_views[place] = inputs, units
         return units
 
 
-def _unit(
-    scored: UnitView, probed_at: datetime | None, report: Reported | None, void: datetime | None, sick: Fact | None
-) -> UnitView:
-    if not (probed_at or report or void or sick):
+_Facts = tuple[Reported | None, datetime | None, Fact | None]
+"""Of a unit: its reports, when it last passed a diagnostic after a drain, and the last failed one."""
+
+
+def _unit(scored: UnitView, report: Reported | None, void: datetime | None, sick: Fact | None) -> UnitView:
+    if not (report or void or sick):
         return scored
     facts, repaired = report or ((), None)
     since = max((time for time in (void, repaired) if time is not None), default=None)
-    return UnitView(scored.name, scored.score, (*facts, *(() if sick is None else (sick,))), since, probed_at)
+    return UnitView(scored.name, scored.score, (*facts, *(() if sick is None else (sick,))), since)
 
 
 def procedure(remedy: Remedy | None, diagnostic: Diagnostic, costs: CostBenefitConfig) -> timedelta | None:

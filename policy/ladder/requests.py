@@ -273,11 +273,12 @@ def after_probes(node: NodeView, config: ProbeConfig, now: datetime) -> NodeView
     """Lower the risks of units that recently passed a probe (:func:`risk_after_pass`)."""
     if all(unit.probed_at is None for unit in node.units):
         return node
-    lowered = [_after_probe(unit, config, now) for unit in node.units]
+    lowered = [after_probe(unit, config, now) for unit in node.units]
     return node if all(map(is_, lowered, node.units)) else changed(node, units=tuple(lowered))
 
 
-def _after_probe(unit: UnitView, config: ProbeConfig, now: datetime) -> UnitView:
+def after_probe(unit: UnitView, config: ProbeConfig, now: datetime) -> UnitView:
+    """Lower the risk of a unit that recently passed a probe."""
     score, passed_at = unit.score, unit.probed_at
     if passed_at is None or score is None or score.risk is None or not passed_at <= now < passed_at + config.lowers_for:
         return unit

@@ -152,6 +152,11 @@ class Exhaustive(Controlled):
 
     skipped, woken = 0, False
 
+    def __post_init__(self):
+        policy = self.policy
+        super().__post_init__()
+        self.policy, self._shows_jobs = policy, True
+
     def _low_risk_nodes(self, *args):
         known, unknown, quiet = super()._low_risk_nodes(*args)
         self.skipped += int(quiet.sum())

@@ -1,8 +1,11 @@
 """Fixtures that several rooms' tests share: a small simulated fleet, its matrix, and a finished backtest of it."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 from pipeline.params import Params, load_params
@@ -45,6 +48,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder that one worker makes while the others wait for it; nobody may write into it."""
+    shared = factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    folder, building = shared / name, shared / f"{name}.building"
+    with FileLock(f"{folder}.lock", fallback_to_soft=False):
+        if not folder.exists():
+            building.mkdir()
+            make(building)
+            building.rename(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def small_params_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Parameters that keep a backtest of the small fleet to some seconds."""
@@ -72,9 +88,10 @@ def small_fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A simulated fleet of 64 GPUs over 45 days with many failures; its truth lies beside it."""
     from simulator.simulate import simulate
 
-    out = tmp_path_factory.mktemp("fleet") / "fleet"
-    simulate(out, gpus=64, days=45, seed=5, scenario="base", acceleration=60.0)
-    return out
+    def make(folder: Path) -> None:
+        simulate(folder / "fleet", gpus=64, days=45, seed=5, scenario="base", acceleration=60.0)
+
+    return made_once(tmp_path_factory, "small-fleet", make) / "fleet"
 
 
 @pytest.fixture(scope="session")
@@ -83,11 +100,12 @@ def small_backtest(small_fleet: Path, small_params: Params, tmp_path_factory: py
     from pipeline.matrix_stage import make_matrix
     from pipeline.stages import backtest_matrix, write_report_for
 
-    out = tmp_path_factory.mktemp("replay") / "replay"
-    matrix = make_matrix(small_fleet, small_params, out / "matrix")
-    backtest_matrix(matrix, small_params, out, truth=small_fleet.with_name("fleet-truth"))
-    write_report_for(out)
-    return out
+    def make(out: Path) -> None:
+        matrix = make_matrix(small_fleet, small_params, out / "matrix")
+        backtest_matrix(matrix, small_params, out, truth=small_fleet.with_name("fleet-truth"))
+        write_report_for(out)
+
+    return made_once(tmp_path_factory, "small-backtest", make)
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +113,8 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow store with its tables, which take seconds to make; copy it."""
     from models.registry.store import opened_store
 
-    file = tmp_path_factory.mktemp("store") / "mlflow.db"
-    with opened_store(f"sqlite:///{file}") as mlflow:
-        mlflow.MlflowClient().search_registered_models()
-    return file
+    def make(folder: Path) -> None:
+        with opened_store(f"sqlite:///{folder / 'mlflow.db'}") as mlflow:
+            mlflow.MlflowClient().search_registered_models()
+
+    return made_once(tmp_path_factory, "empty-store", make) / "mlflow.db"

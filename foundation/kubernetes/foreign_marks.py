@@ -1,9 +1,8 @@
 """Taints, labels, annotations and conditions of other tools on nodes: a catalogue in YAML, extended by settings."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Final, Literal
 
@@ -59,21 +58,27 @@ class ForeignMarks:
     """Markers of other tools, in order of precedence."""
 
     def __init__(self, marks: tuple[ForeignMark, ...]) -> None:
-        self._marks = marks
-        # The nodes of a fleet share their keys, about a hundred each: cache the keys that no marker matches.
-        self._unclaimed: defaultdict[Kind, set[str]] = defaultdict(set)
+        self._marks = [(*mark.pattern, mark) for mark in marks]
+        # The nodes of a fleet share their keys, about a hundred each: cache the markers of each key, mostly none.
+        self._of_key = lru_cache(_MAX_KEYS)(self._matching)
 
     def on(self, present: Mapping[Kind, Mapping[str, str]]) -> list[ForeignMark]:
         """Return the markers present on a node, in the order of the catalogue."""
-        matching: set[int] = set()
-        for kind, values in present.items():
-            for key in values.keys() - self._unclaimed[kind]:
-                patterns = (mark.pattern for mark in self._marks)
-                of_key = [i for i, (of, pattern) in enumerate(patterns) if of == kind and fnmatchcase(key, pattern)]
-                if not of_key and len(self._unclaimed[kind]) < _MAX_KEYS:
-                    self._unclaimed[kind].add(key)
-                matching |= {index for index in of_key if self._marks[index].counts(values[key])}
-        return [self._marks[index] for index in sorted(matching)]
+        found = {
+            place: mark
+            for kind, values in present.items()
+            for key, value in values.items()
+            for place, mark in self._of_key(kind, key)
+            if mark.counts(value)
+        }
+        return [found[place] for place in sorted(found)]
+
+    def _matching(self, kind: Kind, key: str) -> list[tuple[int, ForeignMark]]:
+        return [
+            (place, mark)
+            for place, (kind_of_mark, pattern, mark) in enumerate(self._marks)
+            if kind_of_mark == kind and fnmatchcase(key, pattern)
+        ]
 
 
 @cache

@@ -72,10 +72,11 @@ class Evidence:
 
         The latter may belong to an earlier machine of that name: evidence from before the node joined is void.
         """
+        repaired = self._of_node(view.name).valid_from  # events that name no GPU
         if view.units:
-            return tuple(self._with_evidence(unit, view.name) for unit in view.units)
+            return tuple(self._with_evidence(unit, repaired) for unit in view.units)
         name = self._spelled(view.name, self._scored)
-        scored = tuple(self._with_evidence(unit, view.name) for unit in self.risks.nodes.get(name, ()))
+        scored = tuple(self._with_evidence(unit, repaired) for unit in self.risks.nodes.get(name, ()))
         decided, since = self.risks.decided_at, view.since
         # Decided after the node joined: these are the GPUs of the present machine.
         if since is None or (decided is not None and decided >= since):
@@ -105,14 +106,15 @@ class Evidence:
         A node with predrain markers always has a unit, or its markers would not be removed on expiry while the scores
         cannot be read: the units that the markers are based on, or one named after the node.
         """
-        units = self.units_of(view)
+        units, facts = self.units_of(view), self._of_node(view.name)
         if not units and view.marks.level:
             known = state.nodes.get(view.name)
             names = [score.unit for score in known.tier.support] if known is not None else []
-            units = tuple(self._with_evidence(UnitView(name), view.name) for name in names or [view.name])
-        return replace(
-            view, units=units, planned=self.facts.get(self._spelled(view.name, self._reported), _NO_FACTS).planned
-        )
+            units = tuple(self._with_evidence(UnitView(name), facts.valid_from) for name in names or [view.name])
+        return replace(view, units=units, planned=facts.planned)
+
+    def _of_node(self, name: str) -> ReportedFacts:
+        return self.facts.get(self._spelled(name, self._reported), _NO_FACTS)
 
     def _spelled(self, node: str, names: NodeNames) -> str:
         """Return a node's name in another source, or ``node`` itself if the match is missing or ambiguous."""
@@ -120,9 +122,8 @@ class Evidence:
         # A short name must not match two nodes of the scheduler.
         return node if other is None or set(self._listed.candidates(other)) - {node} else other
 
-    def _with_evidence(self, unit: UnitView, node: str) -> UnitView:
+    def _with_evidence(self, unit: UnitView, repaired: datetime | None) -> UnitView:
         scored, facts = self._scores.get(unit.name, UnitView(unit.name)), self.facts.get(unit.name)
-        repaired = self.facts.get(self._spelled(node, self._reported), _NO_FACTS).valid_from  # no GPU named
         if facts is None and unit.valid_from is None and repaired is None:
             return scored  # fast path for most units
         facts = facts or _NO_FACTS

@@ -7,6 +7,7 @@ then a match with more or less of the same domain. A name with several matches i
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 _DEFAULT_DOMAIN: Final = re.compile(r"\.(?:localdomain|local|\(none\))\Z")
@@ -128,6 +129,8 @@ def are_one_node(name: str, other: str) -> bool:
 
 def is_address(name: str) -> bool:
     """Whether a name is an IP address, which has no short form."""
+    if "." not in name and ":" not in name:
+        return False  # most names of nodes, and parsing is slow
     try:
         ipaddress.ip_address(name.strip("[]").partition("%")[0])
     except ValueError:
@@ -135,6 +138,7 @@ def is_address(name: str) -> bool:
     return True
 
 
+@lru_cache(maxsize=20_000)
 def node_key(name: str) -> str:
     """Return the comparison key of a name."""
     key = name.strip().casefold()

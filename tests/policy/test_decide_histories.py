@@ -1,4 +1,4 @@
-"""Random histories of decisions about small fleets: three in four of all histories, as fast as they go."""
+"""Random histories of decisions alone: rate limits, stages and probes, which those of a cluster seldom reach."""
 
 import re
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tests.histories import COUNT, SEED, blocks, play_all
 from tests.policy.decide_world import HOUR, carry_out, score
 from tests.policy.fleet_history import REACHED, FleetHistory
 
-DECISIONS = COUNT * 3 // 4
+DECISIONS = COUNT // 10
 
 
 @pytest.mark.parametrize("block", blocks(DECISIONS))
@@ -25,7 +25,7 @@ def test_whatever_happens_no_floor_is_broken(block: range) -> None:
 
 def test_nothing_waits_for_longer_because_the_clock_was_ahead():
     found = set()
-    for number in range(0, DECISIONS, 80):
+    for number in range(COUNT // 100):
         random = Random(f"{SEED} {number} ahead")
         world = FleetHistory(random)
         for name, _ in FleetHistory.drawn(random):
@@ -62,7 +62,7 @@ NO_ROOM = BudgetConfig((DisruptionBudget("fleet", max_unavailable=0),), (RateLim
 
 def test_a_release_that_is_due_is_never_blocked() -> None:
     marked_in = 0
-    for number in range(0, DECISIONS, 80):
+    for number in range(COUNT // 100):
         random = Random(f"{SEED} {number} released")
         world = FleetHistory(random)
         for name, _ in FleetHistory.drawn(random):
@@ -83,4 +83,4 @@ def test_a_release_that_is_due_is_never_blocked() -> None:
         assert {action.node for action in plan.actions if action.verb == "release"} == marked, (SEED, number)
         after = carry_out(world.nodes, plan.actions, world.now)
         assert all(node.marks.level is Level.NONE for node in after), (SEED, number)
-    assert marked_in > DECISIONS // 80 // 4
+    assert marked_in > COUNT // 400

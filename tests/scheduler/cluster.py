@@ -58,6 +58,7 @@ class Cluster:
         )  # fmt: skip
         self.settings = ControllerSettings(**settings)
         self.restarts = 0
+        self._levels: dict[str, tuple[MemoryNode, Level]] = {}
         self.values = dict.fromkeys(self.names, 0.01)
         self.scored()
         self.restart()
@@ -122,11 +123,16 @@ class Cluster:
 
     def level(self, name: str) -> Level:
         node = self.scheduler.nodes[name]
-        return view_of(node.object, node.base, self.scheduler.keys, self.clock.now()).marks.level
+        known = self._levels.get(name)
+        if known is None or known[0] is not node:
+            view = view_of(node.object, node.base, self.scheduler.keys, self.clock.now())
+            known = self._levels[name] = (node, view.marks.level)
+        return known[1]
 
     def levels(self) -> dict[str, Level]:
         """What of ours stands, by node; nodes without anything are left out."""
-        return {name: self.level(name) for name in self.scheduler.nodes if self.level(name)}
+        levels = {name: self.level(name) for name in self.scheduler.nodes}
+        return {name: level for name, level in levels.items() if level}
 
     def change(self, name: str, **base: object) -> None:
         self.scheduler.edit(name, lambda node: replace(node, base=replace(node.base, **base)))

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, Literal
 
 from scheduler import file
-from scheduler.file import MemoryScheduler
+from scheduler.file import MemoryNode, MemoryScheduler
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
-from scheduler.ports.readings import WriteResult
+from scheduler.ports.readings import NodeReading, WriteResult
 from scheduler.ports.workloads import CheckpointAsk, CheckpointState, DiagnosticResult, Fence, Workload
 
 FaultKind = Literal[
@@ -121,6 +121,14 @@ class FaultyScheduler(MemoryScheduler):
             setattr(self, name, partial(self.faults.read, name, getattr(self, name)))
         for name in ("apply", "save_state", "set_switches"):
             setattr(self, name, partial(self.faults.write, name, getattr(self, name)))
+        self._readings: dict[str, tuple[MemoryNode, datetime, NodeReading]] = {}
+
+    def _reading(self, node: MemoryNode) -> NodeReading:
+        """Read a node once for each state and time: a round reads it several times."""
+        now, known = self._clock.now(), self._readings.get(node.object.name)
+        if known is None or known[0] is not node or known[1] != now:
+            known = self._readings[node.object.name] = (node, now, super()._reading(node))
+        return known[2]
 
 
 class MemoryWorkloads(file.MemoryWorkloads):

@@ -1,0 +1,98 @@
+"""A cluster for thousands of histories: no threads, and a ledger without the inputs of decisions."""
+
+import json
+import sqlite3
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from functools import cache
+from random import Random
+from typing import TypeVar
+
+from foundation.running import Patience
+from policy.plan import Plan
+from scheduler.controller.controller import Controller
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.codec import plain_of
+from scheduler.ports.node_object import Keys
+from scheduler.ports.records import RoundRecord, digest_of
+from tests.scheduler.cluster import Cluster
+from tests.scheduler.evacuation.emptying_cluster import EmptyingCluster
+
+T = TypeVar("T")
+
+
+class Direct(Patience):
+    """It bounds nothing, and starts no thread."""
+
+    def call(self, _: str, call: Callable[[], T]) -> T:
+        return call()
+
+
+def without_threads(controller: Controller) -> None:
+    controller._evidence.patience = Direct(0)
+
+
+@cache
+def _empty() -> bytes:
+    ledger = SqliteLedger(None)
+    return ledger._link.serialize()
+
+
+class LightLedger(SqliteLedger):
+    """A ledger in memory: a copy of an empty one, whose decisions have no inputs."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def _open(self) -> sqlite3.Connection:
+        self._connection = sqlite3.connect(":memory:", isolation_level=None)
+        self._connection.deserialize(_empty())
+        weakref.finalize(self, self._connection.close).atexit = False
+        return self._connection
+
+    def begin(self, record: RoundRecord) -> int:
+        number = self.begin_releases(record.plan, record.holder, record.code)
+        for alert in record.plan.alerts:
+            text = json.dumps(plain_of(alert))
+            self._add("INSERT INTO alerts VALUES (?, ?, ?, ?)", number, alert.unit, alert.at.timestamp(), text)
+        return number
+
+    def begin_releases(self, plan: Plan, holder: str, code: str) -> int:
+        return self._add(
+            "INSERT INTO rounds (at, holder, code, inputs, plan, digest, summary) VALUES (?, ?, ?, '', '', ?, '')",
+            plan.now.isoformat(), holder, code, digest_of(plan),
+        )  # fmt: skip
+
+    def _adding(self, *, at_once: bool = True) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def new_ledger(random: Random) -> SqliteLedger:
+    """Return a light ledger mostly, and the whole one at times."""
+    return SqliteLedger(None) if random.random() < 0.05 else LightLedger()
+
+
+class LightCluster(EmptyingCluster):
+    """A cluster whose controllers start no threads."""
+
+    def restart(self, holder: str | None = None) -> None:
+        super().restart(holder)
+        without_threads(self.controller)
+
+
+@cache
+def _of_others() -> tuple[SqliteLedger, Keys]:
+    return SqliteLedger(None), Keys(owner="other")
+
+
+def another_installation(cluster: Cluster, lease: timedelta) -> Cluster:
+    """Return another installation on the same nodes."""
+    ledger, keys = _of_others()
+    other = Cluster(0, ledger=ledger, lease=lease)
+    other.names, other.clock, other.risks = cluster.names, cluster.clock, cluster.risks
+    other.scheduler.nodes, other.scheduler._clock, other.scheduler.keys = cluster.scheduler.nodes, cluster.clock, keys
+    other.restart()
+    without_threads(other.controller)
+    return other

@@ -1,9 +1,8 @@
 """One round of the controller: read, decide, act. Expired markers are released even if everything else fails."""
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from foundation.running import Patience, gc_paused
 from policy.config import PolicyConfig
@@ -11,9 +10,10 @@ from policy.decide import carried_out, decide
 from policy.episodes import Alert, AlertOutcome
 from policy.fleet import Level, NodeView, Signals, UnitView
 from policy.plan import Action, Plan, PolicyState
-from policy.tiers import UNKNOWN, TierThresholds
+from policy.tiers import TierThresholds
 from scheduler.controller.evidence import Evidence
-from scheduler.controller.executor import Executor, expected_of, has_expired, level_after, settled_by_reading
+from scheduler.controller.executor import Executor, expected_of, level_after, settled_by_reading
+from scheduler.controller.releases import due_nodes, release_due, release_overdue, release_plan
 from scheduler.controller.scores_reader import CLOCK_SKEW
 from scheduler.controller.settings import ControllerSettings
 from scheduler.evacuation.engine import Evacuation
@@ -29,9 +29,6 @@ from scheduler.ports.stored_state import stored_policy_state
 
 _MIN_KEPT = timedelta(minutes=10)
 # The safety state is rewritten after this time even if only its timestamp changed.
-
-_OVERDUE = timedelta(minutes=10)
-# By then, the holder of the lease has released an expired marker.
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ class Controller:
                 report.active = self._lease.take()
             except Exception as error:
                 report.errors.append(f"the lease cannot be read: {described(error)}")
-                self._release_overdue(log)
+                release_overdue(self._read_fleet(log), self.scheduler, log, self.settings, self.code)
             if report.active:
                 with gc_paused():
                     self._active(log)
@@ -143,7 +140,7 @@ class Controller:
     def _active(self, log: RoundLog) -> None:
         report = log.report
         fleet = self._read_fleet(log)
-        due = _due(fleet, self.clock.now(), report)
+        due = due_nodes(fleet, self.clock.now(), report)
         evacuation, decision = None, None
         if self.unusable is None:
             with log.boundary("the ledger"):
@@ -165,7 +162,7 @@ class Controller:
                 log.forward = log.forward and saved
                 with log.boundary("the actions"):
                     executor.carry_out(decision.plan)
-            self._release_expired(due, executor, log)
+            release_due(due, executor, self.code)
         except LeaseLostError as error:
             lost = error
         # An unstored plan allowed no new actions: its releases are added to the state that is stored.
@@ -180,32 +177,6 @@ class Controller:
         elif evacuation is not None:
             with log.boundary("the evacuation"):
                 evacuation.end_probes(log, "no decision in this round")
-
-    def _release_overdue(self, log: RoundLog) -> None:
-        """Release markers without the lease, whose state is unknown, e.g. because Slurm's shared folder hangs.
-
-        A release is idempotent and removes only markers that predrain owns. It could at most undo a renewal, so only
-        markers are released that no replica has renewed or released long after their expiry, by the clocks of this
-        machine and of the scheduler.
-        """
-        fleet, server_time = self._read_fleet(log), None
-        # The executor checks the expiry again; under release-all every marker is due.
-        expired_before = datetime.max.replace(tzinfo=UTC)
-        if not fleet.switches.release_all:
-            with log.boundary("the time of the scheduler", blocks=False):
-                server_time = self.scheduler.server_time()
-            if server_time is None:
-                log.report.notes.append("expired markers stay: neither the lease nor the scheduler's time is known")
-                return
-            now = self.clock.now()
-            if abs(server_time - now) > CLOCK_SKEW:
-                clocks = f"{now:%Y-%m-%d %H:%M} UTC here and {server_time:%Y-%m-%d %H:%M} UTC in the scheduler"
-                log.report.notes.append(f"markers expire by the earlier of two clocks: {clocks}")
-            expired_before = min(now, server_time) - _OVERDUE
-        due = _due(fleet, expired_before, log.report)
-        expected = expected_of(fleet, (reading.view for reading in fleet.nodes))
-        executor = Executor(self.scheduler, log, self.settings, expected, self._newest, expired_before=expired_before)
-        self._release_expired(due, executor, log)
 
     def _follow_up(self, decision: _Decision, executor: Executor, log: RoundLog, evacuation: Evacuation | None) -> None:
         """Restore lost markers, announce the current ones, and run the evacuation."""
@@ -282,7 +253,8 @@ class Controller:
     def _decided(
         self, fleet: FleetReading, policy: PolicyConfig, log: RoundLog, evacuation: Evacuation | None
     ) -> _Decision:
-        now, report, state = self.clock.now(), log.report, self._store.value
+        now, report = self.clock.now(), log.report
+        state = self._with_releases(self._store.value, fleet, log)
         self._evidence.list_nodes(reading.view.name for reading in fleet.nodes)
         views = tuple(self._evidence.placed(reading.view, state) for reading in fleet.nodes)
         risks = self._evidence.risks
@@ -313,6 +285,22 @@ class Controller:
         if fleet.switches.kill or fleet.switches.release_all:
             report.notes.append("new actions are blocked until `predrain act --resume`")
         return _Decision(plan, views, state, signals, policy)
+
+    def _with_releases(self, state: PolicyState, fleet: FleetReading, log: RoundLog) -> PolicyState:
+        """Return the state with the releases since its decision, which no other client made.
+
+        A release without the lease cannot store them.
+        """
+        since, released = state.breaker.decided_at, set[str]()
+        if since is None:
+            return state
+        bare = [reading.view.name for reading in fleet.nodes if not reading.view.marks.level]
+        with log.boundary("the ledger"):
+            for name in bare:
+                known = state.nodes.get(name)
+                if known is not None and known.seen >= Level.AVOID and self.ledger.was_released(name, since):
+                    released.add(name)
+        return carried_out(state, release_plan(released, self.clock.now()).actions)
 
     def _outcomes(self, now: datetime, log: RoundLog) -> tuple[AlertOutcome, ...]:
         since = now - self.policy.stages.window - 2 * self.policy.horizon - timedelta(days=1)
@@ -358,23 +346,6 @@ class Controller:
                 log.error(f"no new actions, because the safety state cannot be stored: {reason}")
         return stored
 
-    def _release_expired(self, due: frozenset[str], executor: Executor, log: RoundLog) -> None:
-        """Release the nodes in ``due`` that the decision neither renewed nor released."""
-        now = self.clock.now()
-        renewed = {action.node for action in executor.done if action.expires_at is not None and action.expires_at > now}
-        # Skipped releases, e.g. those past max_round_duration, are tried again here; failed ones in the next round.
-        attempted = {
-            step.action.node for step in log.report.steps
-            if step.action.verb == "release" and step.action.to is Level.NONE and step.outcome != "skipped"
-        }  # fmt: skip
-        plan = release_plan(due - renewed - attempted, now)
-        if not plan.actions:
-            return
-        if log.report.number is None:
-            with log.recording():
-                log.report.number = self.ledger.begin_releases(plan, self.holder, self.code)
-        executor.carry_out(plan)
-
     def _unreadable_nodes(self, decision: _Decision) -> frozenset[str]:
         """Return the nodes to leave unchanged because their evidence has not been readable since the process started.
 
@@ -393,29 +364,6 @@ class Controller:
 
     def _newest(self, view: NodeView) -> tuple[UnitView, ...]:
         return self._evidence.newest(view, self.clock.now())
-
-
-def _due(fleet: FleetReading, now: datetime, report: RoundReport) -> frozenset[str]:
-    """Return the nodes whose markers must be released, and report those whose markers cannot be released.
-
-    This depends only on the markers and the release-all switch.
-    """
-    due = set()
-    for view in (reading.view for reading in fleet.nodes):
-        if view.marks.level and (fleet.switches.release_all or has_expired(view, now)):
-            reason = view.unwritable if view.readable else "the state of the node cannot be read"
-            if reason is None:
-                due.add(view.name)
-            else:
-                report.notes.append(f"{view.name}: expired markers stay, {reason}")
-    return frozenset(due)
-
-
-def release_plan(nodes: Iterable[str], now: datetime) -> Plan:
-    """Return a plan that only releases these nodes."""
-    reasons = ("its marker has expired or must be released, and this round has no decision about it",)
-    actions = tuple(Action("release", node, UNKNOWN, Level.NONE, None, None, reasons) for node in sorted(nodes))
-    return Plan(now, actions, {}, {}, (), {}, {}, (), reasons, PolicyState())
 
 
 def _same(state: PolicyState, previous: PolicyState) -> bool:

@@ -191,6 +191,16 @@ class SqliteLedger:
             if verb != "release" or Level[to.upper()] < Level.SWAP
         )
 
+    @_bounded
+    def was_released(self, node: str, since: datetime) -> bool:
+        """Whether a release of all markers of a node was confirmed since a time."""
+        rows = self._read(
+            "SELECT 1 FROM calls i JOIN settled s ON s.call = i.id WHERE i.node = ? AND i.verb = 'release' "
+            "AND s.confirmed = 1 AND s.at >= ? AND json_extract(i.content, '$.to') = 'none' LIMIT 1",
+            node, _words(since),
+        )  # fmt: skip
+        return bool(rows)
+
     def _unsettled(self, decision: str, kind: Any, part: Callable[[Any], Any]) -> tuple[tuple[int, Any], ...]:
         rows = self._read(
             f"SELECT id, content FROM calls WHERE round IS {decision} "  # noqa: S608 - a constant expression

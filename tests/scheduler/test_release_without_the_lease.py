@@ -76,7 +76,8 @@ def test_a_replica_whose_clock_is_ahead_releases_no_valid_mark_without_the_lease
 @pytest.mark.parametrize(
     ("risk", "why", "set_again"),
     [(0.4, "expired", True), (0.9, "expired", True), (0.9, "renewed late", True), (0.01, "fault", True),
-     (0.9, "release all", True), (0.9, "by hand", False), (0.9, "by hand before the end", False)],
+     (0.9, "release all", True), (0.9, "release all that ended", True), (0.4, "release all that ended", True),
+     (0.9, "by hand", False), (0.9, "by hand before the end", False)],
 )  # fmt: skip
 def test_a_mark_that_was_released_without_the_lease_is_set_again_and_one_that_a_person_removed_is_not(
     risk: float, why: str, set_again: bool
@@ -94,9 +95,9 @@ def test_a_mark_that_was_released_without_the_lease_is_set_again_and_one_that_a_
         cluster.round()
     hold_lease = cluster.scheduler.hold_lease
     cluster.scheduler.hold_lease = Mock(side_effect=SchedulerError("the folder hangs"))
-    early = "before" in why or why == "release all"
+    early = "before" in why or "release all" in why
     cluster.clock.move(until + timedelta(minutes=-1 if early else 10) - cluster.clock.now())
-    cluster.scheduler.set_switches(Switches(release_all=why == "release all"))
+    cluster.scheduler.set_switches(Switches(release_all="release all" in why))
     if "by hand" in why:
         cluster.write("n1", lambda node: without_our_taints(node, cluster))
     else:
@@ -104,6 +105,8 @@ def test_a_mark_that_was_released_without_the_lease_is_set_again_and_one_that_a_
         assert cluster.levels() == {}
     cluster.scheduler.hold_lease = hold_lease
     cluster.restart()
+    if "ended" in why:
+        cluster.scheduler.set_switches(Switches())
     cluster.scored(n1=risk)
     cluster.round()
     cluster.scheduler.set_switches(Switches())

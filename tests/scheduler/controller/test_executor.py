@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from policy.fleet import Level
-from scheduler.controller.controller import release_plan
 from scheduler.controller.executor import settled_by_reading
+from scheduler.controller.releases import release_plan
 from scheduler.ports.errors import LedgerError
 from tests.policy.decide_world import STEP
 from tests.scheduler.cluster import Cluster, marked

@@ -237,24 +237,19 @@ def test_a_job_is_asked_once_for_a_checkpoint_where_its_work_exceeds_the_cost_ov
 
 
 @pytest.mark.parametrize(
-    ("risk", "others"),
-    [(0.3, {}), (0.99, {"can_checkpoint": False}), (0.99, {"checkpointed_at": None, "started_at": None})],
-    ids=["too little work at this risk", "it cannot", "its work is not known"],
+    ("risk", "of_job", "of_node"),
+    [
+        (0.3, {}, {}),  # too little work at this risk
+        (0.99, {"can_checkpoint": False}, {}),
+        (0.99, {"checkpointed_at": None, "started_at": None}, {}),
+        *((0.99, {}, state) for state in ({"opt_out": "label"}, {"owner": "NVSentinel"}, {"cordoned_by": "ann"})),
+    ],
 )
-def test_no_checkpoint_is_asked_for_without_ground(risk: float, others: dict[str, Any]):
+def test_no_checkpoint_is_asked_for_without_ground_or_on_a_node_that_is_not_ours(risk, of_job, of_node):
     cluster = idle_cluster()
-    gang(cluster, **others)
+    gang(cluster, **of_job)
+    cluster.change("n1", **of_node)
     cluster.scored(n1=risk)
-    cluster.round()
-    assert cluster.workloads.asked == {}
-
-
-@pytest.mark.parametrize("state", [{"opt_out": "label"}, {"owner": "NVSentinel"}, {"cordoned_by": "ann"}], ids=str)
-def test_no_checkpoint_is_asked_for_on_a_node_that_is_not_ours(state: dict[str, str]):
-    cluster = idle_cluster()
-    gang(cluster)
-    cluster.change("n1", **state)
-    cluster.scored(n1=0.99)
     cluster.round()
     assert cluster.workloads.asked == {}
 

@@ -92,10 +92,16 @@ def test_a_wrong_query_is_refused_with_the_nearest_name(client: Client, query: s
     assert problem == {"type": "about:blank", "title": "Bad Request", "status": 400, "detail": detail}
 
 
-def test_a_page_of_older_scores_is_refused(client: Client) -> None:
-    status, problem, _ = client.send("GET", "/v1/nodes?decision=20250101T000000Z")
-    assert status == 409
-    assert problem["detail"] == "newer scores are served (20260101T060000Z): restart at the first page"
+@pytest.mark.parametrize(
+    ("path", "status", "detail"),
+    [
+        ("?decision=20250101T000000Z", 409, "newer scores are served (20260101T060000Z): restart at the first page"),
+        ("/n%2F9", 404, "there is no score of node 'n/9'"),
+    ],
+)
+def test_a_page_of_older_scores_and_a_node_without_a_score_are_refused(client, path, status, detail):
+    got, problem, _ = client.send("GET", f"/v1/nodes{path}")
+    assert (got, problem["detail"]) == (status, detail)
 
 
 def test_a_node_is_returned_with_its_gpus_and_reasons(client: Client) -> None:
@@ -114,12 +120,6 @@ def test_a_node_is_returned_with_its_gpus_and_reasons(client: Client) -> None:
     assert node["sample_age_seconds"] == 600 + 3600
     assert node["expires_at"] == "2026-01-01T18:00:00Z"
     assert node["units"][0]["model"]["version"] == 3
-
-
-def test_a_node_without_a_score_is_not_found(client: Client) -> None:
-    status, problem, _ = client.send("GET", "/v1/nodes/n%2F9")
-    assert status == 404
-    assert problem["detail"] == "there is no score of node 'n/9'"
 
 
 def test_predict_answers_for_many_nodes_and_says_which_are_not_scored(client: Client) -> None:

@@ -68,6 +68,12 @@ def test_samples_that_contradict_the_dataset_are_a_loss_and_those_it_has_rolled_
     assert again.quarantined == {"its step was rolled up by an earlier import": 800}
 
 
+def test_a_small_loss_is_quarantined_and_counted(tmp_path: Path):
+    frame = samples_frame(gpus=4, times=200).astype(object)
+    frame.loc[:30, "power_w"] = "much"
+    assert run_import(tmp_path, samples=frame).quarantined == {"not a number": 31}
+
+
 def test_what_is_dated_in_the_future_is_quarantined_and_moves_no_span(tmp_path: Path):
     frame = samples_frame(gpus=4, times=10)
     frame.loc[3, "timestamp"] = "2099-01-01T00:00:00Z"

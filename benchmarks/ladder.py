@@ -1,15 +1,18 @@
 """benchmarks/results/ladder.md: which actions pay on simulated fleets that no setting was chosen on, by job size.
 
     python benchmarks/ladder.py [--quick] [--fleets announced-311 base-312]
+    python benchmarks/ladder.py --speed 2000 [--quick]
 
 Each fleet is simulated and assessed with ``predrain assess``, as an operator would. Assessments are stored under
 benchmarks/work/ladder. ``--fleets`` reassesses only some fleets; the page keeps the rows of others that are not
 stored, and names them. ``base-77``, which is also assessed un-accelerated, is the fleet of the README: its plot
-(docs/images/ladder.svg) and its excerpt are written too.
+(docs/images/ladder.svg) and its excerpt are written too. ``--speed`` only times a first assessment.
 """
 
 import argparse
 import json
+import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -50,6 +53,12 @@ FLEETS: Final = {
     f"{README}-un-accelerated": FleetSettings(2000, 1, options=TRACE),
     **{name: FleetSettings() for name in ("base-312", "announced-311", "noprecursor-313", "drift-314")},
 }
+SPEED: Final = {
+    2_000: (FleetSettings(2_000, days=90, options=TRACE), 180),
+    10_000: (FleetSettings(10_000, days=120, options=TRACE), 480),
+}
+"""Fleets of ``--speed`` by size, each with the maximum seconds of its assessment on two cores."""
+
 QUICK: Final = {"announced-100": FleetSettings(128, days=45)}
 SHAPES: Final = {64: "64 GPUs", 256: "256 GPUs", None: "sizes of a trace"}
 EXCERPT: Final = (
@@ -64,8 +73,8 @@ def folder_of(name: str, settings: FleetSettings) -> Path:
     return WORK / f"{name}-{settings.gpus}"
 
 
-def assess(name: str, settings: FleetSettings) -> None:
-    """Simulate a fleet, unless it exists, and assess it; ``name``: scenario and seed."""
+def simulate(name: str, settings: FleetSettings) -> None:
+    """Simulate a fleet, unless it exists; ``name``: scenario and seed."""
     scenario, seed, *_ = name.split("-")
     folder = folder_of(name, settings)
     if not (folder / "dataset").is_dir():
@@ -73,12 +82,34 @@ def assess(name: str, settings: FleetSettings) -> None:
             "simulate", "--gpus", settings.gpus, "--days", settings.days, "--seed", seed, "--scenario", scenario,
             "--acceleration", settings.acceleration, "--out", folder / "dataset",
         )  # fmt: skip
-    params = ROOT / "params" / "lightgbm.yaml"
+
+
+def assess(name: str, settings: FleetSettings) -> None:
+    """Assess a simulated fleet."""
+    simulate(name, settings)
+    folder, params = folder_of(name, settings), ROOT / "params" / "lightgbm.yaml"
     output = run(
         "assess", "--dataset", folder / "dataset", "--out", folder / "assessment", "--params", params,
         *settings.options,
     )  # fmt: skip
     write_bytes(folder / OUTPUT, output.encode())
+
+
+def time_verdict(gpus: int, settings: FleetSettings, limit: int) -> dict[str, Any]:
+    """Assess a fleet for the first time; return the line of JSON."""
+    name = f"{README}-speed"
+    shutil.rmtree(folder_of(name, settings) / "assessment", ignore_errors=True)
+    simulate(name, settings)
+    begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    assess(name, settings)
+    seconds, after = time.monotonic() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "name": f"ladder --speed {gpus}", "value": round(seconds),
+        "unit": f"s for a verdict on {settings.gpus:,} GPUs over {settings.days} days", "peer": None, "ratio": None,
+        "limit_share": None, "checked": True, "aim": f"{limit} s on two cores", "met": seconds <= limit,
+        "others": {"CPU s": round(cpu_seconds)},
+    }  # fmt: skip
 
 
 def stored_assessments(fleets: Mapping[str, FleetSettings]) -> dict[str, dict[str, Any]]:
@@ -188,7 +219,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one small fleet, which proves nothing; to stdout")
     parser.add_argument("--fleets", nargs="+", choices=list(FLEETS), help="assess these alone")
+    parser.add_argument("--speed", type=int, choices=list(SPEED), help="only time a verdict on so many GPUs")
     args = parser.parse_args()
+    if args.speed:
+        settings, limit = SPEED[args.speed]
+        settings = next(iter(QUICK.values())) if args.quick else settings
+        sys.stdout.write(json.dumps(time_verdict(args.speed, settings, limit)) + "\n")
+        return
     begin = time.monotonic()
     fleets = QUICK if args.quick else FLEETS
     for name in args.fleets or fleets:

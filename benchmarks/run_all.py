@@ -30,7 +30,7 @@ LARGE = "--whole"
 RUNS = (
     "features_extend_day", "batch_scoring", "backtest_speed", f"backtest_speed {LARGE}", "node_lookups", "decide_fleet",
     "ingest_speed", "prometheus_backfill", "features_file_to_file", "features_out_of_core",
-    f"features_out_of_core {LARGE}", "actuate_kubernetes",
+    f"features_out_of_core {LARGE}", "ladder --speed 2000", "actuate_kubernetes",
 )  # fmt: skip
 """Benchmarks in the order of the page, each a file of this folder with its options. The last one needs the servers that
 ``make test-system`` installs."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 def closest(name: object, known: Iterable[str]) -> str | None:
     """Return the known name closest to ``name``, ignoring case; None if none is close."""
     by_lower = {candidate.lower(): candidate for candidate in known}
-    matches = difflib.get_close_matches(str(name)[:200].lower(), by_lower, n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(str(name)[:200].lower(), by_lower, n=1, cutoff=0.65)
     return by_lower[matches[0]] if matches else None
 
 

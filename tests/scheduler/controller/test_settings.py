@@ -66,6 +66,9 @@ def test_a_misspelt_setting_is_refused_with_the_nearest_name(tmp_path):
     file.write_text("policy: {thresholds: {watch: 0.1}, budgget: {}}\n")
     with pytest.raises(InputError, match=r"settings\.policy\.budgget: unknown key\. Did you mean 'budget'\?"):
         read_settings(file)
+    file.write_text("kubernetes: {events: true}\n")  # no key has a name like it
+    with pytest.raises(InputError, match=r"settings\.kubernetes\.events: unknown key\. Valid keys: avoid_label, "):
+        read_settings(file)
     file.write_text("policy: {thresholds: {watch: 0.1}, horizon: 24}\n")
     with pytest.raises(InputError, match=r"settings\.policy\.horizon: 24 is not a duration: .* such as '6h'"):
         read_settings(file)

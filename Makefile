@@ -10,7 +10,7 @@ export MLFLOW_DISABLE_TELEMETRY = true
 export DVC_NO_ANALYTICS = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo screenshots results prior test test-system histories lint site size bench lock check-system clean
+.PHONY: help run demo screenshot results prior test test-system histories lint site size bench lock check-system clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,7 +22,7 @@ run: $(VENV)/.runtime  ## set up, simulate a demo fleet, train and backtest; pri
 demo: $(VENV)/.runtime  ## run a simulated cluster and print its address; stop with Ctrl-C
 	$(BIN)/predrain demo
 
-screenshots: $(VENV)/.dev  ## take the pictures of README and docs (docs/images) from the demo in Chromium
+screenshot: $(VENV)/.dev  ## take the picture of README (docs/images/fleet.png) from the demo in Chromium
 	$(BIN)/python tests/screenshots.py
 
 results: $(VENV)/.sequence  ## measure the claims on 16 simulated fleets: benchmarks/results/fleets.md; two hours, resumable

@@ -1,6 +1,6 @@
-"""Screenshots for README and docs: pages of ``predrain demo`` in Chromium, after it prevented failures.
+"""Picture for README: the fleet page of ``predrain demo`` in Chromium, after it prevented failures.
 
-``make screenshots`` writes docs/images/{fleet,node,ledger}{,-phone}.png.
+``make screenshot`` writes docs/images/fleet.png.
 """
 
 import contextlib
@@ -18,8 +18,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "docs" / "images"
-SIZES = {"": (1280, 800), "-phone": (390, 844)}
+IMAGE = ROOT / "docs" / "images" / "fleet.png"
 SPARED = 3
 WITHIN_S = 600.0
 
@@ -51,23 +50,17 @@ def drained(address: str) -> str:
     raise SystemExit("no node was drained in time")
 
 
-def save(picture: bytes, path: Path) -> None:
-    """Write a picture as small as it gets with all its colours."""
-    Image.open(io.BytesIO(picture)).convert("RGB").save(path, optimize=True)
-
-
 def main() -> None:
-    """Take the pictures."""
-    IMAGES.mkdir(parents=True, exist_ok=True)
+    """Take the picture."""
+    IMAGE.parent.mkdir(parents=True, exist_ok=True)
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     with demo() as address, sync_playwright() as playwright:
-        node = drained(address)
+        drained(address)
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        for suffix, (width, height) in SIZES.items():
-            page = browser.new_page(viewport={"width": width, "height": height})
-            for name, rest in (("fleet", ""), ("node", f"nodes/{node}"), ("ledger", f"ledger?node={node}")):
-                page.goto(f"{address}{rest}")
-                save(page.screenshot(), IMAGES / f"{name}{suffix}.png")
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto(address)
+        # as small as it gets with all its colours
+        Image.open(io.BytesIO(page.screenshot())).convert("RGB").save(IMAGE, optimize=True)
         browser.close()
 
 

@@ -125,20 +125,23 @@ FOREIGN_KEYS = {
     *("accept-encoding", "authorization", "content-type", "query_string", "nodenames"),  # HTTP, ASGI, kube-scheduler
     *("leaf_value", "left_child", "right_child", "split_feature", "__metadata__"),  # LightGBM, safetensors
     *("input", "row_max", "row_min"),  # pydantic, Polars
+    *("decision_type", "ctx"),  # XGBoost, pydantic
     *("backtest.cooldown", "models.parallel.combiner", "label_other", "recall_high"),  # made by joining names
+    *("power_w_min", "power_w_max", "episode_precision_low", "oracle_share_precision_at_k"),
+    *("comparison", "schema.json"),  # columns by position, members of an archive
 }
 """Keys that are read and that others write, or that are put together of several names."""
 
-NOT_OURS = ("telemetry", "foundation", "scheduler/kubernetes", "scheduler/slurm", "scheduler/evacuation")
-"""Rooms that read documents of Kubernetes, Slurm, exporters and hooks."""
+NOT_OURS = ("telemetry", "foundation", "scheduler/kubernetes", "scheduler/slurm")
+"""Rooms that read documents of Kubernetes, Slurm and exporters."""
 
 
 @dataclass
 class Words:
     """Names and texts of the product's code.
 
-    ``read``: keys that are read, with a place; ``written``: every name or text that may write a key; ``used``: every
-    attribute or text that may read a setting.
+    ``read``: keys that are read, with a place; ``written``: keys of mappings, names of fields, arguments; ``used``:
+    every attribute or text that may read a setting.
     """
 
     read: dict[str, str] = field(default_factory=dict)
@@ -146,26 +149,31 @@ class Words:
     used: set[str] = field(default_factory=set)
 
     def take(self, name: str, tree: ast.AST) -> None:
-        keys = set()
-        for node in ast.walk(tree):  # a node comes before those in it
-            key = None
-            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
-                key = node.slice
-            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("get", "pop") and node.args:
-                key = node.args[0]
-            if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                keys.add(id(key))
-                if not name.startswith(NOT_OURS):
-                    self.read[key.value] = f"{name}:{key.lineno}"
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                self.used.add(node.value)
-                self.written |= set() if id(node) in keys else {node.value}
-            elif isinstance(node, ast.keyword | ast.arg) and node.arg:
+        for node in ast.walk(tree):
+            reads: list[ast.AST | None] = []
+            writes: list[ast.AST | None] = []
+            if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") != "Literal":
+                (reads if isinstance(node.ctx, ast.Load) else writes).append(node.slice)
+            elif isinstance(node, ast.Dict):
+                writes += node.keys
+            elif isinstance(node, ast.Call) and node.args:
+                method = getattr(node.func, "attr", "")
+                reads += node.args[:1] if method in ("get", "pop") else []
+                writes += node.args[:1] if method == "setdefault" else []
+            elif isinstance(node, ast.keyword) and node.arg:
                 self.written.add(node.arg)
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 self.written.add(node.target.id)
+                if node.target.id.isupper() and node.value is not None:  # a list of columns
+                    writes += ast.walk(node.value)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                self.used.add(node.value)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 self.used.add(node.attr)
+            self.written |= {key.value for key in writes if isinstance(key, ast.Constant)}
+            if not name.startswith(NOT_OURS):
+                keys = [key for key in reads if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+                self.read |= {key.value: f"{name}:{key.lineno}" for key in keys}
 
 
 @pytest.fixture(scope="module")

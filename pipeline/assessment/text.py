@@ -28,7 +28,7 @@ ANSWERS: Final = {
     "no failures": "NO FAILURES in the data, so no result is possible. About {more} are needed.",
 }
 RUNGS: Final = {
-    "publish": "publish the risk",
+    "publish": "label nodes with their risk",
     "avoid": "keep large jobs off nodes at risk while others are free",
     "probe": "run a diagnostic on idle nodes, riskiest first",
     "checkpoint": "request checkpoints from jobs on nodes at risk",

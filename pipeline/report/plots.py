@@ -61,7 +61,7 @@ _SETTINGS = {
 
 
 _SVG = "http://www.w3.org/2000/svg"
-_NO_DATA = f'<svg xmlns="{_SVG}" viewBox="0 0 300 40"><text x="10" y="25">no data yet</text></svg>'
+_NO_DATA = f'<svg xmlns="{_SVG}" viewBox="0 0 300 40" width="300"><text x="10" y="25">no data yet</text></svg>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +288,7 @@ PLOTS: Final[Mapping[str, Callable[[Evaluation, str], Plot | None]]] = {
 def as_file(plot: Plot | None) -> str:
     """Return a plot as a standalone SVG document for a white page."""
     svg = _NO_DATA if plot is None else plot.svg.replace("<svg ", f'<svg xmlns="{_SVG}" ', 1)
+    svg = re.sub(r'style="max-width: (\d+)px"', r'width="\1"', svg, count=1)
     for css, colour in (("var(--ink)", "#222"), ("var(--line)", "#ccc"), ("var(--page)", "#fff")):
         svg = svg.replace(css, colour)
     return svg + "\n"

@@ -52,9 +52,9 @@ class RoundLog:
         """
         try:
             yield
-        except LeaseLostError:  # not a failure of the source: no further writes are allowed
+        except (LeaseLostError, KeyboardInterrupt, GeneratorExit):  # not a failure of the source: no further writes
             raise
-        except Exception as error:
+        except BaseException as error:  # a panic of a native extension is no Exception
             self.forward = self.forward and not blocks
             message = described(error)
             self.error(message if message.startswith(source) else f"{source}: {message}")

@@ -293,6 +293,7 @@ def test_every_plot_is_an_image_that_needs_no_page_and_no_network(evaluation):
         for plot in (draw(evaluation, "mean_rank"), None):
             root = ElementTree.fromstring(as_file(plot))
             assert root.tag == "{http://www.w3.org/2000/svg}svg"
+            assert int(root.get("width", "0")) > 100  # without it, `dvc plots show` draws a thumbnail
             assert "var(" not in as_file(plot)
             assert "http" not in as_file(plot).replace("http://www.w3.org/2000/svg", "")
 

@@ -192,7 +192,7 @@ def test_the_state_survives_json_and_anything_damaged_is_refused_with_its_place(
         (lambda it: it["nodes"]["a"].update(seen="up"), r"state.nodes.a.seen: "),
         (lambda it: it["nodes"]["a"]["tier"].update(tier="awful"), r"state.nodes.a.tier.tier: "),
         (lambda it: it["nodes"]["a"].update(episode="noon"), r"state.nodes.a.episode: "),
-        (lambda it: it["nodes"]["a"].update(epoch=1), r"state.nodes.a.epoch: unknown key. Did you mean 'episode'\?"),
+        (lambda it: it["nodes"]["a"].update(episod=1), r"state.nodes.a.episod: unknown key. Did you mean 'episode'\?"),
         (lambda it: it.update(starts=[{}]), r"state.starts.0.node: "),
         (lambda it: it.update(starts={}), r"state.starts: "),
     ]:

@@ -93,6 +93,16 @@ def check_regular(path: Path) -> None:
         raise InputError("not a regular file", str(path), "Save its output to a file, and give the file.")
 
 
+def read_text(path: Path, max_bytes: int = 1 << 24) -> str:
+    """Return the text of a settings file; raises ``InputError`` if it is longer than ``max_bytes``, ``OSError``."""
+    check_regular(path)
+    with path.open("rb") as stream:
+        content = stream.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise InputError(f"the file is larger than {max_bytes >> 20} MiB", str(path), "Check that it is this file.")
+    return content.decode("utf-8")
+
+
 def refuse_other_writers(folder: Path, files: Iterable[Path] = ()) -> None:
     """Raise ``InputError`` if other users can write a folder or paths in it: drains depend on scores and bundles.
 

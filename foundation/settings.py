@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from foundation.durations import Duration
 from foundation.errors import InputError
+from foundation.files import read_text
 from foundation.text import nearest_hint
 from foundation.yaml import read_yaml
 
@@ -37,7 +38,7 @@ def settings_content(path: Path, kind: str = "mapping") -> Any:
     if not path.is_file():
         raise InputError(f"the {kind} file does not exist", str(path), "Give the path of a YAML file.")
     try:
-        return read_yaml(path.read_text(encoding="utf-8"))
+        return read_yaml(read_text(path))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"the {kind} file is not valid YAML: {error}", str(path), "Correct the file.") from error
     except OSError as error:

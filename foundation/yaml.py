@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 _MAX_NODES = 500_000
+_MAX_TEXT = 1 << 20  # the slowest megabyte takes 8 s
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -34,8 +35,10 @@ def read_yaml(text: str) -> Any:
     """Parse one YAML document, like ``yaml.safe_load``.
 
     Raises ``yaml.YAMLError`` if the text is invalid, has a duplicate key (both lines are named), is nested too deeply,
-    or expands to too many values through aliases.
+    is longer than 1 MiB, or expands to too many values through aliases.
     """
+    if len(text) > _MAX_TEXT:
+        raise yaml.YAMLError("the document is longer than 1 MiB")
     loader = _OnceLoader(text)
     try:
         node = loader.get_single_node()

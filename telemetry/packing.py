@@ -24,26 +24,76 @@ UNPACKERS: Final[Mapping[str, Callable[[BinaryIO], Any]]] = {
 }
 """What unpacks an open file, by its suffix; not all of them can go back."""
 
+MAX_RATIO: Final = 400
+# gzip reaches 340 for the same line of a log again and again, and 1000 for the same few bytes.
+_UNBOUNDED: Final = 1 << 23  # bytes unpacked before the ratio counts
+_BUFFER: Final = 1 << 18
+
+
+class _Unpacked(io.RawIOBase):
+    """The unpacked content of an open file; raises ``InputError`` for a decompression bomb."""
+
+    def __init__(self, raw: BinaryIO, unpack: Callable[[BinaryIO], Any], path: Path, max_ratio: float) -> None:
+        self._raw, self._content, self._path, self._max_ratio = raw, unpack(raw), path, max_ratio
+        self._size = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._content.readinto(buffer)
+        self._size += count
+        if self._size > max(_UNBOUNDED, self._max_ratio * self._raw.tell()):
+            raise InputError(
+                f"the file unpacks to more than {self._max_ratio} times its size, as a decompression bomb does",
+                str(self._path),
+                "If you trust the file, unpack it and give the unpacked one.",
+            )
+        return count
+
+    def close(self) -> None:
+        self._content.close()
+        super().close()
+
 
 @contextmanager
-def open_packed(path: Path) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]]:
-    """Open a file; give the file itself, and its unpacked content, which is read forwards."""
+def open_packed(path: Path, *, max_ratio: float = MAX_RATIO) -> Iterator[tuple[io.BufferedReader, io.BufferedReader]]:
+    """Open a file; give the file itself, and its unpacked content, which is read forwards.
+
+    Reading raises ``InputError`` for a decompression bomb: content of more than ``max_ratio`` times the file.
+    """
+    unpack = UNPACKERS.get(path.suffix.lower())
     with path.open("rb") as raw:
-        unpack = UNPACKERS.get(path.suffix.lower())
         if unpack is None:
             yield raw, raw
         else:
-            with io.BufferedReader(unpack(raw)) as content:
+            unpacked: Any = _Unpacked(raw, unpack, path, max_ratio)
+            with io.BufferedReader(unpacked, _BUFFER) as content:
                 yield raw, content
 
 
-def open_for_arrow(path: Path) -> pa.NativeFile:
-    """Open the unpacked content of a file for Arrow, which knows neither xz nor suffixes in upper case."""
-    suffix = path.suffix.lower()
-    if suffix == ".xz":
-        return pa.PythonFile(lzma.open(path), mode="r")
-    known = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
-    return pa.input_stream(path, compression=known.get(suffix))
+def lines_of(text: io.TextIOBase, path: Path, max_length: int) -> Iterator[str]:
+    """Yield the lines of a text; raises ``InputError`` for one that is longer than ``max_length`` characters."""
+    number = 0
+    while line := text.readline(max_length):
+        number += 1
+        if len(line) == max_length:
+            raise InputError(
+                f"a line is longer than {max_length:,} characters",
+                f"{path}, line {number}",
+                "Check that the file is a table or a dump.",
+            )
+        yield line
+
+
+@contextmanager
+def open_for_arrow(path: Path) -> Iterator[pa.NativeFile]:
+    """Open the unpacked content of a file for Arrow; see :func:`open_packed`."""
+    with open_packed(path) as (raw, content):
+        if raw is content:
+            yield pa.input_stream(path)
+        else:
+            yield pa.PythonFile(content, mode="r")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import yaml
 
 from foundation.errors import InputError
+from foundation.files import read_text
 from foundation.kubernetes.api import Object, Unreachable
 from foundation.yaml import read_yaml
 from policy.ladder.remedies import Remedy
@@ -29,7 +30,7 @@ _PROBE_GRACE_S: Final = 30
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read a YAML file with one ``batch/v1`` Job; raises ``InputError``. predrain sets name, node and retries."""
     try:
-        content = read_yaml(path.read_text(encoding="utf-8"))
+        content = read_yaml(read_text(path))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(
             f"cannot read the manifest of the diagnostic: {error}", str(path), "Give a YAML file."

@@ -1,6 +1,7 @@
 """Verdicts of ``dcgmi diag`` per GPU, with GPUs resolved from index or serial number."""
 
 import hashlib
+import io
 import json
 import re
 from collections import Counter
@@ -13,13 +14,14 @@ from typing import Any, Final, Literal
 import pandas as pd
 
 from foundation.errors import InputError
+from foundation.files import read_text
 from foundation.text import storable
 from telemetry.accounting import Accounting
 from telemetry.dataset.event import Event
 from telemetry.staging.folder import StagingFolder, rows_table
 
 SOURCE: Final = "dcgmi-diag"
-_MAX_BYTES: Final = 64 << 20
+_MAX_BYTES: Final = 16 << 20
 _COLUMNS: Final = {"index": "slot", "gpu_index": "slot", "uuid": "gpu", "gpu_uuid": "gpu"}
 _DO: Final = (
     "Give --gpus FILE, made on the node with `nvidia-smi --query-gpu=index,uuid,serial,pci.bus_id --format=csv`."
@@ -42,7 +44,9 @@ def gpu_names(rows: Iterable[Mapping[Any, Any]]) -> GpuNames:
 def read_gpu_names(path: Path) -> GpuNames:
     """Read ``nvidia-smi``'s CSV of a node's GPUs; raises ``InputError`` if it cannot be parsed."""
     try:
-        table = pd.read_csv(path, dtype=str, skipinitialspace=True, na_values=["[N/A]", "[Not Supported]"])
+        table = pd.read_csv(
+            io.StringIO(read_text(path)), dtype=str, skipinitialspace=True, na_values=["[N/A]", "[Not Supported]"]
+        )
     except (OSError, ValueError) as error:
         raise InputError(f"the list of GPUs cannot be read: {error}", str(path), _DO) from None
     header = [str(name).strip().lower() for name in table.columns]
@@ -185,7 +189,7 @@ def collect_diagnostics(
     """
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise InputError("the report is over 64 MiB", str(path), "Give the output of one `dcgmi diag -j`.")
+            raise InputError("the report is over 16 MiB", str(path), "Give the output of one `dcgmi diag -j`.")
         content = path.read_bytes()
         tested_at = end or datetime.fromtimestamp(path.stat().st_mtime, UTC)
     except OSError as error:

@@ -34,7 +34,7 @@ from telemetry.collect.series.exposition import BAD_LINE, LineReader
 from telemetry.collect.series.identity import XID_COUNT_METRICS, SeriesCatalogue
 from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.importing.files.series import dump_lines
-from telemetry.packing import DAMAGED, open_packed
+from telemetry.packing import DAMAGED, lines_of, open_packed
 from telemetry.staging.folder import StagingFolder
 from telemetry.values.links import LinkTotals
 
@@ -175,12 +175,7 @@ class _DumpReader:
                 open_packed(self.path) as (_, stream),
                 io.TextIOWrapper(stream, encoding="utf-8", errors="replace") as text,
             ):
-                number = 0
-                while line := text.readline(_MAX_LINE):
-                    number += 1
-                    if len(line) == _MAX_LINE:
-                        location = f"{self.path}, line {number}"
-                        raise InputError(f"a line is longer than {_MAX_LINE} bytes", location, _DO)
+                for line in lines_of(text, self.path, _MAX_LINE):
                     self.characters_read += len(line)
                     yield line.rstrip("\n")
         except (*DAMAGED, UnicodeDecodeError, RecursionError, csv.Error) as error:

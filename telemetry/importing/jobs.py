@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from foundation.errors import InputError
 from foundation.slurm import UNFINISHED, expand_hostlist, gpus_of, shares_a_gpu, state_of
 from telemetry.dataset.schema import JOB_OPTIONS, JOBS
 from telemetry.importing.batch import Batch
@@ -67,6 +68,11 @@ The first also matches PBS ``exec_vnode``: ``(n1:ncpus=8:ngpus=4)+(n2[0]:ncpus=8
 """
 
 _LONGEST_S: Final = 10 * 365 * 86_400
+_IN_SECONDS: Final = frozenset({"elapsed", "walltime"})
+"""Words of Slurm's and PBS's columns, whose numbers are seconds."""
+
+_SCALES: Final = (1.0, 60.0, 3600.0, 0.001)
+_SCALE_ERROR: Final = 0.1
 _CONDOR_SLOT: Final = re.compile(r"\bslot\d+(?:_\d+)?@")
 """``slot1_3@node-0``, the host of a job of HTCondor."""
 
@@ -102,7 +108,8 @@ def read_jobs(
         # Not Series.map: without any Slurm state, it would return floats.
         states = pd.Series([_slurm_state(outcome) for outcome in frame["outcome"]], index=frame.index, dtype=object)
         runs = states.fillna(frame["outcome"]).isin(_RUNNING)
-        elapsed, is_over = _elapsed(batch), frame["outcome"].notna() & ~runs
+        is_over = frame["outcome"].notna() & ~runs
+        elapsed = _elapsed(batch, frame, frame["started_at"].isna() | (frame["ended_at"].isna() & is_over))
         frame["ended_at"] = frame["ended_at"].fillna((frame["started_at"] + elapsed).where(is_over))
         frame["ended_at"] = frame["ended_at"].mask(runs)  # squeue and bjobs print their time limit as the end
         frame["started_at"] = frame["started_at"].fillna(frame["ended_at"] - elapsed)
@@ -128,20 +135,44 @@ def read_jobs(
     return pd.concat(frames, ignore_index=True)
 
 
-def _elapsed(batch: Batch) -> pd.Series:
+def _elapsed(batch: Batch, jobs: pd.DataFrame, is_needed: pd.Series) -> pd.Series:
     """Return how long each job ran: ``1-02:03:04``, ``02:03:04``, ``03:04`` or a number; NaT where that is unknown.
 
-    Numbers are in the unit at the end of the column's name, otherwise in seconds.
+    The unit of numbers is that of the mapping or of the column's name, or agrees with the jobs that have both times.
+    Raises ``InputError`` if it is unknown and ``is_needed`` of a number.
     """
     column = batch.column(ELAPSED)
     if column is None:
         return pd.Series(pd.NaT, index=range(len(batch.rows)), dtype="timedelta64[ms]")
     texts = column.cast(pa.string()).to_pandas()
-    unit = conversion(split_words(batch.columns.get(ELAPSED, ELAPSED))[-1], "s")
-    numbers = pd.to_numeric(texts, errors="coerce") * (unit.scale if unit is not None else 1)
+    numbers = pd.to_numeric(texts, errors="coerce")
+    scale = _scale_of(batch, numbers, jobs["ended_at"] - jobs["started_at"])
+    if scale is None and (numbers.notna() & is_needed).any():
+        name = batch.columns[ELAPSED]
+        raise InputError(
+            f"the column {name!r} does not say its unit",
+            f"{batch.file}, jobs",
+            f"Give its factor to seconds: `scale: {{{ELAPSED}: 60}}` for minutes, 1 for seconds.",
+        )
+    numbers *= scale or 1
     seconds = pd.to_timedelta(numbers.where(numbers < _LONGEST_S), unit="s")
     clocks = texts.str.replace("-", " days ").str.replace(r"\A(\d+:\d+)\Z", r"00:\1", regex=True)
     return seconds.fillna(pd.to_timedelta(clocks.where(numbers.isna()), errors="coerce")).dt.as_unit("ms")
+
+
+def _scale_of(batch: Batch, numbers: pd.Series, span: pd.Series) -> float | None:
+    name = batch.columns.get(ELAPSED, ELAPSED)
+    words = split_words(name)
+    unit = conversion(words[-1], "s")
+    if ELAPSED in batch.mapping.scale:
+        return batch.mapping.scale[ELAPSED]
+    if unit is not None:
+        return unit.scale
+    if not _IN_SECONDS.isdisjoint(words):
+        return 1.0
+    ratios = (span.dt.total_seconds() / numbers.where(numbers > 0)).dropna()
+    near = [scale for scale in _SCALES if abs(ratios.median() / scale - 1) < _SCALE_ERROR]
+    return near[0] if near else None
 
 
 def _leave_out_others(batch: Batch, known_keys: set[str]) -> None:

@@ -5,6 +5,7 @@ A file is tailed across rotation by rename, compression or copytruncate.
 
 import hashlib
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,7 +106,7 @@ class LogFile:
                 yield sibling
 
     def _read_from(self, path: Path, *, final: bool) -> Iterator[list[bytes]]:
-        with open_packed(path) as (raw, stream):
+        with open_packed(path, max_ratio=math.inf) as (raw, stream):  # a log of this node, read in chunks
             head, offset = b"", 0
             if self.place is not None:
                 # The path may have been rotated before it was opened: check the open file.

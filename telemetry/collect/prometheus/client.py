@@ -48,6 +48,7 @@ _MAX_MS: Final = 2.0**53
 _NAMES: Final = TypeAdapter(list[str])
 _SLOW_TRIES: Final = 2
 _MAX_SHOWN: Final = 300
+_MAX_BODY: Final = 120
 _RETRIED: Final = (200, 408, 425, 500, 502, 503)
 _FINAL: Final = {
     401: (
@@ -362,10 +363,10 @@ def error_text(body: bytes) -> str:
         return shown(body) if body.strip() else "no details"
 
 
-def shown(body: bytes, max_length: int = 120) -> str:
+def shown(body: bytes) -> str:
     """Return the beginning of a body for an error message."""
-    text = " ".join(body[: 4 * max_length].decode("utf-8", "replace").split())
-    return repr(text[:max_length] + "…" if len(text) > max_length else text)
+    text = " ".join(body[: 4 * _MAX_BODY].decode("utf-8", "replace").split())
+    return repr(text[:_MAX_BODY] + "…" if len(text) > _MAX_BODY else text)
 
 
 def _seconds(ms: int) -> str:

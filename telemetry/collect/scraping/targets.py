@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter
 
 from foundation.errors import InputError
+from foundation.files import read_text
 from foundation.yaml import read_yaml
 
 
@@ -104,7 +105,7 @@ def _of_service(value: str, page: Page) -> list[Target]:
 def _of_file(path: Path, page: Page) -> Iterator[Target]:
     """Read a text file (per line a target and optionally its node) or Prometheus' file_sd in JSON or YAML."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InputError(

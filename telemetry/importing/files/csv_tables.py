@@ -46,6 +46,7 @@ class FileRows(NamedTuple):
 _BLOCK_BYTES: Final = 1 << 24
 _MAX_HEADER_BYTES: Final = 1 << 20
 _MAX_VALUE_LINES: Final = 50
+_MAX_MALFORMED: Final = 200_000
 _RELEASE_S: Final = 5.0
 _SEPARATORS: Final = ",;\t|"
 
@@ -148,7 +149,9 @@ def read_header(path: Path) -> CsvHeader:
             str(path),
             "Write the names of the columns above the rows; nvidia-smi writes them unless it is given `noheader`.",
         )
-    cells = next(csv.reader(lines[skipped + 1 : skipped + 2], delimiter=separator), [])
+    cells: list[str] = []
+    with contextlib.suppress(csv.Error):  # a field over 128 KiB, which is no time of day
+        cells = next(csv.reader(lines[skipped + 1 : skipped + 2], delimiter=separator), [])
     return CsvHeader(tuple(written), separator, skipped, _date_and_time(written, cells), encoding)
 
 
@@ -193,19 +196,28 @@ def _is_comment(lines: list[str]) -> bool:
 
 
 def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) -> Iterator[FileRows]:
-    """Read a CSV file in batches."""
-    malformed: list[tuple[int | None, str]] = []
+    """Read a CSV file in batches; an error if most rows are malformed."""
+    with open_for_arrow(path) as stream:
+        yield from _read_stream(stream, path, header, table, quarantine)
+
+
+def _read_stream(
+    stream: pa.NativeFile, path: Path, header: CsvHeader, table: str, quarantine: Quarantine
+) -> Iterator[FileRows]:
+    malformed: list[tuple[int | None, str, int]] = []
+    first = 1
 
     def skip(row: Any) -> str:
-        malformed.append((row.number, row.text))
-        return "skip"
+        # An unclosed quote swallows the following lines.
+        malformed.append((row.number, row.text[:_MAX_SHOWN], row.text.count("\n") + 1))
+        return "skip" if len(malformed) <= max(_MAX_MALFORMED, first // 2) else "error"
 
     if header.encoding == "cp1252":
         _LOG.warning("%s is not UTF-8: it is read as Windows-1252", path)
     released = threading.Event()
     weakref.finalize(skip, released.set)
     reader = pa_csv.open_csv(
-        open_for_arrow(path),
+        stream,
         read_options=pa_csv.ReadOptions(
             use_threads=False, block_size=_BLOCK_BYTES, skip_rows=header.skipped_lines, encoding=header.encoding
         ),
@@ -218,12 +230,12 @@ def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) 
             null_values=list(NULL_TEXTS),
         ),
     )
-    first, skipped = 1, 1 + header.skipped_lines
+    skipped = 1 + header.skipped_lines
     try:
         with reader:
             for batch in reader:
                 # Arrow counts from 1 including the header and malformed rows, so numbers after one shift.
-                lost_rows = np.array([number - skipped for number, _ in malformed if number is not None], np.int64)
+                lost_rows = np.array([number - skipped for number, *_ in malformed if number is not None], np.int64)
                 numbers = np.arange(first, first + batch.num_rows + len(lost_rows), dtype=np.int64)
                 if len(lost_rows):
                     numbers = np.setdiff1d(numbers, lost_rows)[: batch.num_rows]
@@ -237,9 +249,8 @@ def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) 
         # process (std::terminate), so wait for the release, also when the caller stops early.
         del reader, skip
         released.wait(_RELEASE_S)
-    for number, text in malformed:
+    for number, text, lines in malformed:
         row = None if number is None else number - skipped
-        lines = text.count("\n") + 1  # an unclosed quote swallows the following lines
         quarantine.read_rows(table, path, lines)
         expected = f"expected {len(header.written)} fields"
         quarantine.set_aside("malformed row", table, path, row, text, expected, rows=lines)

@@ -10,12 +10,13 @@ from typing import Any, Final
 from foundation.errors import InputError
 from telemetry.importing.columns import COLUMN_NAMES, words_of
 from telemetry.importing.files.csv_tables import NULL_TEXTS
-from telemetry.packing import open_for_arrow
+from telemetry.packing import open_packed
 
 TOO_DEEP: Final = "nested too deeply"
 SECOND_LIST: Final = "a second list of one document"
 
 _MAX_VALUE: Final = 1 << 24
+_MAX_PARTS: Final = 1 << 20  # keys, objects and lists of one value: a byte of text may take 60 of memory
 _CHUNK: Final = 1 << 20
 _MAX_LITERAL: Final = 16
 _MAX_NUMBER: Final = 64
@@ -61,7 +62,7 @@ def json_values(path: Path) -> Iterator[tuple[int, Any]]:
 
     Text that is not JSON is yielded as :class:`Malformed`. Raises ``InputError`` if a value exceeds 16 MiB.
     """
-    with io.TextIOWrapper(open_for_arrow(path), encoding="utf-8-sig") as stream:
+    with open_packed(path) as (_, content), io.TextIOWrapper(content, encoding="utf-8-sig") as stream:
         yield from enumerate(_Documents(stream, path).values(), 1)
 
 
@@ -143,8 +144,12 @@ class _Documents:
                 if place is not None:
                     self._place = place
                     return _STREAMED
-            if not is_cut or not self._read_on():
+            # Each attempt begins anew, so that it needs twice the text.
+            if not is_cut or not self._read_on(len(self._text) - self._place):
                 return self._malformed("not JSON")
+            if sum(self._text.count(part) for part in ("{", "[", '":')) > _MAX_PARTS:
+                problem = f"one value has more than {_MAX_PARTS:,} keys, objects and lists"
+                raise InputError(problem, str(self._path), "Write one JSON object per line.")
 
     def _malformed(self, problem: str) -> Malformed:
         """Skip a line, and those that continue its object."""
@@ -169,12 +174,12 @@ class _Documents:
             if self._place < len(self._text) or not self._read_on():
                 return self._text[self._place : self._place + 1]
 
-    def _read_on(self) -> bool:
-        """Read a chunk; return False at the end of the file."""
+    def _read_on(self, size: int = _CHUNK) -> bool:
+        """Read at least a chunk; return False at the end of the file."""
         self._text, self._place = self._text[self._place :], 0
         if len(self._text) > _MAX_VALUE:
             raise InputError("one value is larger than 16 MiB", str(self._path), "Write one JSON object per line.")
-        chunk = self._stream.read(_CHUNK)
+        chunk = self._stream.read(max(size, _CHUNK))
         self._text += chunk
         return bool(chunk)
 

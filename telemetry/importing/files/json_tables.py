@@ -16,12 +16,15 @@ from telemetry.importing.files.json_documents import TOO_DEEP, Malformed, json_v
 from telemetry.importing.quarantine import Quarantine
 
 _MAX_CELLS: Final = 1 << 22
+_MAX_CHARACTERS: Final = 1 << 26
+_MAX_EMPTY: Final = 200_000
 _MAX_DEPTH: Final = 50
 _OF_GPUS: Final = ("samples", "inventory")
 _NUMBERED: Final = re.compile(r"(?:gpu|card|device)?[ _]?\d+", re.IGNORECASE)
 _LISTS: Final = (*COLUMN_NAMES["gpus"], *COLUMN_NAMES["devices"], *COLUMN_NAMES["nodes"])
 _GPU: Final = re.compile(r"gpu|graphic|display|3d|vga|accelerator", re.IGNORECASE)
 _OTHER_DEVICE: Final = re.compile(rf"\b(?:{'|'.join(COLUMN_NAMES['other_devices'])})\b", re.IGNORECASE)
+TOO_MUCH: Final = "the devices of one object repeat too much text"
 NO_GPU: Final = "a device that is no GPU"
 """Reason for leaving out an element of a list of devices."""
 
@@ -44,7 +47,7 @@ def read_json(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileRo
     numbers: list[int] = []
     records: list[dict[str, str | None]] = []
     names: dict[str, None] = {}
-    is_empty = True
+    n_characters, is_empty = 0, True
     for number, record in _records(path, table):
         if isinstance(record, Malformed):
             quarantine.read_rows(table, path, 1)
@@ -56,10 +59,12 @@ def read_json(path: Path, table: str, quarantine: Quarantine) -> Iterator[FileRo
         numbers.append(number)
         records.append(record)
         names |= dict.fromkeys(record)
+        n_characters += _characters(record)
         _check_columns(names, path)
-        if len(records) >= BATCH_ROWS or len(records) * len(names) >= _MAX_CELLS:
+        is_full = len(records) >= BATCH_ROWS or len(records) * len(names) >= _MAX_CELLS
+        if is_full or n_characters >= _MAX_CHARACTERS:
             yield _batch(numbers, records, names)
-            numbers, records, names, is_empty = [], [], {}, False
+            numbers, records, names, n_characters, is_empty = [], [], {}, 0, False
     if records or is_empty:
         yield _batch(numbers, records, names)
 
@@ -75,17 +80,39 @@ def _check_columns(names: Mapping[str, None], path: Path) -> None:
 
 
 def _records(path: Path, table: str) -> Iterator[tuple[int, dict[str, str | None] | Malformed]]:
+    n_empty = 0
     for number, value in json_values(path):
+        is_object = isinstance(value, Mapping)
+        n_empty += not (is_object and value)
+        if n_empty > max(_MAX_EMPTY, number // 2):
+            problem = f"{n_empty:,} of the first {number:,} values are no JSON objects with keys"
+            raise InputError(problem, str(path), "Check that the file is a table.")
         if isinstance(value, Malformed):
             yield number, value
-        elif isinstance(value, Mapping):
-            try:
-                for row in _jobs_in(value) if table == "jobs" else _rows_in(value) if table in _OF_GPUS else [value]:
-                    yield number, row if isinstance(row, Malformed) else repeated_keys(_flat(row))
-            except RecursionError:
-                yield number, Malformed("", TOO_DEEP)
+        elif is_object:
+            yield from ((number, row) for row in _flat_rows(value, table))
         else:
             yield number, Malformed(json.dumps(value), "not a JSON object")
+
+
+def _flat_rows(value: Mapping[str, Any], table: str) -> Iterator[dict[str, str | None] | Malformed]:
+    n_repeated = 0
+    try:
+        rows = _jobs_in(value) if table == "jobs" else _rows_in(value) if table in _OF_GPUS else [value]
+        for place, row in enumerate(rows):
+            flat = row if isinstance(row, Malformed) else repeated_keys(_flat(row))
+            if place > 0 and not isinstance(flat, Malformed):
+                n_repeated += _characters(flat)
+                if n_repeated > _MAX_CHARACTERS:
+                    yield Malformed("", TOO_MUCH)
+                    return
+            yield flat
+    except RecursionError:
+        yield Malformed("", TOO_DEEP)
+
+
+def _characters(record: Mapping[str, str | None]) -> int:
+    return sum(map(len, record)) + sum(map(len, filter(None, record.values())))
 
 
 def _rows_in(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any] | Malformed]:
@@ -148,6 +175,8 @@ def _flat(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[t
         if isinstance(value, Mapping):
             flat += _flat(value, f"{name}.", depth + 1)
         else:
-            text = value.encode("utf-8", "replace").decode() if isinstance(value, str) else json.dumps(value)
+            text = value if isinstance(value, str) else json.dumps(value)
+            if not text.isascii():
+                text = text.encode("utf-8", "replace").decode()
             flat.append((name, None if text in NULL_TEXTS else text))
     return flat

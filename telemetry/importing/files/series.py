@@ -14,10 +14,11 @@ from typing import Any, Final
 from foundation.errors import InputError
 from telemetry.importing.files.json_documents import json_values
 from telemetry.importing.files.otlp import BAD_EXPORT, otlp_lines
-from telemetry.packing import open_packed
+from telemetry.packing import lines_of, open_packed
 from telemetry.values.dates import read_dates
 
 _BEGINNING: Final = 1 << 14
+_MAX_LINE: Final = 1 << 24  # one name per series, with all its labels
 _JSON: Final = re.compile(
     r'\s*(?:\[\s*)?\{\s*"(?:status"\s*:\s*"success|resultType"|metric"\s*:\s*\{|resourceMetrics"\s*:)'
 )
@@ -80,11 +81,12 @@ def _of_series(series: Mapping[str, Any]) -> list[str]:
 
 def _of_csv(path: Path) -> Iterator[str]:
     with open_packed(path) as (_, stream), io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
-        first = text.readline()
-        first = text.readline() if first.startswith("sep=") else first
+        lines = lines_of(text, path, _MAX_LINE)
+        first = next(lines)
+        first = next(lines, "") if first.startswith("sep=") else first
         separator = max(",;\t", key=first.count)
         names = next(csv.reader([first], delimiter=separator))
-        for row in csv.reader(text, delimiter=separator):
+        for row in csv.reader(lines, delimiter=separator):
             if not row or not row[0].strip():
                 continue
             ms = _milliseconds(row[0].strip(), path)

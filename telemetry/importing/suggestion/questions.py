@@ -16,6 +16,7 @@ import pyarrow as pa
 import yaml
 
 from foundation.errors import InputError
+from foundation.files import read_text
 from foundation.yaml import overlaid, read_yaml
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.event import EVENT_TYPES
@@ -43,7 +44,7 @@ def mapping_content(
     guesses: Sequence[Guess], roles: Iterable[str], mapping: Path | None, *, every_guess: bool
 ) -> dict[str, Any]:
     """Merge guesses into a mapping; with ``every_guess`` also unsure ones, which are ``null`` otherwise."""
-    content: dict[str, Any] = {} if mapping is None else read_yaml(mapping.read_text(encoding="utf-8")) or {}
+    content: dict[str, Any] = {} if mapping is None else read_yaml(read_text(mapping)) or {}
     for role in roles:
         section: dict[str, Any] = dict(content.get(role) or {})
         of_role = [guess for guess in guesses if guess.role == role]

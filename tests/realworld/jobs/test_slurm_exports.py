@@ -1,11 +1,13 @@
 """Slurm's own exports as tables of jobs: host lists, resources, states and steps, without a mapping of columns."""
 
+import contextlib
 import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from foundation.errors import InputError
 from telemetry.importing.jobs import CUT, NO_END
 from tests.realworld.hostile import number
 from tests.telemetry.helpers import run_import, samples_frame
@@ -174,6 +176,7 @@ UNENDED = {"COMPLETED": 1, "RUNNING": 0, "F": 1, "R": 0, "Terminated": 1, "Runni
         ("Start|duration_min", "COMPLETED", "2026-03-01T00:10:00", "40", ("00:10", "00:50")),
         ("Start|Duration (ms)", "COMPLETED", "2026-03-01T00:10:00", "2400000", ("00:10", "00:50")),
         ("Start|Elapsed", "COMPLETED", "2026-03-01T00:10:00", "99999999999", None),
+        ("Start|duration", "COMPLETED", "2026-03-01T00:10:00", "00:40:00", ("00:10", "00:50")),
         ("Start|ElapsedRaw", "FAILED", "2026-03-01T00:10:00", "2400", ("00:10", "00:50")),
         ("Start|Elapsed", "RUNNING", "2026-03-01T00:10:00", "00:40:00", ("00:10", None)),
         ("Elapsed|End", "TIMEOUT", "40:00", "2026-03-01T00:50:00", ("00:10", "00:50")),
@@ -189,6 +192,27 @@ def test_the_time_that_a_job_ran_stands_for_its_start_or_its_end(tmp_path, colum
     jobs, result = imported(tmp_path, "sacct.csv", table, mapping, max_loss=1.0)
     assert [job[2:4] for job in jobs] == ([] if expected is None else [expected])
     assert sum(result.quarantined.values()) == (expected is None)
+
+
+DURATIONS = "JobID|State|NodeList|AllocTRES|Start|End|duration\n"
+
+
+@pytest.mark.parametrize(
+    ("known", "missing"), [("1800", "2400"), ("30", "40"), ("0.5", "0.66667"), ("1800000", "2400000")]
+)
+def test_jobs_with_both_times_show_the_unit_of_durations(tmp_path: Path, known: str, missing: str) -> None:
+    start = "2026-03-01T00:10:00"
+    rows = f"1|COMPLETED|node-0|gres/gpu=1|{start}|2026-03-01T00:40:00|{known}\n2|COMPLETED|node-0|gres/gpu=1|{start}||"
+    jobs, _ = imported(tmp_path, "sacct.csv", f"{DURATIONS}{rows}{missing}\n", "timezone: UTC")
+    assert [job[3] for job in jobs] == ["00:40", "00:50"]
+
+
+@pytest.mark.parametrize(("scale", "end"), [("", None), ("scale: {elapsed: 60}", "00:50")])
+def test_durations_without_a_unit_are_asked_for(tmp_path: Path, scale: str, end: str | None) -> None:
+    row = "1|COMPLETED|node-0|gres/gpu=1|2026-03-01T00:10:00||40\n"
+    with pytest.raises(InputError, match="scale") if end is None else contextlib.nullcontext():
+        jobs, _ = imported(tmp_path, "sacct.csv", f"{DURATIONS}{row}", f"timezone: UTC\njobs: {{{scale}}}")
+        assert [job[3] for job in jobs] == [end]
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,10 @@ MESSAGES = {
         "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx timeout, signaled seq=4, emitted seq=6",
         None, "other", "amdgpu_ring_timeout",
     ),
+    "AMD, hung block": (
+        "amdgpu 0000:11:00.0: amdgpu: IP block:gfx_v11_0 is hung!", G1, "other", "amdgpu_block_hung"
+    ),
+    "AMD, hung block of older kernels": ("[drm] IP block:gmc_v8_0 is hung!", None, "other", "amdgpu_block_hung"),
 }  # fmt: skip
 
 

@@ -126,12 +126,10 @@ def test_a_hostile_line_takes_little_time(line: str) -> None:
     assert time.process_time() - began < 5
 
 
-@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress)])
-def test_a_packed_bomb_is_refused(tmp_path: Path, suffix: str, pack: object) -> None:
-    bomb = tmp_path / f"kernel.log{suffix}"
-    bomb.write_bytes(pack(b"0" * (100 << 20)))
+def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "kernel.log").write_bytes(b"0" * (65 << 20))
     with pytest.raises(InputError, match="longer than 64 MiB"):
-        parse_kernel_log(read_lines(bomb), node="h")
+        parse_kernel_log(read_lines(tmp_path / "kernel.log"), node="h")
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zst", ".lz4"])

@@ -1,15 +1,18 @@
 """Files that are no tables, and tables made to exhaust a reader: a clear error or a counted reason, at once."""
 
+import bz2
 import contextlib
 import gzip
 import io
 import json
+import lzma
 import os
 import resource
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -125,6 +128,69 @@ def test_a_small_archive_of_many_rows_takes_little_memory(tmp_path: Path) -> Non
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 700 << 10
 
 
+MEBIBYTE = 1 << 20
+PACKERS: dict[str, Callable[[Path], Any]] = {
+    ".gz": lambda path: gzip.GzipFile(path, "wb"),
+    ".bz2": lambda path: bz2.BZ2File(path, "wb"),
+    ".xz": lambda path: lzma.LZMAFile(path, "wb", preset=0),  # noqa: SIM115
+    ".zst": lambda path: pa.CompressedOutputStream(path, "zstd"),
+}
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+@pytest.mark.parametrize(("name", "line"), [("a.csv", b"a,b\n"), ("a.jsonl", b'{"a": 1}'), ("a.log", b"NVRM: Xid ")])
+def test_a_decompression_bomb_is_an_error(tmp_path: Path, name: str, line: bytes, suffix: str) -> None:
+    path = tmp_path / f"{name}{suffix}"
+    with PACKERS[suffix](path) as stream:
+        stream.write(line)
+        for _ in range(40):
+            stream.write(b" " * MEBIBYTE)
+    with pytest.raises(InputError, match="decompression bomb"):
+        list(read_lines(path)) if name == "a.log" else rows_of(path)
+
+
+def test_a_flood_of_one_message_is_no_decompression_bomb(tmp_path: Path) -> None:
+    line = b"Nov 28 10:00:00 node-1 kernel: NVRM: Xid (PCI:0000:3b:00): 63, pid=1234, Row Remapper: pending\n"
+    with gzip.open(tmp_path / "a.log.gz", "wb") as stream:
+        stream.write(line * 400_000)
+    assert sum(1 for _ in read_lines(tmp_path / "a.log.gz")) == 400_000
+
+
+TEXT = "a" * MEBIBYTE
+FLOODS = {
+    "objects in one value": ("a.jsonl", '{"a": [' + "{}," * (MEBIBYTE + 9) + "{}]}", "keys, objects and lists"),
+    "keys in one value": ("a.jsonl", "{" + '"a":1,' * (MEBIBYTE + 9) + '"b":1}', "keys, objects and lists"),
+    "empty objects": ("a.jsonl", "{}\n" * 200_002, "no JSON objects with keys"),
+    "numbers": ("a.json", "[" + "0," * 200_002 + "0]", "no JSON objects with keys"),
+    "malformed rows": ("a.csv", "a,b\n" + "1\n" * 200_002, "Expected 2 columns"),
+    "text in a dictionary": ("a.parquet", [TEXT * 4] * 100, "more than 256 MiB"),
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_flood_is_an_error_within_10_s_and_1_gb(tmp_path: Path, kind: str) -> None:
+    name, content, problem = FLOODS[kind]
+    if isinstance(content, list):
+        table = pa.table({"gpu": pa.array(content).dictionary_encode()})
+        pq.write_table(
+            table, tmp_path / name, compression="zstd", dictionary_pagesize_limit=1 << 30, store_schema=False
+        )
+    else:
+        (tmp_path / name).write_text(content)
+    memory, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    with pytest.raises(InputError, match=problem):
+        rows_of(tmp_path / name)
+    assert time.process_time() - start < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 700 << 10
+
+
+def test_text_that_many_devices_of_one_object_share_is_not_repeated_without_end(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"a": TEXT, "gpus": [{"b": number} for number in range(2_000)]}))
+    rows, quarantine = rows_of(tmp_path / "a.json")
+    assert rows == 64
+    assert quarantine.counts.total() == 1
+
+
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
 def test_one_endless_value_is_an_error(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text('["' + "a" * (20 << 20) if name == "a.json" else '{"a": "' + "a" * (20 << 20))
@@ -165,6 +231,8 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         "kernel_log: {boot_time: 2026-13-45}",
         "samples: {scale: {power_w: " + "9" * 5_000 + "}}",
         "samples: {columns: [" + "a, " * 20_000 + "]}",
+        "samples: {columns: {a: b}}  # " + "x" * (1 << 20),
+        "samples: {columns: {a: b}}  # " + "x" * (16 << 20),
     ],
 )  # fmt: skip
 def test_a_mapping_that_explodes_is_an_error(tmp_path: Path, text: str) -> None:

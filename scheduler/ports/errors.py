@@ -18,6 +18,6 @@ class LedgerError(Exception):
 _WRITTEN_FOR_PEOPLE = (SchedulerError, SourceError, LedgerError, InputError)
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """Return an error's message, with its class name unless it is a predrain error."""
     return str(error) if isinstance(error, _WRITTEN_FOR_PEOPLE) else f"{type(error).__name__}: {error}"

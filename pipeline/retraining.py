@@ -201,7 +201,7 @@ def _evaluated(
         return None, True, f"no comparison was possible yet: {error}", champion
     failed = [criterion.name for criterion in verdict.criteria if criterion.outcome == "failed"]
     if champion is None:
-        return verdict, True, "first champion, without a comparison", recipe
+        return verdict, True, "the first champion need not pass the gate", recipe
     if is_champions_recipe:
         result = f"worse in {', '.join(failed)}" if failed else "not significantly worse"
         return verdict, not failed, f"the recipe of the champion with newer data, {result}", recipe

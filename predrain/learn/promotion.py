@@ -137,8 +137,12 @@ def _sentence(decision: "PromotionResult") -> str:
         return f"{name} is already the champion"
     if decision.action == "rolled back":
         return f"{name} {conditional or 'was '}rolled back to version {decision.champion}"
-    manner = f"by force ({decision.reason})" if decision.action == "forced" else "through the gate"
-    return f"{name} {conditional or 'was '}promoted {manner}; previous champion: {previous}"
+    manner = ""
+    if decision.action == "forced":
+        manner = f" by force ({decision.reason})"
+    elif verdict is not None and verdict.passed:
+        manner = " through the gate"
+    return f"{name} {conditional or 'was '}promoted{manner}; previous champion: {previous}"
 
 
 def _number(value: float | None) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from models.bundle.store import load_bundle
-from models.registry.champion import champion_history, fetch_bundle, version_at
+from models.registry.champion import champion_history, fetch_bundle, promotion_lock, version_at
 from models.registry.store import CHAMPION, opened_store
 from serving.scores.writing import TEXTFILE
 from tests.processes import ROOT, invoke
@@ -70,15 +70,15 @@ def at(folder: Path) -> str:
 def site(
     small_fleet: Path, light_params_file: Path, empty_store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Site:
-    made = Site(tmp_path_factory.mktemp("site"), light_params_file)
-    shutil.copytree(small_fleet, made.dataset)
-    made.store.mkdir()
-    shutil.copy(empty_store, made.store)
-    invoke("features", "--dataset", made.dataset, "--params", made.params, "--out", made.matrix)
+    new_site = Site(tmp_path_factory.mktemp("site"), light_params_file)
+    shutil.copytree(small_fleet, new_site.dataset)
+    new_site.store.mkdir()
+    shutil.copy(empty_store, new_site.store)
+    invoke("features", "--dataset", new_site.dataset, "--params", new_site.params, "--out", new_site.matrix)
     for until in ("2026-01-25", "2026-01-28", "2026-02-01"):
-        invoke(*made.train(at(made.store), made.folder / until, until))
-        invoke("promote", "--force", "--reason", "the test begins", "--registry", at(made.store))
-    return made
+        invoke(*new_site.train(at(new_site.store), new_site.folder / until, until))
+        invoke("promote", "--force", "--reason", "the test begins", "--registry", at(new_site.store))
+    return new_site
 
 
 @pytest.fixture
@@ -91,17 +91,17 @@ def store(site: Site) -> Iterator[str]:
     shutil.rmtree(copy)
 
 
-def change(store: str, deed: Callable[[Any], None]) -> None:
+def change(store: str, edit: Callable[[Any], None]) -> None:
     with opened_store(store) as mlflow:
-        deed(mlflow.MlflowClient())
+        edit(mlflow.MlflowClient())
 
 
-def refused(words: tuple[object, ...], store: str, *messages: str) -> None:
+def refused(arguments: tuple[object, ...], store: str, *messages: str) -> None:
     """Run a command that fails, says why, and leaves the registry as it was."""
-    before = champion_history(store, NAME)
-    output = " ".join(invoke(*words, code=1).output.split())
+    history = champion_history(store, NAME)
+    output = " ".join(invoke(*arguments, code=1).output.split())
     assert [message for message in messages if message not in output] == [], output
-    assert champion_history(store, NAME) == before
+    assert champion_history(store, NAME) == history
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,8 @@ def test_no_other_version_takes_the_place_of_a_champion_that_was_removed(
     site: Site, store: str, tmp_path: Path, deleted: tuple[int, ...], messages: tuple[str, ...]
 ) -> None:
     def remove(client: Any) -> None:
-        client.delete_registered_model_alias(NAME, CHAMPION)
+        if not deleted:
+            client.delete_registered_model_alias(NAME, CHAMPION)
         for version in deleted:
             client.delete_model_version(NAME, str(version))
 
@@ -131,7 +132,8 @@ def test_no_other_version_takes_the_place_of_a_champion_that_was_removed(
 
 def test_a_restored_champion_scores_and_has_its_history_again(site: Site, store: str, tmp_path: Path) -> None:
     change(store, lambda client: client.delete_registered_model_alias(NAME, CHAMPION))
-    invoke("promote", "--to", 2, "--force", "--reason", "the alias was removed", "--registry", store)
+    restored = invoke("promote", "--to", 2, "--force", "--reason", "the alias was removed", "--registry", store)
+    assert "version 2 was promoted by force" in restored.output
     assert champion_history(store, NAME).history == (1, 2)
     invoke(*site.score(store, tmp_path / "scores"))
     assert scored(tmp_path / "scores")
@@ -148,12 +150,12 @@ def test_a_moved_store_is_refused_with_the_link_that_repairs_it(site: Site, stor
     moved = site.store.rename(site.folder / "moved")
     repair = f"ln -s {moved} {site.store}"
     try:
-        for words in (
+        for arguments in (
             site.score(at(moved), tmp_path / "scores"),
             site.retrain(at(moved)),
             site.train(at(moved), tmp_path / "bundle"),
         ):
-            refused(words, at(moved), "moved or copied", repair)
+            refused(arguments, at(moved), "moved or copied", repair)
             assert not site.store.exists(), "nothing is written where the store was"
         assert not scored(tmp_path / "scores")
         assert not site.retrained()
@@ -189,24 +191,24 @@ def test_a_version_whose_files_were_deleted_is_registered_again_as_advised(
 @contextmanager
 def space(bytes_: int) -> Iterator[None]:
     """Let no file be written beyond a size: the system refuses it, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, before[1]))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, limits[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_full_disk_is_named_and_leaves_a_store_that_works_once_there_is_space(
     site: Site, store: str, tmp_path: Path
 ) -> None:
-    before = champion_history(store, NAME)
+    history = champion_history(store, NAME)
     with space((site.store / "mlflow.db").stat().st_size):
         failed = invoke(*site.retrain(store), code=1)
     assert "disk" in failed.stderr
     assert "Traceback" not in failed.stderr, failed.stderr
     assert not site.retrained()
-    assert champion_history(store, NAME) == before
+    assert champion_history(store, NAME) == history
     assert "promoted" in invoke(*site.retrain(store)).output
     assert site.retrained()
     assert champion_history(store, NAME).history == (1, 2, 3, 4)
@@ -224,42 +226,45 @@ def test_a_new_store_that_a_full_disk_prevented_is_created_by_the_next_run(site:
     assert version_at(store, NAME, 1).digest == load_bundle(tmp_path / "bundle").digest
 
 
-REGISTERING = """
+COMMAND = """
 import sys
-from pathlib import Path
-from models.registry.store import log_run, register_bundle
-from pipeline.tracking import check_store
 import mlflow
-store, name, bundle = sys.argv[1:]
+from predrain.command import main
 print("ready", flush=True)
 sys.stdin.readline()
-check_store(store)
-run_id = log_run(store, name, name=bundle, params={}, metrics={}, tags={}, artifacts=())
-register_bundle(store, name, Path(bundle), run_id=run_id)
+main()
 """
 
 
 def test_two_first_trainings_at_once_register_both_bundles(site: Site, tmp_path: Path) -> None:
-    store, outs = at(tmp_path), [site.folder / until for until in ("2026-01-25", "2026-02-01")]
+    store, bundles = at(tmp_path), [tmp_path / "first", tmp_path / "second"]
     pipe: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | {"text": True}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", REGISTERING, store, NAME, str(out)], cwd=ROOT, **pipe) for out in outs
-    ]
+    processes = []
+    for bundle, until in zip(bundles, ("2026-01-25", "2026-02-01"), strict=True):
+        arguments = map(str, site.train(store, bundle, until))
+        processes.append(subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], cwd=ROOT, **pipe))
     for process in processes:
         assert process.stdout.readline() == "ready\n"
-    for (
-        process
-    ) in processes:  # neither starts before both have imported MLflow, so that they do create the store at once
+    for process in processes:  # both have imported MLflow, so they create the store at the same time
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in processes:
-        _, errors = process.communicate(timeout=300)
+        output, errors = process.communicate(timeout=600)
         assert process.returncode == 0, errors
+        assert "challenger   predrain version" in output
+        assert "Traceback" not in errors, errors
     history = champion_history(store, NAME)
     assert (history.versions, history.champion) == ({1, 2}, None)
     versions = [version_at(store, NAME, number) for number in (1, 2)]
-    assert {version.digest for version in versions} == {load_bundle(out).digest for out in outs}
+    assert {version.digest for version in versions} == {load_bundle(bundle).digest for bundle in bundles}
     for version in versions:
         fetch_bundle(store, NAME, version, tmp_path / f"fetched-{version.number}")
     waiting = invoke(*site.score(store, tmp_path / "scores"))
     assert "waiting" in waiting.output, "no version is champion yet, which is no failure"
+    assert not (tmp_path / "scores" / TEXTFILE).exists(), "and no success"
+
+
+def test_a_retraining_beside_another_is_refused_before_it_registers_anything(site: Site, store: str) -> None:
+    with promotion_lock(store):
+        refused(site.retrain(store), store, "another promotion is running", "Wait for its end")
+    assert not site.retrained()

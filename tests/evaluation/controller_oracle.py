@@ -62,7 +62,7 @@ class ControllerOracle:
 
     def read(self) -> Risks:
         """Return the newest scores."""
-        decided = [at for at in self._risks if at <= instant_ms(self._clock.now())]
+        decided = [time for time in self._risks if time <= instant_ms(self._clock.now())]
         return self._risks[decided[-1]] if decided else NO_RISKS
 
     def marks(self) -> ReplayMarks:
@@ -70,15 +70,15 @@ class ControllerOracle:
         cluster, end = self._cluster, self._cluster.fleet.end
         todo = sorted({*self._risks, *self._known, *cluster.fleet.until.tolist()})
         while todo:
-            at = from_ms(heapq.heappop(todo))
-            if at <= self._clock.now() or instant_ms(at) >= end:
+            now = from_ms(heapq.heappop(todo))
+            if now <= self._clock.now() or instant_ms(now) >= end:
                 continue
             marked = self._marked()
-            turns = self._turns(cluster.go_round(at), instant_ms(at))
+            turns = self._turns(cluster.go_round(now), instant_ms(now))
             todo = sorted({*todo, *(turn for turn in turns if turn < end)})
             if self._marked() < marked:  # the budget has room for another node now
-                heapq.heappush(todo, instant_ms(at + MINUTE))
-            cluster.follow(at)
+                heapq.heappush(todo, instant_ms(now + MINUTE))
+            cluster.follow(now)
             for ends in map(cluster.diagnostic.ends, cluster.diagnostic.runs):  # one round reads it, the next acts
                 for more in (MINUTE, 2 * MINUTE, VALID_FOR + MINUTE, VALID_FOR + 2 * MINUTE):
                     again = 0 if ends is None else instant_ms(ends + more)
@@ -91,10 +91,10 @@ class ControllerOracle:
         end = self._cluster.fleet.end
         return int((self._cluster.marks_by(end).until == end).sum())
 
-    def _turns(self, decisions: Mapping[str, NodeDecision], at: int) -> list[int]:
+    def _turns(self, decisions: Mapping[str, NodeDecision], time: int) -> list[int]:
         """Return when the jobs that drains wait for write a checkpoint or end."""
         fleet, jobs = self._cluster.fleet, self._cluster.jobs
-        waits = [name for name, one in decisions.items() if one.worth is not None and one.worth.choice == "wait"]
-        entries = jobs.running(at, self._cluster.left)
+        waits = [name for name, plan in decisions.items() if plan.worth is not None and plan.worth.choice == "wait"]
+        entries = jobs.running(time, self._cluster.left)
         entries = entries[np.isin(jobs.node[entries], fleet.names.get_indexer(waits))]
-        return [turn + duration_ms(MINUTE) for turn in jobs.turns(entries, at).tolist()]
+        return [turn + duration_ms(MINUTE) for turn in jobs.turns(entries, time).tolist()]

@@ -22,8 +22,8 @@ class FleetMatrix:
         rng = np.random.default_rng(seed)
         self.span = (START, START + TIMES * EVERY)
         self.late = late
-        times = [START + at * EVERY for at in range(TIMES)]
-        names = [f"g{at:03d}" for at in range(UNITS)]
+        times = [START + i * EVERY for i in range(TIMES)]
+        names = [f"g{i:03d}" for i in range(UNITS)]
         grid = pd.MultiIndex.from_product([times, names], names=["decision_time", "unit"]).to_frame(index=False)
         grid["decision_time"] = grid["decision_time"].dt.as_unit("ms")
         self.rows = grid.assign(augmented=False, node="n" + grid["unit"], gpu=grid["unit"])
@@ -45,10 +45,10 @@ def predictions(matrix, sharp=6.0, seed=1):
     """A model whose risk is high for most rows before an incident; and one that knows nothing."""
     rng = np.random.default_rng(seed)
     labels, final = matrix.labels(), label_rows(matrix.rows, matrix.incidents())
-    shown = ((final["label"] == 1) & (final["incident"].fillna(0) % 4 != 0)).to_numpy(dtype=bool)
+    is_visible = ((final["label"] == 1) & (final["incident"].fillna(0) % 4 != 0)).to_numpy(dtype=bool)
     frames = []
     for model, strength in (("good", sharp), ("blind", 0.0)):
-        score = -7 + strength * shown + rng.normal(size=len(shown))
+        score = -7 + strength * is_visible + rng.normal(size=len(is_visible))
         frame = matrix.rows[["decision_time", "node", "gpu", "unit"]].copy()
         frame["model"], frame["variant"] = model, "sliding"
         frame["risk"] = expit(score).astype(np.float32)

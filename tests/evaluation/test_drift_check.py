@@ -32,8 +32,8 @@ def test_a_steady_fleet_raises_no_verdict_though_its_driver_is_upgraded_and_its_
 
 def test_a_counter_that_a_new_driver_counts_otherwise_is_laid_to_the_telemetry():
     fleet = DriftingFleet(seed=1)
-    for at in fleet.column("pcie_replay_total"):
-        fleet.X[fleet.upgraded, at] = 20 * fleet.X[fleet.upgraded, at] + 5
+    for column in fleet.column("pcie_replay_total"):
+        fleet.X[fleet.upgraded, column] = 20 * fleet.X[fleet.upgraded, column] + 5
     check = fleet.check(42)
     assert check.causes == ("telemetry",)
     verdict = drift_verdict(check, "telemetry")
@@ -44,8 +44,8 @@ def test_a_counter_that_a_new_driver_counts_otherwise_is_laid_to_the_telemetry()
 
 def test_a_reading_that_moves_on_all_units_while_the_driver_rolls_is_not_laid_to_the_driver():
     fleet = DriftingFleet(seed=2)
-    for at in fleet.column("pcie_replay_total"):
-        fleet.X[fleet.day >= 38, at] += 10
+    for column in fleet.column("pcie_replay_total"):
+        fleet.X[fleet.day >= 38, column] += 10
     check = fleet.check(45)
     assert check.causes == ("readings",)
     assert drift_verdict(check, "readings").text == (
@@ -65,17 +65,17 @@ def test_a_channel_that_falls_silent_on_part_of_the_fleet_is_laid_to_the_telemet
 def test_samples_that_come_with_other_gaps_are_laid_to_the_telemetry():
     fleet = DriftingFleet(seed=4)
     late = fleet.day >= 36
-    for at in fleet.column("gaps__samples"):
-        fleet.X[late, at] = fleet.rng.binomial(30, 0.3, int(late.sum())) / 30
+    for column in fleet.column("gaps__samples"):
+        fleet.X[late, column] = fleet.rng.binomial(30, 0.3, int(late.sum())) / 30
     assert drift_verdict(fleet.check(45), "telemetry").text == "Gaps between samples changed."
 
 
 def test_idle_gpus_are_laid_to_the_workload_and_the_temperature_with_them():
     fleet = DriftingFleet(seed=5)
     late = fleet.day >= 36
-    for at in (*fleet.column("gpu_util_pct"), *fleet.column("gpu_temp_c")):
-        low = float(fleet.X[:, at].min())
-        fleet.X[late, at] = low + 0.4 * (fleet.X[late, at] - low)
+    for column in (*fleet.column("gpu_util_pct"), *fleet.column("gpu_temp_c")):
+        low = float(fleet.X[:, column].min())
+        fleet.X[late, column] = low + 0.4 * (fleet.X[late, column] - low)
     check = fleet.check(45)
     assert check.causes == ("workload",)
     assert drift_verdict(check, "workload").text == "The workload changed."
@@ -103,9 +103,9 @@ def joined(seed, *, make=None, channel="pcie_replay_total"):
     new, lacking = fleet.node % 4 == 0, fleet.unit % 2 == 0
     model = fleet.column("static__model")[0]
     fleet.X[new, model] = 1 if make is None else make
-    for at in fleet.column(channel):
-        fleet.X[~new & lacking, at] = np.nan
-        fleet.X[new, at] += 0 if make is None else 30
+    for column in fleet.column(channel):
+        fleet.X[~new & lacking, column] = np.nan
+        fleet.X[new, column] += 0 if make is None else 30
     fleet.leave_out(new & (fleet.day < 36))
     return fleet
 
@@ -123,10 +123,10 @@ def test_another_mix_of_makes_changes_the_fleet_and_not_its_telemetry_or_reading
 
 def test_what_moves_within_makes_is_reported_though_others_join():
     fleet = joined(14, make=2)
-    for at in fleet.column("gpu_temp_c"):
-        fleet.X[(fleet.day >= 38) & (fleet.node % 3 == 0), at] = np.nan
-    for at in fleet.column("pcie_replay_total"):
-        fleet.X[fleet.day >= 38, at] += 10
+    for column in fleet.column("gpu_temp_c"):
+        fleet.X[(fleet.day >= 38) & (fleet.node % 3 == 0), column] = np.nan
+    for column in fleet.column("pcie_replay_total"):
+        fleet.X[fleet.day >= 38, column] += 10
     check = fleet.check(49)
     assert set(check.causes) == {"fleet", "telemetry", "readings"}
     assert drift_verdict(check, "telemetry").text == "GPU temperature stopped reporting on part of the fleet."
@@ -174,10 +174,10 @@ def test_risks_that_outcomes_contradict_are_reported_where_it_is_sure_and_much(p
 def test_right_risks_are_hardly_ever_called_wrong(rows_each):
     for expected in (0.5, 1, 2, 4, 8, 30):
         counts = np.arange(120)
-        wrong = [
+        alarms = [
             bool(risk_verdicts(RiskCounts(rows_each * int(n), int(n), rows_each * expected, rows_each))) for n in counts
         ]
-        assert poisson.pmf(counts, expected) @ np.array(wrong) <= 0.01
+        assert poisson.pmf(counts, expected) @ np.array(alarms) <= 0.01
 
 
 def test_more_failures_and_other_failures_are_a_change_of_the_failures():
@@ -222,9 +222,9 @@ def test_windows_side_by_side_count_every_incident_once():
     def counted(first, last):
         return labelled.outcomes(fleet.at(first), fleet.at(last) - 1, known_by_ms=fleet.at(56))
 
-    whole, days = counted(7, 49), [counted(day, day + 1) for day in range(7, 49)]
-    assert sum(day.total for day in days) == whole.total > 50
-    assert sum(day.rows for day in days) == whole.rows
+    total, days = counted(7, 49), [counted(day, day + 1) for day in range(7, 49)]
+    assert sum(day.total for day in days) == total.total > 50
+    assert sum(day.rows for day in days) == total.rows
 
 
 @pytest.mark.parametrize("seed", [10, 11])
@@ -253,9 +253,9 @@ def test_findings_and_reference_survive_json_and_the_order_of_rows_does_not_matt
 
 def test_ages_are_compared_as_dates_so_that_time_passing_changes_nothing():
     fleet = DriftingFleet(seed=13, nodes=2)
-    at = fleet.column("static__age")[0]
+    column = fleet.column("static__age")[0]
     rows = TrainingRows.of(fleet.rows)
-    dates = dated(fleet.X, rows.time, COLUMNS)[:, at].reshape(-1, fleet.units)
+    dates = dated(fleet.X, rows.time, COLUMNS)[:, column].reshape(-1, fleet.units)
     assert (dates == dates[0]).all()
     assert (fleet.X[:, 0] == dated(fleet.X, rows.time, COLUMNS)[:, 0]).all()
 

@@ -20,8 +20,8 @@ from models.training.reference import shift_of, stability_index, summarise
 
 def distance(before, now):
     """Slow oracle: the largest gap between the two empirical distribution functions."""
-    one, two = np.asarray(before, dtype=np.float64), np.asarray(now, dtype=np.float64)
-    return max(abs((one <= at).mean() - (two <= at).mean()) for at in {*one.tolist(), *two.tolist()})
+    first, second = np.asarray(before, dtype=np.float64), np.asarray(now, dtype=np.float64)
+    return max(abs((first <= edge).mean() - (second <= edge).mean()) for edge in {*first.tolist(), *second.tolist()})
 
 
 @settings(max_examples=60, deadline=None)
@@ -43,10 +43,10 @@ def test_the_distance_of_continuous_features_is_exact_to_a_knot(moved):
 
 
 def test_the_stability_index_is_that_of_the_bins():
-    before = np.repeat([1.0, 2.0, 3.0, 4.0], [400, 300, 200, 100])
+    reference = np.repeat([1.0, 2.0, 3.0, 4.0], [400, 300, 200, 100])
     now = np.repeat([1.0, 2.0, 3.0, 4.0], [100, 200, 300, 400])
     p, q = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.1, 0.2, 0.3, 0.4])
-    assert shift_of(summarise(before), now).psi == pytest.approx(float(((q - p) * np.log(q / p)).sum()), abs=0.01)
+    assert shift_of(summarise(reference), now).psi == pytest.approx(float(((q - p) * np.log(q / p)).sum()), abs=0.01)
     assert stability_index(np.array([5.0, 5.0]), np.array([5.0, 5.0])) == 0
 
 
@@ -60,9 +60,9 @@ def test_values_never_seen_before_count_even_where_the_reference_was_constant():
 
 def test_what_is_missing_is_separate_from_what_moved():
     rng = np.random.default_rng(2)
-    before = rng.normal(size=5000)
+    reference = rng.normal(size=5000)
     gone = np.where(rng.random(5000) < 0.4, np.nan, rng.normal(size=5000))
-    shift = shift_of(summarise(before), gone)
+    shift = shift_of(summarise(reference), gone)
     assert shift.missing_before == 0
     assert shift.missing_now == pytest.approx(0.4, abs=0.03)
     assert shift.psi < 0.02

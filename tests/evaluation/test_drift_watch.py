@@ -38,8 +38,8 @@ def weekly(fleet, alerted):
     return folds
 
 
-def checked(other):
-    """What a check after nine weeks finds: a unit fails each day, and ``other`` is alerted beside the chronic ones."""
+def checked(rival):
+    """What a check after nine weeks finds: a unit fails each day, and ``rival`` is alerted beside the chronic ones."""
     fleet = DriftingFleet(seed=3, nodes=120, per_node=1, days=FIRST + 7 * WEEKS + 2)
     fleet.columns = COLUMNS
     fleet.incidents = [(CHRONIC + day, fleet.at(day) + DAY_MS // 4, "memory") for day in range(fleet.days)]
@@ -49,7 +49,7 @@ def checked(other):
 
     def alerted(day, *, last):
         # What becomes of false alerts of the last day is not known at the check.
-        return [*([] if last else range(CHRONIC)), other(day)]
+        return [*([] if last else range(CHRONIC)), rival(day)]
 
     return DriftWatch(trainer, refits, "m").check(WEEKS, weekly(fleet, alerted), trainer.labels_at(refits[-1]))
 

@@ -23,10 +23,10 @@ def slow_statistics(frame, k, reach):
     """The documented definitions, one row at a time, of a fleet whose units are nodes."""
     opened = {}
     for row in sorted((row for row in frame.itertuples() if row.alert), key=lambda row: row.decision_time):
-        mine = opened.setdefault(row.unit, [])
-        if not mine or not reach or row.decision_time - mine[-1].decision_time > reach:
-            mine.append(row)
-    episodes = [row for mine in opened.values() for row in mine]
+        of_unit = opened.setdefault(row.unit, [])
+        if not of_unit or not reach or row.decision_time - of_unit[-1].decision_time > reach:
+            of_unit.append(row)
+    episodes = [row for of_unit in opened.values() for row in of_unit]
     known_rows = [row.drain_label for row in episodes if row.drain_label is not pd.NA]
     known = [row for row in frame.itertuples() if row.label is not pd.NA]
     alerts = [row for row in known if row.alert]
@@ -46,8 +46,8 @@ def slow_statistics(frame, k, reach):
     ]
     days = {(row.unit, row.decision_time.date()) for row in known}
 
-    def share(part, whole):
-        return part / whole if whole else np.nan
+    def share(part, total):
+        return part / total if total else np.nan
 
     hits = sum(row.label for row in alerts)
     return {
@@ -125,7 +125,7 @@ def test_a_bootstrap_replicate_counts_each_row_as_often_as_its_cluster_is_drawn(
     weights = resample(scored.shared.n_clusters, 5, 9)
     measured = estimate_model(scored, weights)
     opened, outcome = scored.episodes()
-    for at, weight in enumerate(weights.astype(int)):
+    for i, weight in enumerate(weights.astype(int)):
         rows = np.repeat(np.arange(len(scored.rank)), weight[scored.rows.cluster])
         known, top, hit = (values[rows] for values in (scored.known, scored.rank <= 2, scored.positive))
         alert, order = scored.alert[rows], -scored.rank[rows]
@@ -140,7 +140,7 @@ def test_a_bootstrap_replicate_counts_each_row_as_often_as_its_cluster_is_drawn(
             "roc_auc": roc_auc_score(hit[known], order[known]),
         }
         for name, value in expected.items():
-            assert measured.replicates[name][at] == pytest.approx(value), name
+            assert measured.replicates[name][i] == pytest.approx(value), name
 
 
 def test_paired_differences_say_which_comparison_and_share_resamples():
@@ -151,12 +151,12 @@ def test_paired_differences_say_which_comparison_and_share_resamples():
     measured = evaluate(fleet(8, models, units=30, incidents=20), k=2, bootstrap=100, seed=0)
     paired = measured.paired
     assert set(paired["comparison"]) == {"sliding", "ensemble", "baseline"}
-    at = paired[(paired["comparison"] == "sliding") & (paired["statistic"] == "precision_at_k")].iloc[0]
-    assert (at["model"], at["variant"], at["other_model"], at["other_variant"]) == (
+    row = paired[(paired["comparison"] == "sliding") & (paired["statistic"] == "precision_at_k")].iloc[0]
+    assert (row["model"], row["variant"], row["other_model"], row["other_variant"]) == (
         "xgboost", "sliding", "xgboost", "train_once",
     )  # fmt: skip
-    assert at["difference"] == at["value"] - at["other_value"] > 0
-    assert at["low"] <= at["difference"] <= at["high"]
+    assert row["difference"] == row["value"] - row["other_value"] > 0
+    assert row["low"] <= row["difference"] <= row["high"]
     assert set(paired.loc[paired["comparison"] == "ensemble", "other_model"]) == {"xgboost"}
     itself = evaluate(
         pd.concat([fleet(8), fleet(8).assign(variant="train_once")]), k=2, bootstrap=50, seed=0
@@ -170,8 +170,8 @@ def test_a_model_that_alerts_less_is_compared_at_equal_numbers_of_alerts():
     assert list(zip(table["model"], table["other_model"], strict=True)) == [("parallel", "xgboost")]
     spare = frame[(frame["model"] == "parallel") & frame["alert"]]
     budget = spare.groupby("decision_time").size()
-    other = frame[frame["model"] == "xgboost"]
-    taken = other[other["rank"] <= other["decision_time"].map(budget).fillna(0)]
+    alternative = frame[frame["model"] == "xgboost"]
+    taken = alternative[alternative["rank"] <= alternative["decision_time"].map(budget).fillna(0)]
     assert table.loc[0, "alerts"] == len(spare) == len(taken)
     assert table.loc[0, "precision"] == pytest.approx(spare["label"].dropna().mean())
     assert table.loc[0, "other_precision"] == pytest.approx(taken["label"].dropna().mean())

@@ -37,17 +37,17 @@ def test_order_of_rows_does_not_matter(drawn, random):
     score, positive, _ = split(drawn)
     shuffled = list(drawn)
     random.shuffle(shuffled)
-    other, labels, _ = split(shuffled)
-    np.testing.assert_array_equal(measured(score, positive), measured(other, labels))
-    for whole in (score.astype(int), score.astype(int) * -50_000):  # ranks: sorted as 16 bits where they fit
-        np.testing.assert_array_equal(measured(whole, positive), measured(whole * 1.0, positive))
+    shuffled_score, labels, _ = split(shuffled)
+    np.testing.assert_array_equal(measured(score, positive), measured(shuffled_score, labels))
+    for integers in (score.astype(int), score.astype(int) * -50_000):  # ranks: sorted as 16 bits where they fit
+        np.testing.assert_array_equal(measured(integers, positive), measured(integers * 1.0, positive))
 
 
 @given(rows, st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=4))
 def test_weights_by_unit_equal_repeating_the_units_rows(drawn, weights):
     score, positive, unit = split(drawn)
-    both = Ranking.build(score, positive, unit, 5).precision_and_auc(np.array(weights, float))
-    for weight, *figures in zip(weights, *both, strict=True):
+    values = Ranking.build(score, positive, unit, 5).precision_and_auc(np.array(weights, float))
+    for weight, *figures in zip(weights, *values, strict=True):
         repeat = np.repeat(np.arange(len(unit)), np.array(weight)[unit])
         np.testing.assert_allclose(figures, expected(score[repeat], positive[repeat]), rtol=1e-6)
 
@@ -56,9 +56,9 @@ def test_many_replicates_are_cut_into_chunks_without_a_trace(monkeypatch):
     rng = np.random.default_rng(1)
     ranking = Ranking.build(rng.random(300), rng.random(300) < 0.1, rng.integers(0, 9, 300), 9)
     weights = rng.integers(0, 4, (50, 9)).astype(float)
-    whole = ranking.precision_and_auc(weights)
+    at_once = ranking.precision_and_auc(weights)
     monkeypatch.setattr("evaluation.metrics.metrics._CELLS_PER_CHUNK", 100)
-    np.testing.assert_allclose(ranking.precision_and_auc(weights), whole, rtol=1e-12)
+    np.testing.assert_allclose(ranking.precision_and_auc(weights), at_once, rtol=1e-12)
     assert ranking.precision_and_auc(np.empty((0, 9)))[0].shape == (0,)
 
 

@@ -43,9 +43,9 @@ def with_alerts(frame, k=2):
     frame = frame.reset_index(drop=True)
     alert = np.zeros(len(frame), dtype=bool)
     for rows in frame.groupby(["model", "variant"]).indices.values():
-        mine = frame.iloc[rows]
-        time, rank = milliseconds(mine["decision_time"]), mine["rank"].to_numpy(dtype=np.int64)
-        alert[rows] = top_nodes(time, rank, node_codes(mine), k)
+        of_node = frame.iloc[rows]
+        time, rank = milliseconds(of_node["decision_time"]), of_node["rank"].to_numpy(dtype=np.int64)
+        alert[rows] = top_nodes(time, rank, node_codes(of_node), k)
     voted = (frame["model"] == "parallel") & (frame["decision_time"].dt.hour == 0)
     return frame.assign(alert=alert & ~voted)
 
@@ -58,8 +58,8 @@ def measures(frame):
         for entry in model.values()
     ]  # fmt: skip
     assert detail
-    seen = unforeseen_incidents(frame)
-    return measured, content, seen
+    unforeseen = unforeseen_incidents(frame)
+    return measured, content, unforeseen
 
 
 def rounded(content):
@@ -101,24 +101,24 @@ class Copied:
     def labels(self, as_of=None, *, horizon=None, rows=None):
         frame = self.matrix.labels(as_of, horizon=horizon)
         parts = [frame.assign(incident=frame["incident"] * COPIES + copy) for copy in range(COPIES)]
-        whole = pd.concat(parts, ignore_index=True)
-        return whole if rows is None else whole.iloc[rows]
+        labels = pd.concat(parts, ignore_index=True)
+        return labels if rows is None else labels.iloc[rows]
 
 
 def test_four_gpus_that_fail_together_change_no_promise():
     matrix = FleetMatrix()
     frame = predictions(matrix)
-    made = walk_promises(frame, folds(), matrix, SECTION, k=2)
+    promises = walk_promises(frame, folds(), matrix, SECTION, k=2)
     again = walk_promises(copied(frame), folds(), Copied(matrix), SECTION, k=2)
-    assert made.folds["promised"].any()
-    pd.testing.assert_frame_equal(again.folds, made.folds)
-    pd.testing.assert_frame_equal(again.pooled, made.pooled)
-    pd.testing.assert_frame_equal(decisions_frame(again), decisions_frame(made))
+    assert promises.folds["promised"].any()
+    pd.testing.assert_frame_equal(again.folds, promises.folds)
+    pd.testing.assert_frame_equal(again.pooled, promises.pooled)
+    pd.testing.assert_frame_equal(decisions_frame(again), decisions_frame(promises))
 
 
 def under_one_cause(frame, number):
-    there = frame["node_incident"].notna()
-    return frame.assign(common_cause=frame["common_cause"].mask(there, number))
+    in_incident = frame["node_incident"].notna()
+    return frame.assign(common_cause=frame["common_cause"].mask(in_incident, number))
 
 
 def test_failures_of_several_nodes_with_one_cause_are_one_piece_of_evidence():

@@ -34,11 +34,11 @@ class Fleet(FakeMatrix):
     """Works labels out once."""
 
     def labels(self, as_of=None, *, horizon=None, rows=None):
-        held = self.__dict__.setdefault("held", {})
+        cache = self.__dict__.setdefault("held", {})
         key = (as_of, horizon)
-        if key not in held:
-            held[key] = super().labels(as_of, horizon=horizon)
-        return held[key] if rows is None else held[key].iloc[rows]
+        if key not in cache:
+            cache[key] = super().labels(as_of, horizon=horizon)
+        return cache[key] if rows is None else cache[key].iloc[rows]
 
 
 class Sent:

@@ -149,7 +149,7 @@ def test_a_passed_probe_lowers_the_risk_that_taints_and_checkpoints_go_by():
 
 
 def test_a_larger_share_finds_what_a_smaller_one_does_and_more():
-    where = fleet(*((0, float(at), at + 0.5) for at in range(90)))
+    where = fleet(*((0, float(i), i + 0.5) for i in range(90)))
     quarter, half, whole = (findable(where, {"memory": share}, 1) for share in (0.25, 0.5, 1.0))
     assert not (quarter & ~half).any()
     assert whole.all()

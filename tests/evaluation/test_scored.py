@@ -87,9 +87,9 @@ def test_models_that_scored_the_same_units_share_their_rows():
     frame = fleet(5, MODELS[:2])
     one, two = split_predictions(frame, 2)
     assert one.rows is two.rows
-    other = frame.copy()
-    other.loc[other["model"] == "xgboost", "fold"] += 1
-    one, two = split_predictions(other, 2)
+    changed = frame.copy()
+    changed.loc[changed["model"] == "xgboost", "fold"] += 1
+    one, two = split_predictions(changed, 2)
     assert (two.rows.fold == one.rows.fold + 1).all()
 
 
@@ -132,8 +132,8 @@ def test_predictions_of_folds_stand_by_variant_model_and_row(folded):
     assert len(frame) == len(expected)
     for (variant, model, row, fold, at), got in zip(expected, frame.itertuples(), strict=True):
         assert (got.variant, got.model, got.fold) == (VARIANTS[variant], ("random", "lightgbm")[model], fold)
-        held = matrix.rows.iloc[row]
-        assert (got.decision_time, got.unit, got.node) == (held["decision_time"], held["unit"], held["node"])
+        rows = matrix.rows.iloc[row]
+        assert (got.decision_time, got.unit, got.node) == (rows["decision_time"], rows["unit"], rows["node"])
         assert (got.rank, got.alert) == (at["rank"], at["alert"])
         assert (got.score, got.risk) == (np.float32(at["score"]), np.float32(at["risk"]))
         label = labels["label"].iloc[row]

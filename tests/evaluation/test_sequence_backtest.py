@@ -54,9 +54,9 @@ class WindowedFake(FakeMatrix):
         self.sequences = SimpleNamespace(plan=PLAN)
         rng = np.random.default_rng(7)
         reported = label_rows(self.rows, self.events)
-        shown = reported["label"].fillna(0).to_numpy(float) * (reported["incident"].fillna(0).to_numpy(int) % 2)
+        is_visible = reported["label"].fillna(0).to_numpy(float) * (reported["incident"].fillna(0).to_numpy(int) % 2)
         window = rng.normal(size=(len(self.rows), PLAN.steps, 2)) + rng.normal(0, 2, (len(self.rows), 1, 2))
-        window[:, :, 0] += shown[:, None] * np.linspace(-4, 4, PLAN.steps)
+        window[:, :, 0] += is_visible[:, None] * np.linspace(-4, 4, PLAN.steps)
         self.raw = window.astype(np.float32)
 
     def windows(self, row_indices=None):
@@ -79,8 +79,8 @@ def result(matrix):
 
 def scores_of(result, model):
     frame = result.predictions
-    mine = frame[(frame["model"] == model) & (frame["variant"] == "sliding")]
-    return mine.sort_values(["decision_time", "unit"]).reset_index(drop=True)
+    of_model = frame[(frame["model"] == model) & (frame["variant"] == "sliding")]
+    return of_model.sort_values(["decision_time", "unit"]).reset_index(drop=True)
 
 
 def test_the_network_finds_what_stands_in_the_windows_only(result):
@@ -152,8 +152,8 @@ def test_a_bundle_says_its_windows_and_scores_as_before(matrix, tmp_path):
     loaded = load_bundle(tmp_path / "bundle")
     values = WindowedMatrix(matrix).values(np.arange(60))
     rows = matrix.rows.iloc[:60]
-    before = fitted.score(values, rows["decision_time"], rows["unit"])
-    pd.testing.assert_frame_equal(loaded.fitted.score(values, rows["decision_time"], rows["unit"]), before)
+    scores = fitted.score(values, rows["decision_time"], rows["unit"])
+    pd.testing.assert_frame_equal(loaded.fitted.score(values, rows["decision_time"], rows["unit"]), scores)
     added, method = contributions(loaded.fitted.learners["cnn1d"], values[:5])
     assert method == "change when a channel is set to its median"
     plan = ReasonPlan.of(WindowedMatrix(matrix).columns)

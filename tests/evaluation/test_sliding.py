@@ -57,36 +57,36 @@ def test_every_grid_row_of_the_test_period_is_scored_once_by_each_model(matrix, 
     grid = matrix.rows[~matrix.rows["augmented"]]
     times = grid["decision_time"].unique()
     first = times[0] + (times[-1] - times[0]) / 3
-    wanted = grid[grid["decision_time"] >= result.predictions["decision_time"].min()]
+    expected = grid[grid["decision_time"] >= result.predictions["decision_time"].min()]
     # A third of 40 days is before the shortest span, 15 days, fits: then it is as soon as that does.
     first = max(first, START + timedelta(days=16, minutes=10))
     assert timedelta(0) <= result.predictions["decision_time"].min() - first <= timedelta(hours=6)
     for _, part in result.predictions.groupby(["model", "variant"], observed=True):
         assert not part.duplicated(["decision_time", "unit"]).any()
-        assert list(part["decision_time"]) == list(wanted["decision_time"])
-        assert list(part["unit"]) == list(wanted["unit"])
-        assert list(part["gpu"]) == list(wanted["gpu"])
+        assert list(part["decision_time"]) == list(expected["decision_time"])
+        assert list(part["unit"]) == list(expected["unit"])
+        assert list(part["gpu"]) == list(expected["gpu"])
     assert result.models == (
         "random", "history_count", "vendor_rules", "lightgbm", "logistic",
         "intersection", "min_votes", "mean_rank", "mean_log_odds", "stacked", "cascade",
     )  # fmt: skip
-    once = result.predictions[result.predictions["variant"] == "train_once"]
-    assert set(once["model"]) == set(result.models) - {"random", "history_count", "vendor_rules"}
+    static = result.predictions[result.predictions["variant"] == "train_once"]
+    assert set(static["model"]) == set(result.models) - {"random", "history_count", "vendor_rules"}
 
 
 def test_ranks_alerts_and_risks_agree_with_the_scores(result):
     for (model, variant), part in result.predictions.groupby(["model", "variant"], observed=True):
-        for _, at in part.groupby("decision_time"):
-            assert sorted(at["rank"]) == list(range(1, len(at) + 1))
-            tie = name_hashes(at["unit"])
-            order = np.lexsort((tie, -at["score"].to_numpy()))
-            assert at["rank"].to_numpy()[order].tolist() == list(range(1, len(at) + 1)), (model, variant)
-            by_score = at.sort_values("score")["risk"].to_numpy()
+        for _, rows_at in part.groupby("decision_time"):
+            assert sorted(rows_at["rank"]) == list(range(1, len(rows_at) + 1))
+            tie = name_hashes(rows_at["unit"])
+            order = np.lexsort((tie, -rows_at["score"].to_numpy()))
+            assert rows_at["rank"].to_numpy()[order].tolist() == list(range(1, len(rows_at) + 1)), (model, variant)
+            by_score = rows_at.sort_values("score")["risk"].to_numpy()
             assert (np.diff(by_score) >= -1e-9).all()
-            ranked = at.sort_values("rank")
+            ranked = rows_at.sort_values("rank")
             within = (~ranked["node"].duplicated()).cumsum() <= result.k
             if model in ("intersection", "cascade"):
-                assert at.loc[at["alert"], "node"].nunique() <= result.k
+                assert rows_at.loc[rows_at["alert"], "node"].nunique() <= result.k
             elif model != "min_votes":
                 assert (ranked["alert"] == within).all()
     assert result.predictions["risk"].between(0, 1, inclusive="neither").all()
@@ -98,13 +98,13 @@ def test_folds_follow_the_refits(result):
     assert (sliding["test_start"] == sliding["refit_at"]).all()
     assert (sliding["train_end"] == sliding["refit_at"] - GAP - HORIZON).all()
     assert (sliding["train_end"] - sliding["train_start"] == sliding["span"]).all()
-    once = result.folds[result.folds["variant"] == "train_once"]
-    assert once["refit_at"].nunique() == 1
+    static = result.folds[result.folds["variant"] == "train_once"]
+    assert static["refit_at"].nunique() == 1
     frame = result.predictions
-    both = [frame[(frame["variant"] == v) & (frame["model"] == "lightgbm")] for v in ("sliding", "train_once")]
-    same = both[0]["score"].to_numpy() == both[1]["score"].to_numpy()
-    assert same[both[0]["fold"] == 0].all()
-    assert not same[both[0]["fold"] == 1].all()
+    frames = [frame[(frame["variant"] == v) & (frame["model"] == "lightgbm")] for v in ("sliding", "train_once")]
+    is_equal = frames[0]["score"].to_numpy() == frames[1]["score"].to_numpy()
+    assert is_equal[frames[0]["fold"] == 0].all()
+    assert not is_equal[frames[0]["fold"] == 1].all()
 
 
 def test_models_find_the_signal(result):
@@ -137,16 +137,16 @@ def test_what_is_unknown_at_a_refit_changes_neither_models_nor_scores(matrix, re
 
     poisoned.labels = labels
     section = BacktestSection(first_test=refit.to_pydatetime(), last_test=end.to_pydatetime())
-    other = backtest(poisoned, models=models, section=section).predictions
-    whole = result if models is QUICK else backtest(matrix, models=models)
-    clean = whole.predictions[whole.predictions["fold"] == 0]
+    poisoned_result = backtest(poisoned, models=models, section=section).predictions
+    full_result = result if models is QUICK else backtest(matrix, models=models)
+    clean = full_result.predictions[full_result.predictions["fold"] == 0]
     for column in ("score", "risk", "rank", "alert"):
-        assert np.array_equal(other[column].to_numpy(), clean[column].to_numpy()), column
+        assert np.array_equal(poisoned_result[column].to_numpy(), clean[column].to_numpy()), column
 
 
 def test_a_fit_after_calibration_uses_the_newest_rows_and_keeps_the_calibration(matrix):
     reported = []
-    held, again = (
+    held_out, again = (
         fit_final(
             matrix,
             training=SPAN_15,
@@ -161,15 +161,15 @@ def test_a_fit_after_calibration_uses_the_newest_rows_and_keeps_the_calibration(
     assert fits[0][0] == 1
     assert [what for _, what in fits].count("cascade") == 3  # once, and twice where it is fitted again
     assert reported[-1][0] == reported[-1][1]
-    assert held.calibrated
+    assert held_out.calibrated
     assert again.calibrated
-    assert again.n_incidents > held.n_incidents
-    assert again.n_positive > held.n_positive
-    assert again.calibrators == held.calibrators
-    assert again.cascade.thresholds == held.cascade.thresholds
+    assert again.n_incidents > held_out.n_incidents
+    assert again.n_positive > held_out.n_positive
+    assert again.calibrators == held_out.calibrators
+    assert again.cascade.thresholds == held_out.cascade.thresholds
     rows = matrix.rows[~matrix.rows["augmented"]].tail(48)
     values = matrix.values(rows.index)
-    one, other = (model.score(values, rows["decision_time"], rows["unit"])["score"] for model in (held, again))
+    one, other = (model.score(values, rows["decision_time"], rows["unit"])["score"] for model in (held_out, again))
     assert not np.array_equal(one, other)
 
 
@@ -279,11 +279,11 @@ def test_from_events_alone_refits_take_the_whole_history_and_wait_for_new_incide
     matrix.events = matrix.events[~quiet].reset_index(drop=True)
     matrix.columns = [FeatureColumn.of("history", f"f{i}", "recency", scope="node") for i in range(6)]
     replay = Backtest(matrix, BacktestSetup(TrainingSection(refit_every="5d"), QUICK, AUTO, 7))
-    at, refits = [from_ms(refit_ms) for refit_ms in replay.schedule.refits_ms], list(replay.plan())
+    times, refits = [from_ms(refit_ms) for refit_ms in replay.schedule.refits_ms], list(replay.plan())
     known = matrix.events["known_at"]
     for refit in refits:
-        assert refit.span == timedelta(days=(at[refit.source] - GAP - HORIZON - START) // timedelta(days=1))
-        new = int(((known > at[refit.source]) & (known <= at[refit.fold])).sum())
+        assert refit.span == timedelta(days=(times[refit.source] - GAP - HORIZON - START) // timedelta(days=1))
+        new = int(((known > times[refit.source]) & (known <= times[refit.fold])).sum())
         assert refit.fold == refit.source or new < 10
     skipped = [refit.fold - refit.source for refit in refits]
     assert max(skipped) == 3  # the quiet end is fitted again now and then: the level of risks falls
@@ -307,16 +307,16 @@ def test_a_fold_without_positives_falls_back_and_is_listed():
     sliding = result.folds[result.folds["variant"] == "sliding"].set_index("fold")
     assert not sliding.loc[0, "fitted"]
     assert sliding.loc[4, "refit_at"] == sliding.loc[3, "refit_at"]
-    once = result.folds[result.folds["variant"] == "train_once"].set_index("fold")
+    static = result.folds[result.folds["variant"] == "train_once"].set_index("fold")
     first_fitted = sliding.index[sliding["fitted"]][0]
-    assert (once.loc[first_fitted:, "refit_at"] == sliding.loc[first_fitted, "refit_at"]).all()
+    assert (static.loc[first_fitted:, "refit_at"] == sliding.loc[first_fitted, "refit_at"]).all()
     frame = result.predictions
     assert frame[(frame["fold"] == 0) & (frame["model"] == "lightgbm")]["score"].nunique() == 1
 
 
 def test_a_killed_run_reuses_its_learners(matrix, result, tmp_path, monkeypatch):
-    def kill(done, total, what):
-        if done == 2:
+    def kill(n_done, total, stage):
+        if n_done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -335,8 +335,8 @@ def test_a_killed_run_reuses_its_learners(matrix, result, tmp_path, monkeypatch)
 
 
 def test_another_profile_fits_nothing_that_was_fitted_before(matrix, tmp_path, monkeypatch):
-    other = QUICK.model_copy(update={"profile": "cascade"})
-    fresh = backtest(matrix, models=other, explain=2)
+    cascade = QUICK.model_copy(update={"profile": "cascade"})
+    fresh = backtest(matrix, models=cascade, explain=2)
     backtest(matrix, cache=tmp_path, explain=2)
 
     def refuse(*_args, **_more):
@@ -344,7 +344,7 @@ def test_another_profile_fits_nothing_that_was_fitted_before(matrix, tmp_path, m
 
     for learner in (lightgbm.LGBMClassifier, LogisticRegression, RandomForestClassifier):
         monkeypatch.setattr(learner, "fit", refuse)
-    changed = backtest(matrix, models=other, cache=tmp_path, explain=2)
+    changed = backtest(matrix, models=cascade, cache=tmp_path, explain=2)
     pd.testing.assert_frame_equal(changed.predictions, fresh.predictions, check_exact=True)
     pd.testing.assert_frame_equal(changed.attributions, fresh.attributions, check_exact=True)
     assert changed.reasons == fresh.reasons
@@ -357,8 +357,8 @@ def test_memory_leaves_negatives_out_and_says_so(matrix, result, monkeypatch):
     monkeypatch.setattr(TrainingSection, "bytes_of_a_fit", property(lambda _: 4 * columns * most))
     limited = backtest(matrix, QUICK_SLIDING)
     assert ((limited.folds["n_positive"] + limited.folds["n_negative"]) <= most).all()
-    whole = result.folds[result.folds["refit_at"].isin(limited.folds["refit_at"])]
-    assert set(limited.folds["n_positive"]) <= set(whole["n_positive"])
+    unlimited = result.folds[result.folds["refit_at"].isin(limited.folds["refit_at"])]
+    assert set(limited.folds["n_positive"]) <= set(unlimited["n_positive"])
     assert any(re.match(r"negatives .* training.memory limited them to", line) for line in limited.skipped)
 
 
@@ -372,10 +372,10 @@ def test_the_final_models_score_as_the_backtest_would(matrix):
     assert len(frame) == len(fitted.models) * 48
     # The same rows in another order get the same answers.
     order = np.random.default_rng(0).permutation(48)
-    other = fitted.score(values[order], rows["decision_time"].iloc[order], rows["unit"].iloc[order])
+    reordered = fitted.score(values[order], rows["decision_time"].iloc[order], rows["unit"].iloc[order])
     keys = ["model", "decision_time", "unit"]
     pd.testing.assert_frame_equal(
-        frame.sort_values(keys, ignore_index=True), other.sort_values(keys, ignore_index=True), check_exact=True
+        frame.sort_values(keys, ignore_index=True), reordered.sort_values(keys, ignore_index=True), check_exact=True
     )
     with pytest.raises(InputError, match="the rows have 5 features, but the models were fitted on 6"):
         fitted.score(values[:, :5], rows["decision_time"], rows["unit"])
@@ -404,10 +404,10 @@ def test_profile_and_member_names_are_checked():
 DRIFT = SPAN_15.model_copy(update={"refit_every": timedelta(days=4)})
 
 
-def stepped(days=44, at=30, size=3.0):
+def stepped(days=44, step_day=30, size=3.0):
     """A matrix of which the first two features jump on one day."""
     matrix = FakeMatrix(units=24, days=days, incidents=50, companions=8, seed=3)
-    late = (matrix.rows["decision_time"] >= START + timedelta(days=at)).to_numpy()
+    late = (matrix.rows["decision_time"] >= START + timedelta(days=step_day)).to_numpy()
     matrix.features[late, :2] += size
     return matrix
 

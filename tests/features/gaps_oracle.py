@@ -31,54 +31,54 @@ class Asked:
         return self.windows[1:] or self.windows
 
 
-def plain(samples: Sequence[Sample], border: float, since: float, asked: Asked) -> dict[str, float]:
+def plain(samples: Sequence[Sample], border: float, since: float, query: Asked) -> dict[str, float]:
     """Every column but the node's, by name, from the samples of one unit in ascending time."""
-    seen = [s for s in samples if 0 <= border - s["minute"] < asked.look_back]
-    small, large = asked.windows[0], asked.windows[-1]
+    visible = [s for s in samples if 0 <= border - s["minute"] < query.look_back]
+    small, large = query.windows[0], query.windows[-1]
     out = {}
-    for window in asked.windows:
-        inside = [s for s in seen if border - s["minute"] < window]
-        expected = min(window, border - since) // asked.step
+    for window in query.windows:
+        inside = [s for s in visible if border - s["minute"] < window]
+        expected = min(window, border - since) // query.step
         missing = 1 - len(inside) / expected if expected > 0 else np.nan
         out[f"gaps__samples__missing__{_name(window)}"] = np.clip(missing, 0, 1)
-    inside = [s["minute"] for s in seen if border - s["minute"] < large]
+    inside = [s["minute"] for s in visible if border - s["minute"] < large]
     start = border - min(large, max(border - since, 0))
     edges = [min(start, *inside), *inside, border] if inside else [start, border]
     out[f"gaps__samples__longest_gap__{_name(large)}"] = max(b - a for a, b in pairwise(edges)) / 60
-    age = border - seen[-1]["minute"] if seen else asked.look_back
-    out["gaps__samples__age"] = (age + asked.delay) / 60
-    for window in asked.larger:
-        near = _steps(seen, border, window)
-        repeated = [_same(a, b, asked.gauges) for a, b in near]
+    age = border - visible[-1]["minute"] if visible else query.look_back
+    out["gaps__samples__age"] = (age + query.delay) / 60
+    for window in query.larger:
+        near = _steps(visible, border, window)
+        repeated = [_same(a, b, query.gauges) for a, b in near]
         out[f"gaps__samples__repeated__{_name(window)}"] = np.mean(repeated) if near else np.nan
-    now = {n for s in seen if border - s["minute"] < small for n in asked.watched if s.get(n) is not None}
-    before = {n for s in seen if border - s["minute"] >= small for n in asked.watched if s.get(n) is not None}
-    out[f"gaps__channels__vanished__{_name(small)}"] = len(before - now)
-    return out | _workload(seen, border, asked)
+    now = {n for s in visible if border - s["minute"] < small for n in query.watched if s.get(n) is not None}
+    reported = {n for s in visible if border - s["minute"] >= small for n in query.watched if s.get(n) is not None}
+    out[f"gaps__channels__vanished__{_name(small)}"] = len(reported - now)
+    return out | _workload(visible, border, query)
 
 
-def _workload(seen, border, asked):
+def _workload(visible, border, query):
     out = {}
-    used = [s for s in seen if s.get("gpu_util_pct") is not None]
-    powered = [s for s in seen if s.get("power_w") is not None]
-    for window in asked.larger:
+    with_load = [s for s in visible if s.get("gpu_util_pct") is not None]
+    powered = [s for s in visible if s.get("power_w") is not None]
+    for window in query.larger:
         named = _name(window)
-        levels = [s["gpu_util_pct"] for s in used if border - s["minute"] < window]
+        levels = [s["gpu_util_pct"] for s in with_load if border - s["minute"] < window]
         out[f"workload__gpu_util_pct__idle_share__{named}"] = np.mean([u < 5 for u in levels]) if levels else np.nan
         out[f"workload__gpu_util_pct__busy_share__{named}"] = np.mean([u >= 80 for u in levels]) if levels else np.nan
-        turns = [(a["gpu_util_pct"] < 5) != (b["gpu_util_pct"] < 5) for a, b in _steps(used, border, window)]
+        turns = [(a["gpu_util_pct"] < 5) != (b["gpu_util_pct"] < 5) for a, b in _steps(with_load, border, window)]
         out[f"workload__gpu_util_pct__transitions__{named}"] = sum(turns) if levels else np.nan
         moves = [abs(a["power_w"] - b["power_w"]) for a, b in _steps(powered, border, window)]
         out[f"workload__power_w__step_change__{named}"] = np.mean(moves) if moves else np.nan
     swing = {}
-    for window in (asked.windows[0], asked.windows[-1]):
-        inside = [s for s in seen if border - s["minute"] < window]
+    for window in (query.windows[0], query.windows[-1]):
+        inside = [s for s in visible if border - s["minute"] < window]
         lows = [s["power_w"] for s in inside if s.get("power_w") is not None]
         highs = lows + [s["power_w_max"] for s in inside if s.get("power_w_max") is not None]
         swing[window] = max(highs) - min(lows) if lows and max(highs) >= min(lows) else np.nan
-    small, large = swing[asked.windows[0]], swing[asked.windows[-1]]
-    out[f"workload__power_w__swing__{_name(asked.windows[0])}"] = small
-    out[f"workload__power_w__swing_ratio__{_name(asked.windows[-1])}"] = small / large if large else np.nan
+    small, large = swing[query.windows[0]], swing[query.windows[-1]]
+    out[f"workload__power_w__swing__{_name(query.windows[0])}"] = small
+    out[f"workload__power_w__swing_ratio__{_name(query.windows[-1])}"] = small / large if large else np.nan
     return out
 
 

@@ -29,9 +29,9 @@ def kinds_of(row):
     return out
 
 
-def place(unit, time, held):
+def place(unit, time, gpus):
     """Node and slot that a unit was last put in."""
-    installations = [row for row in oracle.stays_of(unit, held) if row["installed_at"] <= time] if unit else []
+    installations = [row for row in oracle.stays_of(unit, gpus) if row["installed_at"] <= time] if unit else []
     return (installations[-1]["node"], installations[-1]["slot"]) if installations else None
 
 
@@ -40,13 +40,13 @@ def facts_of(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection
 
     What an onset is, is another oracle's matter.
     """
-    records, held = oracle.records(events), oracle.records(inventory)
+    records, gpus = oracle.records(events), oracle.records(inventory)
     moments = sorted({oracle.known(row) for row in records if row["type"] == "maintenance"})
 
     def until(unit, node, time, known):
         later = [known, *(moment for moment in moments if moment > known)]
-        shown = (r for r in later if oracle.in_maintenance(unit, time, records, held, r, node=node))
-        return next(shown, oracle.FOR_EVER)
+        visible = (r for r in later if oracle.in_maintenance(unit, time, records, gpus, r, node=node))
+        return next(visible, oracle.FOR_EVER)
 
     def fact(kinds, time, known, unit, node, xid, planned_counts):
         here = oracle.FOR_EVER if planned_counts else until(unit, node, time, known)
@@ -91,15 +91,15 @@ def exposure(scope, domain, installations, since, t, weight=lambda begin, end: (
     return total
 
 
-def plain_domain(column, t, unit, facts, held):
+def plain_domain(column, t, unit, facts, gpus):
     """Compute a domain's column."""
-    installations = [dict(row, unit=row["gpu"]) for row in held if row["installed_at"] <= t]
+    installations = [dict(row, unit=row["gpu"]) for row in gpus if row["installed_at"] <= t]
     for row in installations:
         row["first"] = min(other["installed_at"] for other in installations if other["unit"] == row["unit"])
 
     def stay_of(name, time):
-        begun = [row for row in installations if row["unit"] == name and row["installed_at"] <= time]
-        return max(begun, key=lambda row: row["installed_at"]) if begun else None
+        installed = [row for row in installations if row["unit"] == name and row["installed_at"] <= time]
+        return max(installed, key=lambda row: row["installed_at"]) if installed else None
 
     def ages(scope, domain):
         """Of each kind, how long ago."""
@@ -130,31 +130,31 @@ def plain_domain(column, t, unit, facts, held):
     count = counted(column.scope, domain)
     if column.statistic == "rate":
         return 1000 * count / lived if lived else math.nan
-    usual = counted("fleet", "all") / exposure("fleet", "all", installations, t - column.window, t)
-    return (count + 1) / (usual * lived + 1)
+    fleet_rate = counted("fleet", "all") / exposure("fleet", "all", installations, t - column.window, t)
+    return (count + 1) / (fleet_rate * lived + 1)
 
 
-def plain_value(column, t, unit, node, facts, held):
+def plain_value(column, t, unit, node, facts, gpus):
     """Compute a column's value from the facts and the inventory's records."""
     if column.scope not in ("gpu", "slot", "node"):
-        return plain_domain(column, t, unit, facts, held)
-    here = place(unit, t, held)
-    seen = []
+        return plain_domain(column, t, unit, facts, gpus)
+    here = place(unit, t, gpus)
+    values = []
     for kinds, time, known, gpu, where, xid in facts:
         if not counts(known, t):
             continue
         mine = {
-            "gpu": gpu == unit and place(gpu, time, held) is not None,
-            "slot": gpu is not None and here is not None and place(gpu, time, held) == here,
+            "gpu": gpu == unit and place(gpu, time, gpus) is not None,
+            "slot": gpu is not None and here is not None and place(gpu, time, gpus) == here,
             "node": where == node,
         }[column.scope]
         if mine:
-            seen.append((kinds, time, xid))
-    ages = [t - time for kinds, time, _ in seen if column.channel in kinds]
+            values.append((kinds, time, xid))
+    ages = [t - time for kinds, time, _ in values if column.channel in kinds]
     if column.statistic == "count":
         return float(sum(age < column.window for age in ages))
     if column.statistic == "since":
         return min(ages) / timedelta(hours=1) if ages else math.nan
     if column.statistic == "recency":
         return sum(0.5 ** (age / RECENCY_HALF_LIFE) for age in ages)
-    return float(len({xid for _, time, xid in seen if xid is not None and t - time < column.window}))
+    return float(len({xid for _, time, xid in values if xid is not None and t - time < column.window}))

@@ -86,10 +86,10 @@ def signs(
 ) -> list[dict]:
     """Label-worthy events of a unit by the facts known at r, by time."""
     facts = [row for row in events if known(row) <= r and concerns(row, unit, inventory)]
-    mine = [row for row in facts if row["gpu"] == unit]
+    rows = [row for row in facts if row["gpu"] == unit]
     doubtful = [
         row
-        for row in mine
+        for row in rows
         if row["type"] == "xid" and (row["code"] == "74" or (row["code"] == "149" and " Fatal" in row["detail"]))
     ]
     answers = [row for row in facts if is_tied(row, unit, events, inventory, labels)]
@@ -101,14 +101,14 @@ def signs(
         or (row["type"], row["code"]) == ("diagnostic", "failed")
         or (row["type"] == "drain" and row["code"] != "release" and not is_own(row))
     ] + departures(unit, inventory, r)
-    chosen = [row for row in mine if row["type"] == "failure" or (row["type"] == "xid" and row["code"] in ("48", "79"))]
+    chosen = [row for row in rows if row["type"] == "failure" or (row["type"] == "xid" and row["code"] in ("48", "79"))]
     for row in doubtful:
         followed = any(timedelta(0) <= proof - row["timestamp"] <= HOUR for proof in proofs)
-        others = [other["timestamp"] for other in doubtful if other is not row]
+        other_times = [other["timestamp"] for other in doubtful if other is not row]
         repeated = any(
-            max(a, b, row["timestamp"]) - min(a, b, row["timestamp"]) <= DAY for a, b in combinations(others, 2)
+            max(a, b, row["timestamp"]) - min(a, b, row["timestamp"]) <= DAY for a, b in combinations(other_times, 2)
         )
-        if followed or repeated or any(_answered(row, answer, mine, doubtful, labels, r) for answer in answers):
+        if followed or repeated or any(_answered(row, answer, rows, doubtful, labels, r) for answer in answers):
             chosen.append(row)
     return sorted(chosen, key=lambda row: row["timestamp"])
 
@@ -144,17 +144,17 @@ def is_tied(work: dict, unit: str, events: list[dict], inventory: list[dict], la
 
 
 def _answered(
-    row: dict, answer: dict, mine: list[dict], doubtful: list[dict], labels: LabelSection, r: datetime
+    row: dict, answer: dict, of_unit: list[dict], doubtful: list[dict], labels: LabelSection, r: datetime
 ) -> bool:
     """Whether an answer to the doubtful error came, and nothing newer was known by then that it answers instead."""
     first, last = row["timestamp"], answer["timestamp"]
     if not answers_late(answer) or not first <= last <= first + labels.confirm_within:
         return False
-    shown = max(known(row), known(answer) + (DAY if answer["type"] == "drain" else timedelta(0)))
-    sure = [e for e in mine if e["type"] == "failure" or (e["type"] == "xid" and e["code"] in ("48", "79"))]
+    known_at = max(known(row), known(answer) + (DAY if answer["type"] == "drain" else timedelta(0)))
+    sure = [e for e in of_unit if e["type"] == "failure" or (e["type"] == "xid" and e["code"] in ("48", "79"))]
     newer = [e for e in sure if e["timestamp"] >= first]
     newer += [e for e in doubtful if e["timestamp"] > first + labels.merge_window]
-    return shown <= r and not any(e["timestamp"] <= last and known(e) <= shown for e in newer)
+    return known_at <= r and not any(e["timestamp"] <= last and known(e) <= known_at for e in newer)
 
 
 def ends(

@@ -183,12 +183,12 @@ def make_matrix(
 
 def config_of(**changed: Any) -> MatrixConfig:
     """The settings of a matrix of any dataset, but for what is given."""
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "decision": DecisionSection(), "labels": LabelSection(), "features": FeatureSection(), "augmentation": 4,
         "negative_ratio": 2, "seed": 3, "unit": "gpu", "step": STEP, "span": (T0, T0), "channels": CHANNELS,
         "columns": (), "dataset_digest": "",
     }  # fmt: skip
-    return MatrixConfig(**{**usual, **changed})
+    return MatrixConfig(**{**defaults, **changed})
 
 
 def frame_of(matrix: FeatureMatrix) -> pd.DataFrame:
@@ -198,6 +198,6 @@ def frame_of(matrix: FeatureMatrix) -> pd.DataFrame:
 
 def window(node, start, end, *, known=None):
     """A planned maintenance of a node, in hours; known as it begins."""
-    at, until = T0 + start * HOUR, T0 + end * HOUR
-    known_at = at if known is None else T0 + known * HOUR
-    return {"timestamp": at, "node": node, "type": "maintenance", "code": until.isoformat(), "known_at": known_at}
+    begin, until = T0 + start * HOUR, T0 + end * HOUR
+    known_at = begin if known is None else T0 + known * HOUR
+    return {"timestamp": begin, "node": node, "type": "maintenance", "code": until.isoformat(), "known_at": known_at}

@@ -38,7 +38,7 @@ def table_of(rows) -> pa.Table:
         pa.array([20_000 * DAY_MS + row[0] * 18_000_000 for row in rows], pa.int64()).cast(schema.field(0).type),
         pa.array([row[1][0] for row in rows]).dictionary_encode().cast(schema.field(1).type),
         pa.array([row[1][1] for row in rows]).dictionary_encode().cast(schema.field(2).type),
-        *(pa.array([row[2 + at] for row in rows], schema.field(3 + at).type) for at in range(4)),
+        *(pa.array([row[2 + i] for row in rows], schema.field(3 + i).type) for i in range(4)),
     ]
     return sort_samples(pa.table(columns, schema=schema), "gpu")[0]
 
@@ -63,17 +63,17 @@ def assert_equal(blocks: list[SampleBlock], expected: list[SampleBlock]) -> None
 def test_blocks_of_runs_are_those_of_one_table(rows, days, size, unit, data):
     if unit == "node":
         rows = list({(row[0], row[1][0]): row for row in rows}.values())
-    whole = sort_samples(table_of(rows), unit)[0]
-    runs = list(split_by(whole, Runs(days).of(instants_ms(whole))).values())
-    expected = list(blocks_of(whole, LAYOUT, unit=unit, block_samples=size))
+    one_table = sort_samples(table_of(rows), unit)[0]
+    runs = list(split_by(one_table, Runs(days).of(instants_ms(one_table))).values())
+    expected = list(blocks_of(one_table, LAYOUT, unit=unit, block_samples=size))
     assert_equal(list(blocks_of(runs, LAYOUT, unit=unit, block_samples=size)), expected)
-    assert merge_runs(runs, unit).equals(whole.unify_dictionaries())
+    assert merge_runs(runs, unit).equals(one_table.unify_dictionaries())
     # In whatever chunks and order they come, the samples of a pair are put in order of time.
     cuts = [0, *sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3))), len(rows)]
-    chunked = pa.concat_tables([whole.slice(low, high - low) for low, high in pairwise(cuts)])
+    chunked = pa.concat_tables([one_table.slice(low, high - low) for low, high in pairwise(cuts)])
     assert_equal(list(blocks_of(chunked, LAYOUT, unit=unit, block_samples=size)), expected)
     assert_equal(list(blocks_of(runs[::-1], LAYOUT, unit=unit, block_samples=size)), expected)
-    shuffled = whole.take(data.draw(st.permutations(range(len(rows)))))
+    shuffled = one_table.take(data.draw(st.permutations(range(len(rows)))))
     assert_equal(list(blocks_of(shuffled, LAYOUT, unit=unit, block_samples=size)), expected)
 
 
@@ -88,10 +88,10 @@ def test_blocks_of_runs_are_those_of_one_table(rows, days, size, unit, data):
 def test_older_samples_are_left_out(rows, days, size, since, unit):
     if unit == "node":
         rows = list({(row[0], row[1][0]): row for row in rows}.values())
-    whole = sort_samples(table_of(rows), unit)[0]
+    one_table = sort_samples(table_of(rows), unit)[0]
     begin = 20_000 * DAY_MS + since * 18_000_000
-    younger = whole.filter(pa.array(whole.column("timestamp").cast(pa.int64()).to_numpy() >= begin))
-    runs = list(split_by(whole, Runs(days).of(instants_ms(whole))).values())
+    younger = one_table.filter(pa.array(one_table.column("timestamp").cast(pa.int64()).to_numpy() >= begin))
+    runs = list(split_by(one_table, Runs(days).of(instants_ms(one_table))).values())
     expected = list(blocks_of(younger, LAYOUT, unit=unit, block_samples=size))
     assert_equal(list(blocks_of(runs, LAYOUT, unit=unit, since=begin, block_samples=size)), expected)
 
@@ -106,7 +106,7 @@ def test_a_block_holds_what_the_samples_say_whichever_are_missing(count, begin, 
         return data.draw(st.lists(known, min_size=begin + count, max_size=begin + count))
 
     temperatures, masks = column(st.floats(-10, 130, width=32) | st.just(float("-inf"))), column(st.integers(0, 2**62))
-    rows = [(at, ("n", "g"), temperatures[at], 1, masks[at], None) for at in range(begin + count)]
+    rows = [(i, ("n", "g"), temperatures[i], 1, masks[i], None) for i in range(begin + count)]
     (block,) = blocks_of(table_of(rows).slice(begin), LAYOUT, unit="gpu")  # bits of a slice begin within a byte
     gauge, mask = LAYOUT.numbers.index("gpu_temp_c"), LAYOUT.masks.index("clocks_event_reasons")
     finite = [None if value is None or np.isinf(value) else value for value in temperatures[begin:]]

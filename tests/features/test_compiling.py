@@ -33,6 +33,6 @@ def test_a_change_of_any_source_file_of_a_room_shows(tmp_path):
     kernel = tmp_path / "features" / "windows" / "gauges.py"
     kernel.write_text("B = 1\n")
     digest = source_digest.__wrapped__
-    before = digest("features", root=tmp_path)
+    old_digest = digest("features", root=tmp_path)
     kernel.write_text("B = 2\n")
-    assert digest("features", root=tmp_path) != before
+    assert digest("features", root=tmp_path) != old_digest

@@ -103,12 +103,12 @@ def test_a_day_more_computes_a_day(tmp_path, watched):
     events = [xid(20, "gpu01", "node0"), xid(40.5, "gpu05", "node1")]
     before, after = State(71.9, events), State(96, events)
     build(write(tmp_path / "before", before), tmp_path / "m")
-    kept = {path.name: path.stat().st_ino for path in (tmp_path / "m").iterdir()}
+    inodes = {path.name: path.stat().st_ino for path in (tmp_path / "m").iterdir()}
     longer = write(tmp_path / "after", after)
     extended = build(longer, tmp_path / "m")
     assert watched.rows[1] == 9 * 8  # from 00:00 of the fourth day to 00:00 of the next
     before_midnight = [part.file for part in extended.meta.parts if part.file < f"part-{T0 + 72 * HOUR:%Y%m%d}"]
-    same = [name for name in before_midnight if kept[name] == (tmp_path / "m" / name).stat().st_ino]
+    same = [name for name in before_midnight if inodes[name] == (tmp_path / "m" / name).stat().st_ino]
     assert len(same) == 3  # the parts end at midnight, so every one that stood is the same file
     assert same == before_midnight
     scratch = build(longer, tmp_path / "scratch")

@@ -65,8 +65,8 @@ def compute(samples: list[dict], borders: list[int], channels=CHANNELS, windows=
 
 def value_of(samples, border, name, **kwargs) -> float:
     columns, out = compute(samples, [border], **kwargs)
-    (at,) = [i for i, column in enumerate(columns) if column.name == name]
-    return float(out[0, at])
+    (position,) = [i for i, column in enumerate(columns) if column.name == name]
+    return float(out[0, position])
 
 
 def _levels():
@@ -117,20 +117,20 @@ def test_every_statistic_equals_the_plain_reading(samples, minutes, panes):
     borders = [minute * 60_000 for minute in minutes]
     columns, out = compute(samples, borders, panes=panes)
     for row, border in enumerate(borders):
-        for at, column in enumerate(columns):
+        for i, column in enumerate(columns):
             expected = window_oracle.statistic(column, samples, border, LOOK_BACK, window_oracle.BITS)
-            assert out[row, at] == pytest.approx(expected, rel=2e-6, abs=2e-5, nan_ok=True), column.name
+            assert out[row, i] == pytest.approx(expected, rel=2e-6, abs=2e-5, nan_ok=True), column.name
 
 
 @settings(max_examples=40, deadline=None)
 @given(histories(), st.integers(0, 260), pane_specs())
 def test_a_row_depends_on_nothing_outside_its_look_back(samples, minute, panes):
     border = minute * 60_000
-    seen = [sample for sample in samples if 0 <= border - sample["time"] < LOOK_BACK]
-    if not seen:
+    visible = [sample for sample in samples if 0 <= border - sample["time"] < LOOK_BACK]
+    if not visible:
         return
-    whole, cut = compute(samples, [border], panes=panes)[1], compute(seen, [border], panes=panes)[1]
-    assert whole.tobytes() == cut.tobytes()
+    full, cut = compute(samples, [border], panes=panes)[1], compute(visible, [border], panes=panes)[1]
+    assert full.tobytes() == cut.tobytes()
 
 
 def test_the_spread_survives_a_high_level():

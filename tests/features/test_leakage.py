@@ -54,18 +54,21 @@ def random_events(rng: np.random.Generator, n: int, first: float, last: float) -
     events = []
     for _ in range(n):
         g = int(rng.integers(8))
-        made = xid(
+        event = xid(
             float(rng.uniform(first, last)), f"gpu{g:02d}", f"node{g // 4}", str(rng.choice(["79", "63", "48", "31"]))
         )
         kind = rng.choice(["xid", "xid", "xid", "repair", "failure", "driver", "diagnostic", "maintenance"])
-        made |= {"type": str(kind), "detail": str(rng.choice(["passed", "failed"]))}
+        event |= {"type": str(kind), "detail": str(rng.choice(["passed", "failed"]))}
         if kind == "driver":
-            made |= {"gpu": None, "code": str(rng.choice(["540", "550", "560"]))}
+            event |= {"gpu": None, "code": str(rng.choice(["540", "550", "560"]))}
         if kind == "maintenance":
-            end = made["timestamp"] + timedelta(hours=float(rng.uniform(0, 4)))
-            made |= {"gpu": rng.choice([made["gpu"], None]), "code": str(rng.choice(["begin", "end", end.isoformat()]))}
-        made["known_at"] = made["timestamp"] + timedelta(minutes=float(rng.choice([0, 10, 300])))
-        events.append(made)
+            end = event["timestamp"] + timedelta(hours=float(rng.uniform(0, 4)))
+            event |= {
+                "gpu": rng.choice([event["gpu"], None]),
+                "code": str(rng.choice(["begin", "end", end.isoformat()])),
+            }
+        event["known_at"] = event["timestamp"] + timedelta(minutes=float(rng.choice([0, 10, 300])))
+        events.append(event)
     return events
 
 
@@ -78,8 +81,8 @@ def poisoned(inventory, samples, events, t, seed):
     for channel in CHANNELS.values():
         if channel.kind in ("gauge", "counter"):
             later[channel.name] = later[channel.name] * 1000
-    made = random_events(rng, 10, t_hours(t), HOURS) + random_events(rng, 4, 0, t_hours(t))
-    for event in made:
+    false_events = random_events(rng, 10, t_hours(t), HOURS) + random_events(rng, 4, 0, t_hours(t))
+    for event in false_events:
         event["known_at"] = max(event["known_at"], t + timedelta(minutes=float(rng.uniform(1, 300))))
     installations = inventory[inventory["installed_at"] <= t].copy()
     unknown = installations["removed_at"].isna() | (installations["removed_at"] > t)
@@ -94,7 +97,7 @@ def poisoned(inventory, samples, events, t, seed):
     return (
         installations.sample(frac=1, random_state=seed % 1000),
         pd.concat([samples[known], later], ignore_index=True),
-        pd.concat([events[events["known_at"] <= t], events_of(made)], ignore_index=True),
+        pd.concat([events[events["known_at"] <= t], events_of(false_events)], ignore_index=True),
     )
 
 
@@ -109,8 +112,8 @@ def build(folder: Path, name: str, inventory, samples, events):
 
 def decided(frame: pd.DataFrame, t) -> pd.DataFrame:
     """Return the rows that exist by t: decided and, where augmented, asked for by then."""
-    kept = frame[(frame["decision_time"] <= t) & (frame["established_at"] <= t)]
-    return kept.reset_index(drop=True)
+    known = frame[(frame["decision_time"] <= t) & (frame["established_at"] <= t)]
+    return known.reset_index(drop=True)
 
 
 @RANDOM
@@ -163,7 +166,7 @@ def test_the_delay_is_a_border():
             moved.loc[edge, "gpu_temp_c"] = 90.0
             dataset = write_dataset(Path(folder) / str(number), inventory, hours=6, samples=moved)
             frame = frame_of(make_matrix(dataset, Path(folder) / f"m{number}"))
-            at = frame[frame["decision_time"] == T0 + 3 * HOUR]
-            values.append(at["telemetry__gpu_temp_c__last__1h"].tolist())
+            rows = frame[frame["decision_time"] == T0 + 3 * HOUR]
+            values.append(rows["telemetry__gpu_temp_c__last__1h"].tolist())
     assert values[0] == [90.0, 90.0]
     assert 90.0 not in values[1]

@@ -29,8 +29,8 @@ def fleet(rng, *, mtbf=120.0):
 def failures_of(happened, *, only=None):
     """List failures; ``only``: those that a source without eyes elsewhere sees."""
     node, day = np.nonzero(happened if only is None else happened & only)
-    at = pd.Timestamp("2025-01-01", tz="UTC") + pd.to_timedelta(day * 86_400 + node, unit="s")
-    return pd.DataFrame({"node": node, "day": day, "source": "log", "timestamp": at})
+    times = pd.Timestamp("2025-01-01", tz="UTC") + pd.to_timedelta(day * 86_400 + node, unit="s")
+    return pd.DataFrame({"node": node, "day": day, "source": "log", "timestamp": times})
 
 
 def from_one_day_on(rng):
@@ -97,11 +97,11 @@ def after_the_first_failure(rng):
 
 
 def alarms(make, fleets):
-    found = []
+    alarmed = []
     for seed in range(fleets):
         present, failures = make(np.random.default_rng(seed))
-        found.append(find_selection(present, np.ones_like(present), failures))
-    return found
+        alarmed.append(find_selection(present, np.ones_like(present), failures))
+    return alarmed
 
 
 @pytest.mark.parametrize("make", UNSELECTED)
@@ -119,9 +119,9 @@ def test_fleets_that_nobody_selected_raise_no_alarm(make):
     ],
 )
 def test_fleets_whose_telemetry_was_collected_because_of_failures_raise_an_alarm_that_names_it(make, says):
-    found = alarms(make, 10)
-    assert sum(any(says in reason for reason in reasons) for reasons in found) >= 9
-    assert all(not reasons or reasons[0].startswith("telemetry covers ") for reasons in found)
+    alarmed = alarms(make, 10)
+    assert sum(any(says in reason for reason in reasons) for reasons in alarmed) >= 9
+    assert all(not reasons or reasons[0].startswith("telemetry covers ") for reasons in alarmed)
 
 
 def test_the_evidence_is_counted_in_node_days_and_node_failures():
@@ -157,9 +157,9 @@ def windows_around_failures(tmp_path_factory):
 
 
 def test_doctor_reports_the_selection_and_fails(windows_around_failures):
-    done = invoke("doctor", windows_around_failures, "--json", code=1)
+    result = invoke("doctor", windows_around_failures, "--json", code=1)
     assert any(
-        "because of failures: telemetry covers" in finding["what"] for finding in json.loads(done.stdout)["findings"]
+        "because of failures: telemetry covers" in finding["what"] for finding in json.loads(result.stdout)["findings"]
     )
 
 
@@ -167,11 +167,11 @@ def test_assess_gives_no_verdict_on_a_selection_and_recommends_nothing(windows_a
     params = tmp_path / "light.yaml"
     params.write_text("decision: {every: 1d}\nfeatures: {groups: [history], history_windows: [7d]}\n")
     command = ["assess", "--dataset", windows_around_failures, "--out", tmp_path / "out", "--params", params]
-    done = invoke(*command)
+    result = invoke(*command)
     content = json.loads((tmp_path / "out" / "assessment.json").read_text())
     assert content["predictable"]["answer"] == "cannot tell"
     assert content["predictable"]["reason"].startswith("telemetry covers ")
     assert content["predictable"]["precision"] == [None, None, None]
     assert content["recommended"] == ["publish"]
-    assert "CANNOT TELL" in done.stdout
-    assert content["predictable"]["reason"] in done.stdout
+    assert "CANNOT TELL" in result.stdout
+    assert content["predictable"]["reason"] in result.stdout

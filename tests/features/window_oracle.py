@@ -25,21 +25,21 @@ def statistic(
     column: FeatureColumn, samples: Sequence[Sample], border: int, look_back: int, bits: dict[str, tuple[str, int]]
 ) -> float:
     """Compute one column's value from one unit's samples in ascending time."""
-    seen = [sample for sample in samples if 0 <= border - sample["time"] < look_back]
+    samples_seen = [sample for sample in samples if 0 <= border - sample["time"] < look_back]
     window = ms(column.window)
-    inside = [sample for sample in seen if border - sample["time"] < window]
-    before = [sample for sample in seen if window <= border - sample["time"] < 2 * window]
+    inside = [sample for sample in samples_seen if border - sample["time"] < window]
+    earlier = [sample for sample in samples_seen if window <= border - sample["time"] < 2 * window]
     name = str(column.channel)
-    return _STATISTICS[column.statistic](name, inside, before, seen, border, window, bits)
+    return _STATISTICS[column.statistic](name, inside, earlier, samples_seen, border, window, bits)
 
 
 def _known(name, samples):
     return [float(sample[name]) for sample in samples if sample.get(name) is not None]
 
 
-def _last(name, inside, before, seen, border, window, bits):
+def _last(name, inside, earlier, samples_seen, border, window, bits):
     if name.endswith("_total"):  # a level that persists: no age limit
-        inside = seen
+        inside = samples_seen
     values = _known(name, inside)
     return values[-1] if values else NAN
 
@@ -73,16 +73,16 @@ def _slope(name, inside, *rest):
     return float((hours * (values - values.mean())).sum() / (hours**2).sum())
 
 
-def _delta(name, inside, before, *rest):
-    return _mean(name, inside) - _mean(name, before)
+def _delta(name, inside, earlier, *rest):
+    return _mean(name, inside) - _mean(name, earlier)
 
 
-def _rises(name, seen):
+def _rises(name, samples_seen):
     """(time, rise) of each step, at the newer sample's time."""
     steps = []
     previous = None
     pending = []  # rises told by samples without a value, which the next value's step may cover
-    for sample in seen:
+    for sample in samples_seen:
         value, own = sample.get(name), sample.get(name + "_rise")
         if value is None:
             if own is not None:
@@ -100,29 +100,29 @@ def _rises(name, seen):
     return steps + pending
 
 
-def _rise_of(name, seen, chosen):
+def _rise_of(name, samples_seen, chosen):
     times = {sample["time"] for sample in chosen}
-    steps = [rise for time, rise in _rises(name, seen) if time in times]
+    steps = [rise for time, rise in _rises(name, samples_seen) if time in times]
     return sum(steps) if steps else NAN
 
 
-def _rise(name, inside, before, seen, *rest):
-    return _rise_of(name, seen, inside)
+def _rise(name, inside, earlier, samples_seen, *rest):
+    return _rise_of(name, samples_seen, inside)
 
 
-def _rise_delta(name, inside, before, seen, *rest):
-    return _rise_of(name, seen, inside) - _rise_of(name, seen, before)
+def _rise_delta(name, inside, earlier, samples_seen, *rest):
+    return _rise_of(name, samples_seen, inside) - _rise_of(name, samples_seen, earlier)
 
 
-def _changes(name, inside, before, seen, *rest):
+def _changes(name, inside, earlier, samples_seen, *rest):
     times = {sample["time"] for sample in inside}
-    known = [(sample["time"], sample[name]) for sample in seen if sample.get(name) is not None]
+    known = [(sample["time"], sample[name]) for sample in samples_seen if sample.get(name) is not None]
     if not any(time in times for time, _ in known):
         return NAN
     return float(sum(a[1] != b[1] and b[0] in times for a, b in pairwise(known)))
 
 
-def _share(name, inside, before, seen, border, window, bits):
+def _share(name, inside, earlier, samples_seen, border, window, bits):
     channel, mask = bits.get(name, (name, 2**64 - 1))
     values = [int(sample[channel]) for sample in inside if sample.get(channel) is not None]
     return sum((value & mask) != 0 for value in values) / len(values) if values else NAN

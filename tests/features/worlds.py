@@ -71,12 +71,10 @@ def some_inventory(draw):
     gone = draw(st.none() | instants)
     rows.append(installation("g0", "n0", "0", until=gone))
     if gone is not None:
-        after = gone + timedelta(hours=draw(st.sampled_from([0, 1, 30])))
+        back = gone + timedelta(hours=draw(st.sampled_from([0, 1, 30])))
         rows.append(
             draw(
-                st.sampled_from(
-                    [installation("g0", "n1", "3", since=after), installation("g3", "n0", "0", since=after)]
-                )
+                st.sampled_from([installation("g0", "n1", "3", since=back), installation("g3", "n0", "0", since=back)])
             )
         )
     rows.append(installation("g2", "n1", "0", until=draw(st.none() | instants)))
@@ -105,6 +103,6 @@ def twins(draw, **options):
         extra = [] if later is None else [installation("g9", "n0", "5", since=r + timedelta(minutes=1))]
         return World(events(*known, *unknown), inventory(*rows, *extra), r)
 
-    other = draw(some_events(**options))
+    other_events = draw(some_events(**options))
     later = draw(st.none() | st.integers(1, 300).map(lambda quarter: r + timedelta(minutes=15 * quarter)))
-    return version(shared_events, None), version(other, later)
+    return version(shared_events, None), version(other_events, later)

@@ -55,20 +55,20 @@ class DriftingFleet:
                 "established_at": time,
             }
         )
-        own = rng.normal(size=n)[self.unit]
+        of_unit = rng.normal(size=n)[self.unit]
         # A job holds a node for three days or so, and its units are as busy as each other.
         job = rng.uniform(10, 90, (nodes, days // 3 + 1))[self.node, (self.day // 3).astype(int)]
         self.util = np.clip(job + rng.normal(0, 8, len(job)), 0, 100)
         self.upgraded = self.day >= (36 + 5 * rng.random(nodes))[self.node]
         self.X = np.empty((len(self.hour), len(COLUMNS)), dtype=np.float32)
         noise = partial(rng.normal, 0, size=len(job))
-        for at, column in enumerate(COLUMNS):
-            self.X[:, at] = {
-                "gpu_temp_c": lambda: 40 + 3 * own + 0.2 * self.util + noise(2),
+        for i, column in enumerate(COLUMNS):
+            self.X[:, i] = {
+                "gpu_temp_c": lambda: 40 + 3 * of_unit + 0.2 * self.util + noise(2),
                 "gpu_util_pct": lambda c=column: (
                     self.util + noise(3) if c.group == "telemetry" else np.clip(self.util / 100 + noise(0.05), 0, 1)
                 ),
-                "pcie_replay_total": lambda: rng.poisson(np.exp(own)),
+                "pcie_replay_total": lambda: rng.poisson(np.exp(of_unit)),
                 "samples": lambda: rng.binomial(30, 0.02, len(job)) / 30,
                 "model": lambda: (self.unit % 2).astype(float),
                 "driver": lambda: self.upgraded.astype(float),
@@ -89,7 +89,7 @@ class DriftingFleet:
             setattr(self, name, getattr(self, name)[~rows])
 
     def column(self, part):
-        return [at for at, name in enumerate(NAMES) if part in name]
+        return [i for i, name in enumerate(NAMES) if part in name]
 
     def labels(self, as_of=None, *, horizon=HORIZON, rows=None):
         events = pd.DataFrame(self.incidents, columns=["unit", "start", "failure_class"])

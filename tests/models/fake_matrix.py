@@ -33,9 +33,9 @@ def label_rows(rows, incidents, horizon=HORIZON, end=None):
     begins = ends - horizon // timedelta(milliseconds=1)
     of_unit = rows.groupby("unit").indices
     starts, units = _ms(incidents["start"]), incidents["unit"].to_numpy()
-    for at in reversed(range(len(starts))):
-        mine = of_unit.get(units[at], first[:0])
-        first[mine[(begins[mine] < starts[at]) & (starts[at] <= ends[mine])]] = at
+    for i in reversed(range(len(starts))):
+        mine = of_unit.get(units[i], first[:0])
+        first[mine[(begins[mine] < starts[i]) & (starts[i] <= ends[mine])]] = i
     events = incidents.reset_index(drop=True).reindex(first).set_axis(rows.index)
     label = pd.array(first >= 0, dtype="boolean").astype("Int8")
     if end is not None:
@@ -102,8 +102,8 @@ class FakeMatrix:
                 time = incident["start"] - GAP - offset * self.step
                 if time <= grid[0] or time in grid:
                     continue
-                others = [name for name in names if name != incident["unit"]]
-                chosen = [incident["unit"], *rng.choice(others, min(companions, len(others)), replace=False)]
+                other_units = [name for name in names if name != incident["unit"]]
+                chosen = [incident["unit"], *rng.choice(other_units, min(companions, len(other_units)), replace=False)]
                 frame = pd.DataFrame({"decision_time": time, "unit": chosen, "augmented": True})
                 frame["established_at"] = incident["known_at"]
                 rows.append(frame)
@@ -125,10 +125,10 @@ class FakeMatrix:
         labels, n = label_rows(self.rows, self.events), len(self.rows)
         # Half of the incidents announce themselves.
         incident = labels["incident"].fillna(1).to_numpy(dtype=int)
-        shown = labels["label"].to_numpy(dtype=float) * (incident % 2 == 0)
+        is_visible = labels["label"].to_numpy(dtype=float) * (incident % 2 == 0)
         X = rng.normal(size=(n, 6))
-        X[:, 0] += strength * shown
-        X[:, 1] += 0.5 * strength * shown
+        X[:, 0] += strength * is_visible
+        X[:, 1] += 0.5 * strength * is_visible
         X[rng.random(X.shape) < 0.02] = np.nan
         return X.astype(np.float32)
 

@@ -23,14 +23,14 @@ def fleet(seed, models=(("xgboost", "sliding", 0.5),), units=12, times=20, incid
     """Predictions whose score knows the label, more or less: (model, variant, noise)."""
     rng = np.random.default_rng(seed)
     starts = {}
-    for at in range(incidents):
+    for i in range(incidents):
         start = T0 + timedelta(hours=float(rng.uniform(2, times * 6)))
-        starts.setdefault(int(rng.integers(units)), (at, start, CLASSES[at % 3]))
+        starts.setdefault(int(rng.integers(units)), (i, start, CLASSES[i % 3]))
     end = T0 + times * EVERY
     rows = []
     for model, variant, noise in models:
-        for at in range(times):
-            t = T0 + at * EVERY
+        for i in range(times):
+            t = T0 + i * EVERY
             score = {}
             for unit in range(units):
                 failure = starts.get(unit)
@@ -40,11 +40,11 @@ def fleet(seed, models=(("xgboost", "sliding", 0.5),), units=12, times=20, incid
             order = sorted(score, key=lambda unit: (-score[unit][0], unit))
             for rank, unit in enumerate(order, 1):
                 value, label, failure = score[unit]
-                alert = rank <= k and not (model == "parallel" and (at + unit) % 2)
+                alert = rank <= k and not (model == "parallel" and (i + unit) % 2)
                 rows.append(
                     (t, f"n{unit // per_node:02d}", f"g{unit:02d}", f"g{unit:02d}", model, variant, value,
                      1 / (1 + np.exp(2 - value)), rank, alert, label, failure[2] if failure else None,
-                     failure[0] if failure else pd.NA, failure[1] if failure else pd.NaT, at // per_fold)
+                     failure[0] if failure else pd.NA, failure[1] if failure else pd.NaT, i // per_fold)
                 )  # fmt: skip
     frame = pd.DataFrame(
         rows,

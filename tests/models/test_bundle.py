@@ -242,7 +242,7 @@ def test_a_learner_of_other_features_is_refused(bundle):
 
 
 def test_a_save_that_fails_leaves_the_old_bundle(bundle, monkeypatch):
-    before = load_bundle(bundle).digest
+    digest = load_bundle(bundle).digest
 
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -250,7 +250,7 @@ def test_a_save_that_fails_leaves_the_old_bundle(bundle, monkeypatch):
     monkeypatch.setattr("models.bundle.store.write_learner", full)
     with pytest.raises(InputError, match="the disk is full"):
         save_bundle(bundle, fitted_models(), {**FACTS, "dataset_digest": "d2"})
-    assert load_bundle(bundle).digest == before
+    assert load_bundle(bundle).digest == digest
     assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
 
 

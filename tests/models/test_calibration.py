@@ -82,11 +82,11 @@ def test_few_positives_move_the_map_little_and_many_move_it_far():
 @pytest.mark.parametrize("rate", [0.0005, 0.01, 0.2])
 def test_a_level_moves_the_mean_risk_and_leaves_the_order(rate):
     score, label = sample()
-    before = fit(score, label)
-    after = at_level(before, score, rate)
-    assert after.risk(score).mean() == pytest.approx(rate, rel=1e-4)
-    assert (np.diff(after.risk(np.sort(score))) >= 0).all()
-    assert after.method == before.method
+    fitted_map = fit(score, label)
+    levelled = at_level(fitted_map, score, rate)
+    assert levelled.risk(score).mean() == pytest.approx(rate, rel=1e-4)
+    assert (np.diff(levelled.risk(np.sort(score))) >= 0).all()
+    assert levelled.method == fitted_map.method
 
 
 def test_the_newest_rate_is_drawn_to_the_one_before_and_its_trend_followed_half_of_the_way():
@@ -138,12 +138,12 @@ def test_the_rate_counts_labels_known_by_the_refit_only():
     time = matrix.rows["decision_time"]
     known = ~matrix.rows["augmented"] & (reported["complete_at"] <= refit) & reported["label"].notna()
     week = ((time[known].max() - time) // timedelta(days=7)).rsub(0)  # 0: the newest
-    begun = week[known & (reported["label"] == 1)].groupby(reported["incident"]).min()
+    started = week[known & (reported["label"] == 1)].groupby(reported["incident"]).min()
     weeks = range(week[known].min(), 1)
-    rows_by_week, incidents = ([int((column == number).sum()) for number in weeks] for column in (week[known], begun))
+    rows_by_week, incidents = ([int((column == number).sum()) for number in weeks] for column in (week[known], started))
     positives = int((reported.loc[known, "label"] == 1).sum())
     expected = expected_rate(np.array(incidents, dtype=float), np.array(rows_by_week, dtype=float))
-    assert rate == pytest.approx(expected * positives / len(begun))
+    assert rate == pytest.approx(expected * positives / len(started))
     assert rate > 0
 
     matrix.events.loc[matrix.events["known_at"] > refit, "unit"] = "gpu-000"

@@ -21,8 +21,8 @@ def test_voted_alerts_equal_plain_sets(seed, k, combiner, votes):
     ranks = np.column_stack([rank_within(times, scores[:, m], tie) for m in range(3)])
     for t in range(5):
         sets = [set(np.flatnonzero((times == t) & (ranks[:, m] <= k)).tolist()) for m in range(3)]
-        wanted = {i for i in np.flatnonzero(times == t).tolist() if sum(i in one for one in sets) >= needed}
-        assert set(np.flatnonzero((times == t) & alert).tolist()) == wanted
+        expected = {i for i in np.flatnonzero(times == t).tolist() if sum(i in one for one in sets) >= needed}
+        assert set(np.flatnonzero((times == t) & alert).tolist()) == expected
         # Votes come first, then the mean rank; so the alerts stand before the rest.
         rows = np.flatnonzero(times == t)
         votes_of = (ranks[rows] <= k).sum(axis=1)

@@ -53,8 +53,8 @@ def shapley(value, features):
     for subset_size in range(features):
         share = math.factorial(subset_size) * math.factorial(features - subset_size - 1) / math.factorial(features)
         for feature in range(features):
-            others = [at for at in range(features) if at != feature]
-            for subset in itertools.combinations(others, subset_size):
+            other_features = [i for i in range(features) if i != feature]
+            for subset in itertools.combinations(other_features, subset_size):
                 out[feature] += share * (value({*subset, feature}) - value(set(subset)))
     return out
 
@@ -108,8 +108,8 @@ def test_contributions_of_trees_add_up_to_the_log_odds(X, name):
     values, method = contributions(learner, X)
     assert method == TREES
     assert values.shape == X.shape
-    rest = margin(learner, X) - values.sum(axis=1)
-    np.testing.assert_allclose(rest, rest[0], atol=1e-5)  # what is left is the same for every row: the average
+    residual = margin(learner, X) - values.sum(axis=1)
+    np.testing.assert_allclose(residual, residual[0], atol=1e-5)  # what is left is the same for every row: the average
 
 
 def test_contributions_of_a_linear_model_add_up_to_its_decision(X):
@@ -160,8 +160,8 @@ def test_a_stacked_score_is_taken_apart_exactly_by_its_weights(X):
     assert weights_in(fitted, "stacked") == fitted.stacker.weights
     members = np.column_stack([log_odds(fitted.learners[name], X) for name in fitted.members])
     score = fitted.stacker.log_odds(members)
-    rest = score - explained_by(fitted, "stacked", X)[0].sum(axis=1)
-    np.testing.assert_allclose(rest, rest[0], atol=1e-5)
+    residual = score - explained_by(fitted, "stacked", X)[0].sum(axis=1)
+    np.testing.assert_allclose(residual, residual[0], atol=1e-5)
 
 
 def test_members_that_do_not_add_up_are_left_out_and_named(X):
@@ -230,10 +230,10 @@ PCIE = (
 def test_an_onset_names_the_counter_that_leads(row, contributions, expected):
     X = np.log(np.array([[*row, 80]], np.float32))
     values = np.array([[*contributions, 0.05]])
-    [[*mine, heat]] = reasons_of(values, X, ONSET, top=5)
+    [[*reasons, heat]] = reasons_of(values, X, ONSET, top=5)
     assert heat.contribution == 0.05
-    assert [reason.contribution for reason in mine] == pytest.approx([size for _, size in expected])
-    for reason, (text, _) in zip(mine, expected, strict=True):
+    assert [reason.contribution for reason in reasons] == pytest.approx([size for _, size in expected])
+    for reason, (text, _) in zip(reasons, expected, strict=True):
         assert reason.text.startswith(text)
 
 
@@ -333,14 +333,14 @@ def test_alerts_are_placed_among_the_units_of_their_own_time():
     times = pd.date_range("2026-02-01", periods=3, freq="6h", tz="UTC").repeat(100).as_unit("ms")
     units = [f"g{i % 100}" for i in range(300)]
     matrix.rows = pd.DataFrame({"decision_time": times, "unit": units, "gpu": units})
-    asked = np.array([5, 120, 7])
-    fleets, sampled = alert_reasons._fleets(matrix, matrix.values, asked, np.arange(300))
+    alerted = np.array([5, 120, 7])
+    fleets, sampled = alert_reasons._fleets(matrix, matrix.values, alerted, np.arange(300))
     assert not sampled
-    for row, fleet in zip(asked, fleets, strict=True):
-        same = np.flatnonzero(times == times[row])
-        assert np.array_equal(fleet, matrix.X[same], equal_nan=True)
-    reported = alert_reasons.explain_rows(fitted_models(), matrix, "mean_rank", asked, candidates=np.arange(300))
-    assert [(alert.decision_time, alert.unit) for alert in reported] == [(times[row], units[row]) for row in asked]
+    for row, fleet in zip(alerted, fleets, strict=True):
+        of_time = np.flatnonzero(times == times[row])
+        assert np.array_equal(fleet, matrix.X[of_time], equal_nan=True)
+    reported = alert_reasons.explain_rows(fitted_models(), matrix, "mean_rank", alerted, candidates=np.arange(300))
+    assert [(alert.decision_time, alert.unit) for alert in reported] == [(times[row], units[row]) for row in alerted]
     assert all("fleet at that time" in reason for alert in reported for reason in alert.reasons)
 
 

@@ -27,7 +27,7 @@ SOME = st.sets(st.sampled_from(sorted(set(GROUPS))), min_size=1, max_size=3).map
 @cache
 def fleet():
     matrix = FakeMatrix(units=24, days=30, incidents=40, seed=3)
-    matrix.columns = [FeatureColumn.of(group, f"f{at}", "mean") for at, group in enumerate(GROUPS)]
+    matrix.columns = [FeatureColumn.of(group, f"f{i}", "mean") for i, group in enumerate(GROUPS)]
     return matrix, Labels.of(matrix.labels(matrix.span[1]))
 
 

@@ -27,9 +27,9 @@ links = st.builds(Link, st.just(0.0), st.floats(-20, 20), st.floats(0, 3))
     risks=st.lists(st.floats(1e-6, 1 - 1e-6), min_size=1, max_size=50),
 )
 def test_risks_never_fall_with_the_horizon_nor_with_the_risk_and_keep_the_main_one(shorter, longer, base, risks):
-    made = HorizonMap(24.0, base, tuple(shorter), tuple(longer))
+    fitted_map = HorizonMap(24.0, base, tuple(shorter), tuple(longer))
     risk = np.sort(np.array(risks))
-    out = made.risks(risk)
+    out = fitted_map.risks(risk)
     assert (np.diff(out, axis=1) >= 0).all()
     assert (np.diff(out, axis=0) >= -1e-15).all()
     assert ((out >= 0) & (out <= 1)).all()
@@ -49,27 +49,27 @@ def fleet(seed, n=60_000, more=1.6):
 
 def fitted(seed=0):
     risk, labels = fleet(seed)
-    others = {span: labels[span] for span in labels if span != 24 * H}
-    made = fit_horizons(risk, labels[24 * H], others, horizon=24 * H, base_rate=labels[24 * H].label.mean())
-    return made, risk, labels
+    further = {span: labels[span] for span in labels if span != 24 * H}
+    fitted_map = fit_horizons(risk, labels[24 * H], further, horizon=24 * H, base_rate=labels[24 * H].label.mean())
+    return fitted_map, risk, labels
 
 
 def test_each_horizon_is_calibrated_on_rows_it_has_not_seen():
-    made, _, _ = fitted(0)
-    assert made.hours == (1.0, 6.0, 24.0, 72.0)
+    fitted_map, _, _ = fitted(0)
+    assert fitted_map.hours == (1.0, 6.0, 24.0, 72.0)
     risk, labels = fleet(1)
-    out = made.risks(risk)
+    out = fitted_map.risks(risk)
     top = np.argsort(-risk)[:6000]
-    for at, hours in enumerate(made.hours):
+    for i, hours in enumerate(fitted_map.hours):
         y = labels[hours * H].label
-        assert out[:, at].mean() == pytest.approx(y.mean(), rel=0.25)
-        assert out[top, at].mean() == pytest.approx(y[top].mean(), rel=0.3)
+        assert out[:, i].mean() == pytest.approx(y.mean(), rel=0.25)
+        assert out[top, i].mean() == pytest.approx(y[top].mean(), rel=0.3)
 
 
 def test_without_incidents_the_hazard_is_taken_as_constant():
     none = HorizonLabels(np.zeros(100, int), 0)
-    made = fit_horizons(np.full(100, 0.001), none, {6 * H: none, 72 * H: none}, horizon=24 * H, base_rate=0.001)
-    out = made.risks(np.array([0.001]))[0]
+    fitted_map = fit_horizons(np.full(100, 0.001), none, {6 * H: none, 72 * H: none}, horizon=24 * H, base_rate=0.001)
+    out = fitted_map.risks(np.array([0.001]))[0]
     assert out[0] == pytest.approx(0.001 / 4, rel=1e-6)
     assert out[2] == pytest.approx(0.003, rel=0.01)
 
@@ -82,18 +82,18 @@ def test_labels_that_are_not_known_yet_do_not_count():
         label = np.where(half, 1 - labels[hours * H].label, labels[hours * H].label)
         hidden[hours * H] = HorizonLabels(np.where(half, -1, label), labels[hours * H].incidents)
     out = fit_horizons(risk, labels[24 * H], hidden, horizon=24 * H, base_rate=0.01)
-    kept = {span: HorizonLabels(np.where(half, -1, known.label), known.incidents) for span, known in labels.items()}
-    kept[6 * H] = labels[6 * H]
-    assert out == fit_horizons(risk, labels[24 * H], kept, horizon=24 * H, base_rate=0.01)
+    halved = {span: HorizonLabels(np.where(half, -1, known.label), known.incidents) for span, known in labels.items()}
+    halved[6 * H] = labels[6 * H]
+    assert out == fit_horizons(risk, labels[24 * H], halved, horizon=24 * H, base_rate=0.01)
 
 
 def test_rows_of_several_folds_take_their_own_maps():
-    maps = [HorizonMap(24.0, -5.0, (Link(6.0, -1.0 - at, 0.1),)) for at in range(2)]
+    maps = [HorizonMap(24.0, -5.0, (Link(6.0, -1.0 - i, 0.1),)) for i in range(2)]
     risk, fold = np.array([0.01, 0.02, 0.03]), np.array([1, 0, 1])
     out = add_risks(risk, fold, maps)
     assert list(out) == ["risk_6h", "risk_24h"]
-    for at in range(3):
-        assert out["risk_6h"][at] == np.float32(maps[fold[at]].risks(risk[at : at + 1])[0, 0])
+    for i in range(3):
+        assert out["risk_6h"][i] == np.float32(maps[fold[i]].risks(risk[i : i + 1])[0, 0])
 
 
 def test_a_bundle_keeps_the_horizons_and_scores_them_alike(tmp_path):
@@ -141,10 +141,10 @@ def trained_once(level):
 def test_a_refit_fits_the_horizons_of_the_profile_and_never_reads_the_future(level):
     fitted, refit = trained_once(level)
     assert set(fitted.horizons) == {"logistic"}
-    made = fitted.horizons["logistic"]
-    assert made.hours == (1.0, 6.0, 24.0, 72.0)
+    fitted_map = fitted.horizons["logistic"]
+    assert fitted_map.hours == (1.0, 6.0, 24.0, 72.0)
     # The link of the main horizon to itself: nothing is lost on the way.
-    out = made.risks(np.array([0.01, 0.1]))
+    out = fitted_map.risks(np.array([0.01, 0.1]))
     assert (np.diff(out, axis=1) > 0).all()
 
     poisoned = FakeMatrix(incidents=60)

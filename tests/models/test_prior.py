@@ -50,11 +50,11 @@ def log_odds(booster, X):
 @given(st.permutations(range(len(COLUMNS))), st.integers(0, len(COLUMNS)))
 def test_laid_onto_other_columns_it_scores_as_with_the_missing_ones_unknown(order, known):
     X, _ = rows(200, seed=6)
-    kept = order[:known]
-    columns = [replace(COLUMNS[0], name="foreign"), *(COLUMNS[i] for i in kept)]
+    known_columns = order[:known]
+    columns = [replace(COLUMNS[0], name="foreign"), *(COLUMNS[i] for i in known_columns)]
     unknown = np.full_like(X, np.nan)
-    unknown[:, kept] = X[:, kept]
-    given_rows = np.column_stack([np.arange(len(X), dtype=np.float32), X[:, kept]])
+    unknown[:, known_columns] = X[:, known_columns]
+    given_rows = np.column_stack([np.arange(len(X), dtype=np.float32), X[:, known_columns]])
     laid = prior().model_for(columns).booster_
     plain = log_odds(lightgbm.Booster(model_str=prior().model), unknown)
     np.testing.assert_allclose(log_odds(laid, given_rows), plain, rtol=1e-9, atol=1e-9)
@@ -118,10 +118,10 @@ def test_a_prior_that_misleads_is_left_out(tmp_path, profile):
     matrix = FakeMatrix(units=24, days=30, incidents=40, seed=3)
     models = ONE.model_copy(update={"profile": profile})
     misled = fitted_at_the_end(matrix, prior_of(matrix, tmp_path / "prior", sign=-1.0), models)
-    own = fitted_at_the_end(matrix, TRAINING, models)
-    assert (misled.prior_weight, own.prior_weight) == (0.0, None)
-    pd.testing.assert_frame_equal(scored(misled, matrix), scored(own, matrix), check_exact=True)
-    assert set(misled.learners) == set(own.learners)
+    own_fit = fitted_at_the_end(matrix, TRAINING, models)
+    assert (misled.prior_weight, own_fit.prior_weight) == (0.0, None)
+    pd.testing.assert_frame_equal(scored(misled, matrix), scored(own_fit, matrix), check_exact=True)
+    assert set(misled.learners) == set(own_fit.learners)
 
 
 @pytest.mark.parametrize("profile", ["xgboost", "mean_log_odds", "stacked"])
@@ -148,19 +148,19 @@ def test_every_learner_and_ensemble_takes_the_share_of_a_prior_that_helps(tmp_pa
 @pytest.mark.parametrize(
     ("says", "least", "most"),
     [
-        (lambda rng, own, positive: -own, 0, 0),
-        (lambda rng, own, positive: rng.permutation(own), 0, 0.05),
-        (lambda rng, own, positive: rng.normal(size=len(own)) + 3 * positive, 0.2, 0.8),
+        (lambda rng, own_score, positive: -own_score, 0, 0),
+        (lambda rng, own_score, positive: rng.permutation(own_score), 0, 0.05),
+        (lambda rng, own_score, positive: rng.normal(size=len(own_score)) + 3 * positive, 0.2, 0.8),
     ],
     ids=["the opposite", "nothing", "as much, by other signs"],
 )
 def test_a_prior_has_a_share_by_what_it_adds_whatever_was_believed(says, least, most):
     rng = np.random.default_rng(1)
     positive = rng.random(4000) < 0.02
-    own = rng.normal(size=4000) + 3 * positive
-    prior_says = says(rng, own, positive)
+    own_score = rng.normal(size=4000) + 3 * positive
+    prior_says = says(rng, own_score, positive)
     for believed in (0.1, 0.5, 1.0):
-        assert least <= fit_share(own, prior_says, positive, n_incidents=80, believed=believed) <= most
+        assert least <= fit_share(own_score, prior_says, positive, n_incidents=80, believed=believed) <= most
 
 
 def test_the_report_says_where_a_prior_was_left_out_and_where_it_was_alone():

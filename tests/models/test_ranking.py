@@ -13,8 +13,8 @@ def test_ranks_equal_a_plain_sort_and_ignore_row_order(pairs):
     ranks = rank_within(times, score, tie)
     for t in set(times.tolist()):
         rows = [i for i in range(len(pairs)) if times[i] == t]
-        wanted = sorted(rows, key=lambda i: (-score[i], int(tie[i])))
-        assert [int(ranks[i]) for i in wanted] == list(range(1, len(rows) + 1))
+        expected = sorted(rows, key=lambda i: (-score[i], int(tie[i])))
+        assert [int(ranks[i]) for i in expected] == list(range(1, len(rows) + 1))
     shuffled = np.random.default_rng(0).permutation(len(pairs))
     assert np.array_equal(rank_within(times[shuffled], score[shuffled], tie[shuffled]), ranks[shuffled])
 

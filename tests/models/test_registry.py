@@ -28,7 +28,7 @@ def store(tmp_path_factory):
     run = log_run(
         uri,
         "backtest",
-        params={f"models.p{at}": at for at in range(130)} | {"long": "x" * 9000},
+        params={f"models.p{i}": i for i in range(130)} | {"long": "x" * 9000},
         metrics={"precision": 0.25, "recall": None, "brier": float("nan")},
         tags={"dataset_digest": "d1", "code_revision": "c1"},
         artifacts=[note, bundle.path],
@@ -55,11 +55,11 @@ def test_a_run_keeps_params_metrics_tags_and_artifacts(store):
     assert run.data.params["models.p7"] == "7"
     assert run.data.metrics == {"precision": 0.25}
     assert run.data.tags["dataset_digest"] == "d1"
-    (given,) = run.inputs.dataset_inputs
-    assert (given.dataset.name, given.dataset.digest) == ("dataset", "d1")
+    (recorded,) = run.inputs.dataset_inputs
+    assert (recorded.dataset.name, recorded.dataset.digest) == ("dataset", "d1")
     with registry.opened_store(uri) as mlflow:
-        kept = mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path="bundle/manifest.json")
-    assert Path(kept).read_bytes() == (bundle.path / "manifest.json").read_bytes()
+        manifest = mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path="bundle/manifest.json")
+    assert Path(manifest).read_bytes() == (bundle.path / "manifest.json").read_bytes()
 
 
 def test_a_damaged_store_is_reported_in_one_line(tmp_path):
@@ -83,7 +83,7 @@ def test_the_registered_model_answers_with_the_profiles_risks(store):
     X, _ = rows(30, seed=5)
     X[np.isnan(X)] = 0
     frame = pd.DataFrame(X.astype(float), columns=[column.name for column in COLUMNS])
-    frame["unit"] = [f"g{at:02d}" for at in range(30)]
+    frame["unit"] = [f"g{i:02d}" for i in range(30)]
     with registry.opened_store(uri) as mlflow:
         model = mlflow.pyfunc.load_model("models:/predrain/2")
         answered = model.predict(frame)
@@ -136,9 +136,9 @@ def test_the_registered_model_refuses_in_words_what_it_cannot_score(store):
 
 def test_nothing_is_pickled_and_artifacts_stand_beside_the_database(store):
     folder = store[3].path.parent / "tracking"
-    kept = [path for path in folder.rglob("*") if path.is_file()]
-    assert {"pyfunc.py", "manifest.json", "note.txt", "mlflow.db"} <= {path.name for path in kept}
-    assert not [path for path in kept if path.suffix in (".pkl", ".pickle")]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {"pyfunc.py", "manifest.json", "note.txt", "mlflow.db"} <= {path.name for path in files}
+    assert not [path for path in files if path.suffix in (".pkl", ".pickle")]
 
 
 def test_a_run_is_recorded_once_with_its_steps_and_filled_after_a_kill(store, monkeypatch):

@@ -30,20 +30,20 @@ def test_scores_in_batches_are_those_of_all_rows_at_once(monkeypatch, at_once):
     time = np.repeat([0, 1, 2], ROWS // 3)
     tie = name_hashes(np.array([f"g{i % 30}" for i in range(ROWS)], dtype=object))
     want = fitted.score_arrays(values, time, tie, tie)
-    asked = []
+    read_rows = []
 
-    def read(wanted):
-        asked.append(len(wanted))
-        return values[wanted]
+    def read(positions):
+        read_rows.append(len(positions))
+        return values[positions]
 
     monkeypatch.setattr(row_reader, "BATCH_ROWS", at_once)
     scores = fitted.score_rows(read, np.arange(ROWS), TrainingRows(time, time < 0, time, tie, tie.view(np.int64)))
-    assert max(asked) == at_once
+    assert max(read_rows) == at_once
     assert list(scores) == list(want)
-    for name, mine in scores.items():
+    for name, batched in scores.items():
         if name in (*BASELINES, "lightgbm", "xgboost", "random_forest", "intersection", "mean_rank", "stacked"):
-            assert np.array_equal(mine.score, want[name].score)
-            assert np.array_equal(mine.rank, want[name].rank)
-            assert np.array_equal(mine.alert, want[name].alert)
+            assert np.array_equal(batched.score, want[name].score)
+            assert np.array_equal(batched.rank, want[name].rank)
+            assert np.array_equal(batched.alert, want[name].alert)
         else:  # products of matrices differ in their last bits with the number of rows
-            np.testing.assert_allclose(mine.score, want[name].score, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(batched.score, want[name].score, rtol=1e-5, atol=1e-5)

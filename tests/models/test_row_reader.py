@@ -59,13 +59,13 @@ def test_a_window_that_slides_reads_each_row_once():
 
 
 def test_threads_hold_no_more_than_the_room_and_a_larger_wish_waits_to_be_alone():
-    room, held, most = Room(10), [], []
+    room, in_use, most = Room(10), [], []
 
-    def take(wanted):
-        with room.take(wanted):
-            held.append(min(wanted, 10))
-            most.append(sum(held))
-            held.remove(min(wanted, 10))
+    def take(size):
+        with room.take(size):
+            in_use.append(min(size, 10))
+            most.append(sum(in_use))
+            in_use.remove(min(size, 10))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(take, [3, 4, 5, 12] * 50))

@@ -54,13 +54,13 @@ def test_a_fit_is_the_same_bit_for_bit_and_leaves_the_global_random_state_alone(
     torch.rand(7)
     torch.set_rng_state(state)
     # Two at a time: they must not draw from one source.
-    both = {key: make_learner(key, seed=5, settings=QUICK).set_params(layout=LAYOUT) for key in ("lstm", "cnn1d")}
-    again = fit_learners(both, FitRows(X, y))[name]
+    fits = {key: make_learner(key, seed=5, settings=QUICK).set_params(layout=LAYOUT) for key in ("lstm", "cnn1d")}
+    again = fit_learners(fits, FitRows(X, y))[name]
     assert torch.equal(state, torch.get_rng_state())
     assert torch.get_num_threads() == threads
     np.testing.assert_array_equal(first.predict_proba(X), again.predict_proba(X))
-    other = make_learner(name, seed=6, settings=QUICK).set_params(layout=LAYOUT).fit(X, y)
-    assert (first.predict_proba(X) != other.predict_proba(X)).any()
+    other_seed = make_learner(name, seed=6, settings=QUICK).set_params(layout=LAYOUT).fit(X, y)
+    assert (first.predict_proba(X) != other_seed.predict_proba(X)).any()
 
 
 @pytest.mark.parametrize(("purge_hours", "last"), [(0, 79), (1, 78), (8, 71)])
@@ -112,9 +112,9 @@ def test_a_file_gives_the_same_bits_and_the_same_file(name, tmp_path):
     np.testing.assert_array_equal(loaded.occluded(X[:3]), learner.occluded(X[:3]))
     write_learner(name, loaded, tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == content
-    other = {"lstm": "cnn1d", "cnn1d": "lstm"}[name]
-    with pytest.raises(InputError, match=f"not a readable {other} model: it holds format 1 of {name}"):
-        read_learner(other, content, "a", X.shape[1])
+    other_name = {"lstm": "cnn1d", "cnn1d": "lstm"}[name]
+    with pytest.raises(InputError, match=f"not a readable {other_name} model: it holds format 1 of {name}"):
+        read_learner(other_name, content, "a", X.shape[1])
     with pytest.raises(InputError, match=f"not a readable {name} model"):
         read_learner(name, content[: len(content) // 2], "a", X.shape[1])
     length = int.from_bytes(content[:8], "little")

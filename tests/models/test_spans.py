@@ -72,10 +72,10 @@ def test_too_few_incidents_take_the_longest():
 
 def reads_of_a_choice(matrix, **training):
     """Choose among two spans at day 40; give the rows that were read in turn, all rows, and their labels."""
-    seen = []
+    reads = []
 
     def read(rows):
-        seen.append(rows)
+        reads.append(rows)
         return matrix.values(rows)
 
     refit = START + timedelta(days=40)
@@ -84,7 +84,7 @@ def reads_of_a_choice(matrix, **training):
         read, rows, labels, days(7, 28), refit_ms=instant_ms(refit), first_ms=instant_ms(START), reach_ms=REACH_MS,
         training=TrainingSection(**training), current=None, seed=3, min_incidents=0,
     )  # fmt: skip
-    return seen, rows, labels
+    return reads, rows, labels
 
 
 def test_the_tail_is_never_fitted_on(drifting):
@@ -107,21 +107,21 @@ def test_the_tail_is_scored_once_in_a_horizon(drifting):
 
 def test_the_whole_history_in_whole_days_is_a_candidate_too_and_the_only_one_that_expands():
     first = instant_ms(START)
-    at = {"first_ms": first, "reach_ms": REACH_MS}
+    limits = {"first_ms": first, "reach_ms": REACH_MS}
     listed = {"candidate_windows": ("14d", "28d")}
     chosen, expanding = TrainingSection(**listed), TrainingSection(window="expanding", **listed)
     assert candidates(expanding) == days(14)
-    for after_ms, all_of_them, whole in (
+    for after_ms, all_of_them, spans in (
         (14 * 86_400_000 - 1, (), ()),
         (14 * 86_400_000, days(14), days(14)),
         (27 * 86_400_000, days(14, 27), days(27)),
         (28 * 86_400_000 + 5_000, days(14, 28), days(28)),
         (400 * 86_400_000 + 5_000, days(14, 28, 400), days(400)),
     ):
-        assert usable_spans(chosen, refit_ms=first + REACH_MS + after_ms, **at) == all_of_them
-        assert usable_spans(expanding, refit_ms=first + REACH_MS + after_ms, **at) == whole
+        assert usable_spans(chosen, refit_ms=first + REACH_MS + after_ms, **limits) == all_of_them
+        assert usable_spans(expanding, refit_ms=first + REACH_MS + after_ms, **limits) == spans
         fixed = days(14) if after_ms >= 14 * 86_400_000 else ()
-        assert usable_spans(TrainingSection(window="14d"), refit_ms=first + REACH_MS + after_ms, **at) == fixed
+        assert usable_spans(TrainingSection(window="14d"), refit_ms=first + REACH_MS + after_ms, **limits) == fixed
 
 
 def test_the_whole_history_stays_in_use_as_it_grows(drifting):

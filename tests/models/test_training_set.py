@@ -48,10 +48,10 @@ def test_all_positives_and_the_ratio_of_negatives(matrix):
     rows, labels, picked = chosen(matrix)
     positive = known_rows(rows, labels, start_ms=at(5) - REACH_MS, complete_by_ms=at(30), as_of_ms=at(30))
     positive &= labels.label == 1
-    used = set(picked.rows[picked.label == 1].tolist())
-    assert used <= set(np.flatnonzero(positive).tolist())
-    assert len(used) == positive.sum()
-    assert set(np.flatnonzero(positive & ~rows.augmented).tolist()) <= used
+    used_rows = set(picked.rows[picked.label == 1].tolist())
+    assert used_rows <= set(np.flatnonzero(positive).tolist())
+    assert len(used_rows) == positive.sum()
+    assert set(np.flatnonzero(positive & ~rows.augmented).tolist()) <= used_rows
     assert picked.n_positive == (picked.label == 1).sum() > 50
     weight = picked.weight[picked.label == 0].sum()
     assert weight == pytest.approx(10 * picked.n_positive)
@@ -70,16 +70,16 @@ def test_negatives_make_room_for_positives_and_weigh_what_they_did(matrix, max_r
     assert (picked.thinned_to is None) == (len(all_of_them.rows) <= max_rows)
     # whatever is drawn, what is learned from it is shifted to the same odds
     drawn = np.log(picked.n_positive / picked.weight[picked.label == 0].sum())
-    before = np.log(all_of_them.n_positive / all_of_them.weight[all_of_them.label == 0].sum())
-    assert drawn + picked.prior_shift == pytest.approx(before + all_of_them.prior_shift)
+    prior_odds = np.log(all_of_them.n_positive / all_of_them.weight[all_of_them.label == 0].sum())
+    assert drawn + picked.prior_shift == pytest.approx(prior_odds + all_of_them.prior_shift)
 
 
 @pytest.mark.parametrize(("positives", "ratio"), [(100, 200), (2_000, 25), (30_000, 5)])
 def test_from_events_alone_many_positives_get_fewer_negatives_each(positives, ratio):
     count = 250_000
-    same = np.zeros(count, dtype=np.int64)
-    rows = TrainingRows(same, same != 0, same - NEVER, np.arange(count, dtype=np.uint64), np.arange(count))
-    labels = Labels((np.arange(count) < positives).astype(np.int8), same + 1, same - 1)
+    node = np.zeros(count, dtype=np.int64)
+    rows = TrainingRows(node, node != 0, node - NEVER, np.arange(count, dtype=np.uint64), np.arange(count))
+    labels = Labels((np.arange(count) < positives).astype(np.int8), node + 1, node - 1)
     limits = {"start_ms": 0, "complete_by_ms": 1, "as_of_ms": 1, "negative_ratio": 200, "seed": 1}
     picked = choose_rows(rows, labels, **limits, events_only=True)
     assert (picked.n_positive, picked.n_negative) == (positives, ratio * positives)
@@ -115,19 +115,19 @@ def test_the_shift_restores_the_base_rate():
 
 
 def reordered(matrix: FakeMatrix, order: np.ndarray) -> FakeMatrix:
-    other = FakeMatrix.__new__(FakeMatrix)
-    other.__dict__.update(matrix.__dict__)
-    other.rows = matrix.rows.iloc[order].reset_index(drop=True)
-    other.features = matrix.features[order]
-    return other
+    copy = FakeMatrix.__new__(FakeMatrix)
+    copy.__dict__.update(matrix.__dict__)
+    copy.rows = matrix.rows.iloc[order].reset_index(drop=True)
+    copy.features = matrix.features[order]
+    return copy
 
 
 def test_the_draw_does_not_depend_on_the_order_of_rows(matrix):
     order = np.random.default_rng(0).permutation(len(matrix.rows))
     _, _, picked = chosen(matrix)
-    _, _, other = chosen(reordered(matrix, order))
-    assert set(order[other.rows].tolist()) == set(picked.rows.tolist())
-    assert other.prior_shift == pytest.approx(picked.prior_shift, rel=1e-12)
+    _, _, reordered_draw = chosen(reordered(matrix, order))
+    assert set(order[reordered_draw.rows].tolist()) == set(picked.rows.tolist())
+    assert reordered_draw.prior_shift == pytest.approx(picked.prior_shift, rel=1e-12)
     assert set(chosen(matrix, seed=2)[2].rows.tolist()) != set(picked.rows.tolist())
 
 
@@ -137,14 +137,14 @@ def test_what_is_not_known_at_the_refit_changes_nothing(refit, seed):
     matrix = FakeMatrix(units=15, incidents=25, companions=4)
     as_of = START + timedelta(days=refit)
     _, _, clean = chosen(matrix, refit_day=refit)
-    kept = matrix.rows["augmented"] & (matrix.rows["established_at"] > as_of)
+    is_future = matrix.rows["augmented"] & (matrix.rows["established_at"] > as_of)
     rng = np.random.default_rng(seed)
-    poisoned = reordered(matrix, np.flatnonzero(~kept | (rng.random(len(kept)) < 0.5)))
+    poisoned = reordered(matrix, np.flatnonzero(~is_future | (rng.random(len(is_future)) < 0.5)))
     events = matrix.events.copy()
     late = events["known_at"] > as_of
     events.loc[late, "unit"] = rng.choice(matrix.rows["unit"].unique(), late.sum())
     poisoned.events = events[~late | (rng.random(len(late)) < 0.5)]
-    _, _, other = chosen(poisoned, refit_day=refit)
+    _, _, poisoned_draw = chosen(poisoned, refit_day=refit)
 
     def key(m, picked):
         rows = m.rows.iloc[picked.rows]
@@ -152,8 +152,8 @@ def test_what_is_not_known_at_the_refit_changes_nothing(refit, seed):
             zip(rows["decision_time"], rows["unit"], rows["augmented"], picked.label, picked.weight, strict=True)
         )
 
-    assert key(poisoned, other) == key(matrix, clean)
-    assert other.prior_shift == clean.prior_shift
+    assert key(poisoned, poisoned_draw) == key(matrix, clean)
+    assert poisoned_draw.prior_shift == clean.prior_shift
 
 
 def test_augmented_rows_without_a_known_positive_at_their_time_are_left_out(matrix):
@@ -181,7 +181,7 @@ def test_augmented_positives_without_companions_are_left_out(matrix):
 
 def censored(matrix, share=0.3):
     """The same matrix, where some units leave service unfailed at day 20: labels that reach beyond are null."""
-    other = reordered(matrix, np.arange(len(matrix.rows)))
+    copy = reordered(matrix, np.arange(len(matrix.rows)))
     names = matrix.rows["unit"].unique()
     leavers = set(names[: int(share * len(names))])
     plain = matrix.labels
@@ -193,14 +193,14 @@ def censored(matrix, share=0.3):
         frame.loc[gone, "label"] = pd.NA
         return frame if rows is None else frame.iloc[rows]
 
-    other.labels = labels
-    return other, leavers
+    copy.labels = labels
+    return copy, leavers
 
 
 def test_a_unit_that_left_unfailed_is_never_a_negative(matrix):
     """Not among the negatives, not in the odds that the shift restores."""
-    other, leavers = censored(matrix)
-    rows, labels, picked = chosen(other)
+    changed, leavers = censored(matrix)
+    rows, labels, picked = chosen(changed)
     late = rows.time[picked.rows] > at(20) - REACH_MS
     of_leavers = matrix.rows["unit"].isin(leavers).to_numpy()[picked.rows]
     assert not (late & of_leavers & (picked.label == 0)).any()

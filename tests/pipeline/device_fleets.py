@@ -12,8 +12,8 @@ CAGE_RATES = np.array([0.3, 0.6, 1.5])
 def instants(days: np.ndarray) -> pd.Series:
     """Return the instants of days since :data:`START`, missing where they are infinite."""
     known = np.isfinite(days)
-    whole = START + pd.to_timedelta((np.where(known, days, 0) * 86_400_000).astype(np.int64), unit="ms")
-    return pd.Series(whole.as_unit("ms")).where(known)
+    times = START + pd.to_timedelta((np.where(known, days, 0) * 86_400_000).astype(np.int64), unit="ms")
+    return pd.Series(times.as_unit("ms")).where(known)
 
 
 def write_disks(out: Path, *, devices: int, days: int, seed: int) -> None:
@@ -75,11 +75,11 @@ def write_lifetimes(out: Path, *, slots: int, years: int, seed: int) -> None:
         since = -rng.uniform(300, 500)
         while since < end:
             yearly = CAGE_RATES[(slot // 32) % 3] * rng.gamma(1.0, 0.5)
-            device, at, removed = f"{10**9 + len(installations)}", max(since, 0.0), np.inf
-            while (at := at + rng.exponential(365 / yearly)) < end and removed == np.inf:
-                failures.append((at, slot, device))
+            device, failed_at, removed = f"{10**9 + len(installations)}", max(since, 0.0), np.inf
+            while (failed_at := failed_at + rng.exponential(365 / yearly)) < end and removed == np.inf:
+                failures.append((failed_at, slot, device))
                 yearly += 1.2
-                removed = at + rng.lognormal(0.7, 1.0) if rng.random() < 0.6 else np.inf
+                removed = failed_at + rng.lognormal(0.7, 1.0) if rng.random() < 0.6 else np.inf
             installations.append((device, slot, since, removed if removed < end else np.inf))
             since = removed + rng.lognormal(0.4, 1.0)
     device, at_slot, since, removed = (np.array(column) for column in zip(*installations, strict=True))

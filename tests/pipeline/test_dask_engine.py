@@ -97,12 +97,12 @@ def test_a_cluster_makes_the_same_matrix_byte_for_byte_though_a_worker_is_killed
 
 def test_a_cluster_extends_a_matrix_as_this_machine_does(cluster, dataset, here, tmp_path):
     inventory = inventory_of(gpus(24, a_node=2))
-    whole = samples_of(inventory, 48)
+    samples = samples_of(inventory, 48)
     shorter = write_dataset(
         tmp_path / "fleet",
         inventory,
         hours=47,
-        samples=whole[whole["timestamp"] <= T0 + 47 * HOUR],
+        samples=samples[samples["timestamp"] <= T0 + 47 * HOUR],
         events=events_of([xid(5, "gpu01", "node0"), xid(30, "gpu07", "node3"), xid(44, "gpu02", "node1", "63")]),
         buckets=8,
     )

@@ -36,12 +36,12 @@ def test_a_run_leaves_its_promises_and_decisions_as_frames(extras):
 
 
 def test_the_report_says_what_was_promised_and_what_became_of_it(extras):
-    made = section(context(extras))
-    assert made.key == "decisions"
-    _, promised, unforeseen = made.tables
+    decisions = section(context(extras))
+    assert decisions.key == "decisions"
+    _, promised, unforeseen = decisions.tables
     assert ("good", "30.0 %", "kept") in [tuple(row[at].text for at in (0, 1, 5)) for row in promised.rows]
     assert unforeseen.rows[0][0].text == "all"
-    for table in made.tables:
+    for table in decisions.tables:
         assert all(len(row) == len(table.header) for row in table.rows)
     never = [row for row in section(context(extras, "blind")).tables[1].rows if row[0].text == "blind"]
     assert {row[2].text.partition(" ")[0] for row in never} == {"0"}

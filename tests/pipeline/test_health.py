@@ -93,8 +93,8 @@ def test_a_model_on_a_steady_fleet_is_healthy_and_its_outcomes_are_counted(bundl
 
 def test_risks_a_tenth_of_the_failures_are_drift(bundle, opened, tmp_path, monkeypatch):
     opened(fleet())
-    whole = FittedModels.risk
-    monkeypatch.setattr(FittedModels, "risk", lambda self, *given: whole(self, *given) / 10)
+    risk = FittedModels.risk
+    monkeypatch.setattr(FittedModels, "risk", lambda self, *given: risk(self, *given) / 10)
     result = check_health(bundle, tmp_path, until=LATER)
     assert result.findings.causes == ("risks",)
     assert not result.healthy
@@ -114,8 +114,8 @@ def test_what_was_not_known_at_the_check_changes_nothing(bundle, opened, tmp_pat
 def test_the_doctor_says_what_changed_and_fails(bundle, opened, tmp_path):
     opened(fleet(jump=3.0))
     arguments = ["doctor", "--model", str(bundle), "--matrix", str(tmp_path), "--until", "2026-02-04"]
-    shown = invoke(*arguments, code=1)
-    assert "DRIFT: the readings changed without a known cause. F0, f1 changed" in shown.output
+    result = invoke(*arguments, code=1)
+    assert "DRIFT: the readings changed without a known cause. F0, f1 changed" in result.output
     content = json.loads(invoke(*arguments, "--json", code=1).output)
     assert content["healthy"] is False
     assert {verdict["cause"] for verdict in content["findings"]["verdicts"]} >= {"readings"}
@@ -128,9 +128,9 @@ def test_a_bundle_without_reference_a_matrix_of_other_columns_and_one_without_ro
     opened(fleet())
     with pytest.raises(InputError, match="no decision between the fit at 2026-01-26 00:00 UTC and the check at"):
         check_health(bundle, tmp_path, until=FITTED - timedelta(hours=1))
-    other = fleet()
-    other.columns = other.columns[::-1]
-    opened(other)
+    other_fleet = fleet()
+    other_fleet.columns = other_fleet.columns[::-1]
+    opened(other_fleet)
     with pytest.raises(InputError, match="the features of the matrix and the bundle differ"):
         check_health(bundle, tmp_path)
     fitted = load_bundle(bundle).fitted

@@ -17,13 +17,13 @@ from telemetry.dataset.store import Dataset
 from telemetry.dataset.writer import DatasetWriter
 
 
-def poisoned(source: Path, out: Path, at: datetime, delay: timedelta, seed: int) -> Path:
-    """Copy a dataset; whatever could not be known at ``at`` is replaced by nonsense."""
+def poisoned(source: Path, out: Path, known_at: datetime, delay: timedelta, seed: int) -> Path:
+    """Copy a dataset; whatever could not be known at ``known_at`` is replaced by nonsense."""
     original = Dataset.open(source)
     rng = np.random.default_rng(seed)
-    known_until = pd.Timestamp(at)
+    known_until = pd.Timestamp(known_at)
     events = original.events()
-    kept = events[events["known_at"] <= known_until]
+    known = events[events["known_at"] <= known_until]
     installations = original.inventory()
     units = installations["gpu"].dropna().unique()
     invented = pd.DataFrame(
@@ -39,8 +39,8 @@ def poisoned(source: Path, out: Path, at: datetime, delay: timedelta, seed: int)
     invented["node"] = invented["gpu"].map(installations.drop_duplicates("gpu").set_index("gpu")["node"])
     invented["known_at"] = known_until + pd.to_timedelta(rng.uniform(0.01, 200, 300), unit="h")
     for column in ("timestamp", "known_at"):
-        invented[column] = invented[column].astype(kept[column].dtype)
-    events = pd.concat([kept, invented[kept.columns]], ignore_index=True)
+        invented[column] = invented[column].astype(known[column].dtype)
+    events = pd.concat([known, invented[known.columns]], ignore_index=True)
     installations["removed_at"] = installations["removed_at"].where(installations["removed_at"] <= known_until)
     later = rng.random(len(installations)) < 0.3
     installations.loc[later & installations["removed_at"].isna(), "removed_at"] = known_until + timedelta(hours=3)
@@ -90,25 +90,25 @@ def clean(small_fleet: Path, small_params: Params, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="module", params=[timedelta(0), timedelta(hours=31)], ids=str)
 def spoiled(request, small_fleet, small_params, tmp_path_factory):
-    at, folder = datetime(2026, 2, 9, tzinfo=UTC) + request.param, tmp_path_factory.mktemp("spoiled")
-    twin = poisoned(small_fleet, folder / "twin", at, small_params.features.delay, seed=3)
-    return at, played(twin, small_params, folder / "matrix")
+    time, folder = datetime(2026, 2, 9, tzinfo=UTC) + request.param, tmp_path_factory.mktemp("spoiled")
+    twin = poisoned(small_fleet, folder / "twin", time, small_params.features.delay, seed=3)
+    return time, played(twin, small_params, folder / "matrix")
 
 
 def test_a_poisoned_future_changes_no_score_before_it(clean: Played, spoiled: tuple[datetime, Played]) -> None:
-    at = pd.Timestamp(spoiled[0])
+    border = pd.Timestamp(spoiled[0])
 
     def known(matrix: FeatureMatrix, predictions: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
-        scores = predictions[predictions["decision_time"] <= at].reset_index(drop=True)
+        scores = predictions[predictions["decision_time"] <= border].reset_index(drop=True)
         named = ["node", "gpu", "unit", "model", "variant"]  # as text: categories also list units of later days
-        grid = matrix.rows[(matrix.rows["decision_time"] <= at) & ~matrix.rows["augmented"]]
+        grid = matrix.rows[(matrix.rows["decision_time"] <= border) & ~matrix.rows["augmented"]]
         return scores.astype(dict.fromkeys(named, "str")), matrix.values(grid.index.to_numpy())
 
     (scores, values), (spoiled_scores, spoiled_values) = known(*clean), known(*spoiled[1])
     assert len(scores) > 1000
     assert scores["fold"].nunique() >= 2
-    same = ["decision_time", "node", "gpu", "unit", "model", "variant", "score", "risk", "rank", "alert", "fold"]
-    pd.testing.assert_frame_equal(scores[same], spoiled_scores[same], check_exact=True)
+    compared = ["decision_time", "node", "gpu", "unit", "model", "variant", "score", "risk", "rank", "alert", "fold"]
+    pd.testing.assert_frame_equal(scores[compared], spoiled_scores[compared], check_exact=True)
     assert np.array_equal(values, spoiled_values, equal_nan=True)
 
 

@@ -12,8 +12,8 @@ import pipeline.tracking
 
 def git(folder: Path, *arguments: str) -> str:
     who = ("-c", "user.name=a", "-c", "user.email=a@b")
-    done = subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
+    result = subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True, text=True)
+    return result.stdout.strip()
 
 
 @pytest.fixture

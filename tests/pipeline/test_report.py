@@ -45,7 +45,7 @@ def context(predictions):
         {
             "fold": [0, 1, 2, 3] * 2,
             "variant": ["sliding"] * 4 + ["train_once"] * 4,
-            "refit_at": pd.to_datetime([T0 + timedelta(hours=60 * at) for at in range(4)] * 2),
+            "refit_at": pd.to_datetime([T0 + timedelta(hours=60 * i) for i in range(4)] * 2),
             "span": pd.to_timedelta([14, 28, 28, 14] * 2, unit="D"),
             "n_positive": 40,
             "n_negative": 800,
@@ -183,12 +183,12 @@ def test_every_model_is_in_the_table_with_its_interval(evaluation, page):
 
 
 def test_what_did_not_help_is_reported(predictions, context):
-    same = predictions[predictions["model"] == "mean_rank"].copy()
-    once = same[same["variant"] == "sliding"].assign(variant="train_once")
-    both = pd.concat([same[same["variant"] == "sliding"], once])
-    measured = evaluate(both, k=3, bootstrap=40, seed=0)
-    shown = Page(render_report(measured, context))
-    [row] = shown.table("the same model trained once")[1:]
+    of_profile = predictions[predictions["model"] == "mean_rank"].copy()
+    static = of_profile[of_profile["variant"] == "sliding"].assign(variant="train_once")
+    variants = pd.concat([of_profile[of_profile["variant"] == "sliding"], static])
+    measured = evaluate(variants, k=3, bootstrap=40, seed=0)
+    rendered = Page(render_report(measured, context))
+    [row] = rendered.table("the same model trained once")[1:]
     assert row[3:5] == ["0.0 [0.0, 0.0]", "not significant"]
 
 
@@ -240,9 +240,9 @@ def test_figures_by_gpu_stand_beside_those_by_node(predictions, context):
 
 
 def test_a_fleet_of_nodes_is_called_nodes(evaluation, context):
-    shown = Page(render_report(evaluation, replace(context, unit="node"))).text
-    assert "40 nodes of a simulated fleet" in shown
-    assert "GPU" not in shown.replace("predrain", "")
+    rendered = Page(render_report(evaluation, replace(context, unit="node"))).text
+    assert "40 nodes of a simulated fleet" in rendered
+    assert "GPU" not in rendered.replace("predrain", "")
 
 
 def test_a_period_without_incidents_or_outcomes_still_has_a_report(predictions, context):
@@ -252,37 +252,37 @@ def test_a_period_without_incidents_or_outcomes_still_has_a_report(predictions, 
         incident_start=pd.Series(pd.NaT, index=predictions.index).dt.tz_localize("UTC"),
         failure_class=pd.Series([None] * len(predictions), dtype="str", index=predictions.index),
     )
-    shown = Page(render_report(evaluate(quiet, k=3, bootstrap=30, seed=0), context)).text
-    assert "No incident occurred" in shown
-    assert "Too few incidents to compare risks with outcomes." in shown
-    assert "a precision of 0 %" in shown
+    rendered = Page(render_report(evaluate(quiet, k=3, bootstrap=30, seed=0), context)).text
+    assert "No incident occurred" in rendered
+    assert "Too few incidents to compare risks with outcomes." in rendered
+    assert "a precision of 0 %" in rendered
     unknown = predictions.assign(label=pd.array([pd.NA] * len(predictions), dtype="Int8"))
-    shown = Page(render_report(evaluate(unknown, k=3, bootstrap=30, seed=0), replace(context, alerts=()))).text
-    assert "the precision is unknown" in shown
-    assert "No alerts to show." in shown
+    rendered = Page(render_report(evaluate(unknown, k=3, bootstrap=30, seed=0), replace(context, alerts=()))).text
+    assert "the precision is unknown" in rendered
+    assert "No alerts to show." in rendered
 
 
 def test_without_truth_the_report_claims_no_oracle(predictions, context):
-    shown = Page(render_report(evaluate(predictions, k=3, bootstrap=0, seed=0), context))
-    assert "The best possible precision on this fleet is unknown" in shown.text
-    assert "of the oracle" not in shown.table("All models")[0]
-    assert "No intervals: backtest.bootstrap is 0." in shown.text
+    rendered = Page(render_report(evaluate(predictions, k=3, bootstrap=0, seed=0), context))
+    assert "The best possible precision on this fleet is unknown" in rendered.text
+    assert "of the oracle" not in rendered.table("All models")[0]
+    assert "No intervals: backtest.bootstrap is 0." in rendered.text
 
 
 def test_the_papers_mechanisms_stand_side_by_side_at_equal_alerts(evaluation, context):
-    shown = tables.mechanisms(evaluation, context)
-    assert [row[0].text for row in shown.rows] == [
+    rendered = tables.mechanisms(evaluation, context)
+    assert [row[0].text for row in rendered.rows] == [
         "best single model",
         "ensemble of the paper",
         "ensemble of the profile",
     ]
-    sliding, once = (evaluation.row("mean_rank", variant) for variant in ("sliding", "train_once"))
-    assert [cell.text for cell in shown.rows[2][1:3]] == [
-        wording.percent(row["precision_at_k"]) for row in (sliding, once)
+    sliding, static = (evaluation.row("mean_rank", variant) for variant in ("sliding", "train_once"))
+    assert [cell.text for cell in rendered.rows[2][1:3]] == [
+        wording.percent(row["precision_at_k"]) for row in (sliding, static)
     ]
-    assert shown.rows[2][3].text == wording.points(sliding["precision_at_k"] - once["precision_at_k"])
-    assert shown.rows[1][2].text == wording.NONE
-    _, *lines = shown.lines()
+    assert rendered.rows[2][3].text == wording.points(sliding["precision_at_k"] - static["precision_at_k"])
+    assert rendered.rows[1][2].text == wording.NONE
+    _, *lines = rendered.lines()
     assert [line.endswith(" *") for line in lines] == [False, False, True]
     alone = evaluation.table[evaluation.table["model"].isin(["mean_rank", "random"])]
     assert tables.mechanisms(replace(evaluation, table=alone), context) is None

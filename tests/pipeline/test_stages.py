@@ -160,8 +160,8 @@ def test_a_killed_backtest_goes_on_and_ends_the_same(small_fleet, small_params, 
     matrix = FeatureMatrix.open(small_backtest / "matrix")
     truth = small_fleet.with_name("fleet-truth")
 
-    def stop(done: int, _total: int) -> None:
-        if done == 1:
+    def stop(n_done: int, _total: int) -> None:
+        if n_done == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -169,8 +169,8 @@ def test_a_killed_backtest_goes_on_and_ends_the_same(small_fleet, small_params, 
     assert list((tmp_path / "out" / ".fits").iterdir())
     backtest_matrix(matrix, small_params, tmp_path / "out", truth=truth)
     resumed = {name: digest for name, digest in digests(tmp_path / "out").items() if not name.startswith(".fits")}
-    before = digests(small_backtest)
-    assert resumed == {name: before[name] for name in resumed}
+    old_digests = digests(small_backtest)
+    assert resumed == {name: old_digests[name] for name in resumed}
     changed = small_params.backtest.model_copy(update={"bootstrap": 11, "cooldown": timedelta(days=5)})
     monkeypatch.setattr("models.learners.factory.lightgbm.LGBMClassifier.fit", lambda *_: pytest.fail("fitted again"))
     backtest_matrix(matrix, small_params.model_copy(update={"backtest": changed}), tmp_path / "out")
@@ -202,8 +202,8 @@ def test_parameters_that_say_something_else_than_the_matrix_are_refused(
 
 def test_parameters_of_the_fit_alone_may_differ_from_the_matrixs(small_params: Params, small_backtest: Path) -> None:
     training = small_params.training.model_copy(update={"negative_ratio": 30})
-    other = small_params.model_copy(update={"seed": 7, "training": training})
-    check_made_with(FeatureMatrix.open(small_backtest / "matrix"), other)
+    changed = small_params.model_copy(update={"seed": 7, "training": training})
+    check_made_with(FeatureMatrix.open(small_backtest / "matrix"), changed)
 
 
 def test_a_full_disk_loses_nothing(small_params, small_backtest, tmp_path, monkeypatch):

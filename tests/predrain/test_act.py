@@ -58,18 +58,18 @@ def node(place, name="n3"):
 
 
 def test_a_dry_run_prints_what_would_be_written_and_writes_nothing(place):
-    before = (place / "cluster.json").read_bytes()
-    shown = invoke(*GO, "--dry-run").stdout
-    assert "would    swap n3 (high)" in shown
-    assert "node n3: spec.taints: team=x:NoSchedule -> team=x:NoSchedule, predrain.io/at-risk=high:NoSchedule" in shown
-    assert (place / "cluster.json").read_bytes() == before
+    content = (place / "cluster.json").read_bytes()
+    output = invoke(*GO, "--dry-run").stdout
+    assert "would    swap n3 (high)" in output
+    assert "node n3: spec.taints: team=x:NoSchedule -> team=x:NoSchedule, predrain.io/at-risk=high:NoSchedule" in output
+    assert (place / "cluster.json").read_bytes() == content
     assert not (place / "ledger.db").exists()
 
 
 def test_act_then_ask_then_replay_then_undo(place):
     plain = node(place)
-    done = json.loads(invoke(*GO, "--json").stdout)
-    assert [(step["verb"], step["outcome"]) for step in done["steps"]] == [
+    report = json.loads(invoke(*GO, "--json").stdout)
+    assert [(step["verb"], step["outcome"]) for step in report["steps"]] == [
         ("swap", "done"),
         ("drain", "done"),
         ("publish", "already"),
@@ -93,9 +93,9 @@ def test_act_then_ask_then_replay_then_undo(place):
     invoke(*ACT, "--release-all")
     left = node(place)
     assert (left["labels"], left["annotations"], left["taints"]) == (plain["labels"], {}, plain["taints"])
-    after = invoke(*GO).stdout
-    assert "nothing to do" in after
-    assert "note: new actions are blocked until `predrain act --resume`" in after
+    output = invoke(*GO).stdout
+    assert "nothing to do" in output
+    assert "note: new actions are blocked until `predrain act --resume`" in output
     invoke(*ACT, "--resume")
     invoke(*GO)
     assert len(node(place)["taints"]) == 2
@@ -103,13 +103,13 @@ def test_act_then_ask_then_replay_then_undo(place):
 
 def test_a_standby_is_no_failure_but_cannot_complete_a_release(place):
     invoke(*GO)
-    other = FileScheduler(place / "cluster.json", SystemClock())
-    assert other.hold_lease("another", timedelta(seconds=30)) is not None
+    scheduler = FileScheduler(place / "cluster.json", SystemClock())
+    assert scheduler.hold_lease("another", timedelta(seconds=30)) is not None
     assert "standby: another replica holds the lease" in invoke(*GO).stdout
     left = invoke(*ACT, "--release-all", "--wait", "1s", code=1)
     assert "standby" in left.stdout
     assert "markers are left on 1 node (n3)" in left.stderr
-    other.drop_lease("another")
+    scheduler.drop_lease("another")
     invoke(*ACT, "--release-all", "--wait", "1m")
     assert len(node(place)["taints"]) == 1
     invoke(*ACT, "--kill", "--wait", "1m", code=2)
@@ -152,8 +152,8 @@ def test_the_loop_serves_metrics_until_it_is_stopped(place):
             port = int(process.stderr.readline().rpartition(" ")[2])
             page = ""
             while "predrain_act_rounds_total" not in page or 'result="decided"} 0.0' in page:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-                    page = answer.read().decode()
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
+                    page = response.read().decode()
             assert 'predrain_act_actions_total{outcome="done",verb="swap"} 1.0' in page
             assert 'predrain_act_nodes{tier="high"} 1.0' in page
             process.terminate()
@@ -253,9 +253,9 @@ def test_a_rule_of_the_settings_is_fed_by_the_events_that_it_names(place):
     assert "n5" not in invoke(*GO, "--events", "events.parquet", "--dry-run").stdout
     rule = "{fact: xid 63, tier: elevated, holds: 1d, description: a row remap is pending}"
     Path("act.yaml").write_text(SETTINGS.replace("controller:", f"  rules: {{rules: [{rule}]}}\ncontroller:"))
-    shown = invoke(*GO, "--events", "events.parquet", "--dry-run").stdout
-    assert "would    avoid n5 (elevated)" in shown
-    assert "a row remap is pending" in shown
+    output = invoke(*GO, "--events", "events.parquet", "--dry-run").stdout
+    assert "would    avoid n5 (elevated)" in output
+    assert "a row remap is pending" in output
 
 
 def test_a_reason_forges_no_line_and_moves_no_cursor(place):
@@ -264,14 +264,14 @@ def test_a_reason_forges_no_line_and_moves_no_cursor(place):
     records = [record(f"gpu{i}", f"n{i}", 0.9 if i == 3 else 0.01, now) for i in range(12)]
     reasoned = replace(records[3], reasons=(RiskReason(forged, "telemetry", 1.0, None),))
     write(place / "scores", *records[:3], reasoned, *records[4:], at=now, model={"fitted_at": now.isoformat()})
-    for shown in (invoke(*GO).stdout, invoke("ledger", "why", "n3").stdout):
-        (line,) = (line for line in shown.split("\n") if "hot" in line)
+    for output in (invoke(*GO).stdout, invoke("ledger", "why", "n3").stdout):
+        (line,) = (line for line in output.split("\n") if "hot" in line)
         assert "decision 9" in line
         assert line.isprintable()
 
 
 def test_settings_without_any_threshold_say_that_no_score_has_a_tier(place):
     (place / "act.yaml").write_text("controller: {interval: 1m}")
-    shown = invoke(*GO).stdout
-    assert "note: no thresholds are set (policy.thresholds): only hard rules act" in shown
-    assert "nothing to do" in shown
+    output = invoke(*GO).stdout
+    assert "note: no thresholds are set (policy.thresholds): only hard rules act" in output
+    assert "nothing to do" in output

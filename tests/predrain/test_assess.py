@@ -62,9 +62,9 @@ class Fleets:
 
     def run(self, dataset: Path | None, out: Path, *more: str | Path) -> str:
         source = [] if dataset is None else ["--dataset", dataset]
-        words = ["assess", *source, "--out", out, "--params", self.params, *more]
-        done = invoke(*words)
-        return done.stdout
+        arguments = ["assess", *source, "--out", out, "--params", self.params, *more]
+        result = invoke(*arguments)
+        return result.stdout
 
 
 @pytest.fixture(scope="session")
@@ -82,9 +82,9 @@ def test_failures_that_announce_themselves_are_predictable_and_the_ladder_says_w
     assert content["predictable"]["answer"] == "yes"
     assert "YES" in text
     assert f"Recommended: {', '.join(content['recommended'])} (" in text
-    held = content["replayed"]["held_back"]
-    assert held, "nodes in repair use the budget of so small a fleet"
-    assert f"Disruption budgets prevented {held} drains" in text
+    held_back = content["replayed"]["held_back"]
+    assert held_back, "nodes in repair use the budget of so small a fleet"
+    assert f"Disruption budgets prevented {held_back} drains" in text
     alone = next(row for row in content["policies"] if row["policy"] == "hard rules alone")
     assert alone["net_high"] >= 0, "today's practice is neutral at worst"
 
@@ -115,8 +115,8 @@ def test_gangs_of_the_operators_size_are_replayed_on_the_same_scores(fleets):
     single = fleets.assess("announced", 80)
     out = shutil.copytree(single, fleets.folder / "gangs-out")
     fleets.run(fleets.folder / "announced-80", out, "--gpus-per-job", "64", "--no-checkpoint-on-request")
-    content, before = read(out), read(single)
-    assert content["predictable"] == before["predictable"]
+    content, single_gpus = read(out), read(single)
+    assert content["predictable"] == single_gpus["predictable"]
     assert (content["jobs"]["from"], content["jobs"]["mean_gpus_by_gpu_hours"]) == ("a generated load", 64)
     sizes = [size["gpus_per_job"] for size in content["by_job_size"]]
     assert sizes == [8, 64, None], "no larger one fits, and last come sizes as in a trace"
@@ -125,9 +125,9 @@ def test_gangs_of_the_operators_size_are_replayed_on_the_same_scores(fleets):
 @pytest.mark.parametrize("option", ["--gpus-per-job", "--largest-job"])
 def test_more_gpus_than_there_are_is_refused(fleets, option):
     out = fleets.assess("noprecursor", 90)
-    words = ["assess", "--dataset", fleets.folder / "noprecursor-90", "--out", out, "--params", fleets.params]
-    done = invoke(*words, option, "4096", code=1)
-    assert "4096 exceeds the" in done.stderr
+    arguments = ["assess", "--dataset", fleets.folder / "noprecursor-90", "--out", out, "--params", fleets.params]
+    result = invoke(*arguments, option, "4096", code=1)
+    assert "4096 exceeds the" in result.stderr
 
 
 def test_the_page_needs_nothing_else_has_the_verdict_first_and_escapes_what_it_is_given(fleets, tmp_path):
@@ -178,13 +178,13 @@ def test_a_handful_of_failures_is_too_few_to_tell_and_how_many_more_is_said(flee
 
 def test_channels_that_are_dropped_are_named_group_by_group_with_how_they_are_switched_on(tmp_path):
     simulate(tmp_path / "whole", gpus=16, days=5, seed=3, scenario="base", acceleration=90)
-    whole = Dataset.open(tmp_path / "whole")
-    dropped = [name for name in whole.meta.channels if name.startswith(("pcie", "nvlink"))]
-    table = pa.concat_tables([whole.read_bucket(bucket) for bucket in whole.buckets()]).drop_columns(dropped)
+    dataset = Dataset.open(tmp_path / "whole")
+    dropped = [name for name in dataset.meta.channels if name.startswith(("pcie", "nvlink"))]
+    table = pa.concat_tables([dataset.read_bucket(bucket) for bucket in dataset.buckets()]).drop_columns(dropped)
     pq.write_table(table, tmp_path / "samples.parquet")
     files = {"samples": tmp_path / "samp*.parquet", "inventory": tmp_path / "whole" / "inventory.parquet"}
-    words = [f"--{name}={path}" for name, path in files.items()]
-    invoke("assess", *words, "--events", whole.path / "events.parquet", "--json", "--out", tmp_path / "out")
+    arguments = [f"--{name}={path}" for name, path in files.items()]
+    invoke("assess", *arguments, "--events", dataset.path / "events.parquet", "--json", "--out", tmp_path / "out")
     to_do = {todo["what"].split(":")[0]: todo for todo in read(tmp_path / "out")["data"]["to_do"]}
     for group, failures, counter in (("PCIe", "bus", "PCIE_REPLAY"), ("NVLink", "interconnect", "NVLINK")):
         assert f"precursors of {failures} failures" in to_do[group]["shows"]
@@ -212,8 +212,8 @@ def test_the_three_commands_that_it_names_run_as_they_stand_and_take_the_recomme
     cluster = {"format": 1, "nodes": [{"name": name, "cluster": "c", "group": "g"} for name in nodes]}
     (fleets.folder / "cluster.json").write_text(json.dumps(cluster))
     act[act.index("kubernetes")] = "file"
-    done = invoke(*act, "--cluster", "cluster.json")
-    assert "policy.horizon" not in done.output, "that of the settings is the scores'"
+    result = invoke(*act, "--cluster", "cluster.json")
+    assert "policy.horizon" not in result.output, "that of the settings is the scores'"
     settings = read_settings(out / "act.yaml").policy
     assert settings.stages.ceiling == chosen["stage"]
     assert settings.thresholds.high == pytest.approx(chosen["thresholds"]["high"], rel=1e-3)
@@ -239,12 +239,12 @@ def test_the_settings_hold_what_was_assumed_and_every_other_budget(tmp_path):
     costs = CostBenefitConfig(timedelta(minutes=9), timedelta(minutes=40), verify=timedelta(hours=3))
     assumed = Assumptions(costs, ProbeConfig(duration=timedelta(minutes=20)), spare_nodes=3)
     write_settings(tmp_path / "act.yaml", settings_of(["publish"], {}) | {"scheduler": "file"}, Params(), assumed)
-    policy, usual = read_settings(tmp_path / "act.yaml").policy, BudgetConfig()
+    policy, defaults = read_settings(tmp_path / "act.yaml").policy, BudgetConfig()
     assert (policy.cost_benefit, policy.probes) == (costs, assumed.probes)
-    fleet, *others = policy.budget.disruption_budgets
+    fleet, *budgets = policy.budget.disruption_budgets
     assert (fleet.scope, fleet.allowed(1000)) == ("fleet", 3)
-    assert [budget for budget in usual.disruption_budgets if budget.scope != "fleet"] == others
-    assert policy.budget.rate_limits == usual.rate_limits
+    assert [budget for budget in defaults.disruption_budgets if budget.scope != "fleet"] == budgets
+    assert policy.budget.rate_limits == defaults.rate_limits
 
 
 def test_samples_every_half_hour_are_scored_by_the_commands_that_it_names(fleets, monkeypatch):
@@ -262,10 +262,10 @@ def test_samples_every_half_hour_are_scored_by_the_commands_that_it_names(fleets
 
 def test_again_it_makes_nothing_anew_and_writes_nothing_outside(fleets):
     out = fleets.assess("noprecursor", 90)
-    before = {path: path.stat().st_mtime_ns for path in sorted(fleets.folder.rglob("*"))}
+    mtimes = {path: path.stat().st_mtime_ns for path in sorted(fleets.folder.rglob("*"))}
     dataset = fleets.folder / "noprecursor-90"
     assert json.loads(fleets.run(dataset, out, "--json")) == read(out)
-    changed = {path.name for path in sorted(fleets.folder.rglob("*")) if before.get(path) != path.stat().st_mtime_ns}
+    changed = {path.name for path in sorted(fleets.folder.rglob("*")) if mtimes.get(path) != path.stat().st_mtime_ns}
     assert changed <= {out.name, "assessment.json", "act.yaml", "index.html"}
 
 
@@ -273,9 +273,9 @@ def test_the_backtest_is_repeated_if_the_truth_changes_and_not_if_its_folder_mov
     def started(*_, **__):
         raise KeyboardInterrupt
 
-    done, params = fleets.assess("noprecursor", 90), Params.model_validate(yaml.safe_load(LIGHT))
+    result, params = fleets.assess("noprecursor", 90), Params.model_validate(yaml.safe_load(LIGHT))
     monkeypatch.setattr(workflow, "backtest_matrix", started)
-    out = shutil.copytree(done, tmp_path / "out")
+    out = shutil.copytree(result, tmp_path / "out")
     truth = shutil.copytree(fleets.folder / "noprecursor-90-truth", tmp_path / "truth")
     matrix = FeatureMatrix.open(out / "matrix")
     params = with_step(params, matrix.config.step, "fleet")
@@ -287,15 +287,15 @@ def test_the_backtest_is_repeated_if_the_truth_changes_and_not_if_its_folder_mov
 
 
 def test_only_the_checkpoint_interval_is_assumed_otherwise_than_by_the_controller():
-    given = {name: parameter.default for name, parameter in inspect.signature(assess).parameters.items()}
+    arguments = {name: parameter.default for name, parameter in inspect.signature(assess).parameters.items()}
     assumed = Assumptions()
     assert assumed.costs == CostBenefitConfig(checkpoint_every=timedelta(hours=1))
     options = {"checkpoint_every": "checkpoint_every", "checkpoint": "checkpoint", "restart": "restart"}
     options |= {"verify": "diagnostic"}
-    assert {name: parse_duration(given[option]) for name, option in options.items()} == {
+    assert {name: parse_duration(arguments[option]) for name, option in options.items()} == {
         name: getattr(assumed.costs, name) for name in options
     }
-    assert parse_duration(given["probe"]) == assumed.probes.duration == ProbeConfig().duration
+    assert parse_duration(arguments["probe"]) == assumed.probes.duration == ProbeConfig().duration
 
 
 def test_a_killed_backtest_is_not_taken_for_the_run_whose_files_it_replaced(tmp_path, monkeypatch):
@@ -320,8 +320,8 @@ def test_files_are_imported_and_judged_as_the_dataset_they_make(fleets):
     pq.write_table(samples, files / "samples.parquet")
     for name in ("inventory", "events"):
         shutil.copy(fleets.folder / "base-15" / f"{name}.parquet", files)
-    given = [word for name in ("samples", "inventory", "events") for word in (f"--{name}", files / f"{name}.parquet")]
-    fleets.run(None, fleets.folder / "files-out", *given)
+    options = [word for name in ("samples", "inventory", "events") for word in (f"--{name}", files / f"{name}.parquet")]
+    fleets.run(None, fleets.folder / "files-out", *options)
     mine, other = read(fleets.folder / "files-out"), read(out)
     assert mine["data"]["units"] == other["data"]["units"]
     assert mine["predictable"]["answer"] == other["predictable"]["answer"]
@@ -339,15 +339,15 @@ def test_what_matches_of_a_prometheus_is_fetched_into_the_folder_and_judged(flee
     failed = datetime.fromtimestamp(now / 1000 - 86_400, UTC)
     tickets.write_text(f"timestamp,node,gpu,type,code\n{failed.isoformat()},n1,GPU-2,failure,gpu_lost\n")
     (fleets.folder / "token").write_text("s3cret")
-    words = ["assess", "--prometheus", "", "--since", "2d", "--events", tickets, "--bearer-token-file"]
-    words += [fleets.folder / "token", "--header", "X-Scope-OrgID=hpc", "--out", out, "--params", fleets.params]
-    words += ["--match", '{cluster="a"}']
+    arguments = ["assess", "--prometheus", "", "--since", "2d", "--events", tickets, "--bearer-token-file"]
+    arguments += [fleets.folder / "token", "--header", "X-Scope-OrgID=hpc", "--out", out, "--params", fleets.params]
+    arguments += ["--match", '{cluster="a"}']
     with serving(server):
-        words[2] = server.url
-        done = invoke(*words)
-    printed = done.stdout
-    assert "4 GPUs, at most " in done.stderr, "before anything is fetched"
-    assert all(asked.headers["Authorization"] == "Bearer s3cret" for asked in server.asked)
+        arguments[2] = server.url
+        result = invoke(*arguments)
+    printed = result.stdout
+    assert "4 GPUs, at most " in result.stderr, "before anything is fetched"
+    assert all(request.headers["Authorization"] == "Bearer s3cret" for request in server.asked)
     assert server.queries()[0].endswith("[300001ms]"), "five minutes may tell how much there is"
     assert "4 GPUs on 1 node" in printed
     assert "node failures: 1 (1 other)" in printed
@@ -359,12 +359,12 @@ def test_unknown_columns_are_written_to_a_mapping_that_nothing_is_imported_by(tm
     hosts = write_csv(tmp_path / "hosts.csv", inventory_frame())
     command = ["assess", "--samples", samples, "--inventory", hosts, "--out", tmp_path / "out"]
     for name in ("mapping.yaml", "mapping-2.yaml"):
-        done = invoke(*command, code=1)
-        assert f"guesses are in {tmp_path / 'out' / name}" in done.stderr
+        result = invoke(*command, code=1)
+        assert f"guesses are in {tmp_path / 'out' / name}" in result.stderr
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mapping-2.yaml", "mapping.yaml"]
     assert re.search("gpu core temp: .*gpu_temp_c", (tmp_path / "out" / "mapping.yaml").read_text())
-    done = invoke("import", "--samples", samples, "--suggest-mapping", tmp_path / "out" / "mapping.yaml", code=1)
-    assert "already exists" in done.stderr
+    result = invoke("import", "--samples", samples, "--suggest-mapping", tmp_path / "out" / "mapping.yaml", code=1)
+    assert "already exists" in result.stderr
 
 
 @pytest.mark.parametrize("text", ["samples: [\n", "- a\n", "sample: {columns: {}}\n"])
@@ -373,8 +373,8 @@ def test_a_mapping_that_is_none_of_files_is_refused_and_not_passed_over(tmp_path
     samples = write_csv(tmp_path / "smi.csv", samples_frame())
     hosts = write_csv(tmp_path / "hosts.csv", inventory_frame())
     command = ["assess", "--samples", samples, "--inventory", hosts, "--mapping", tmp_path / "mapping.yaml"]
-    done = invoke(*command, "--out", tmp_path / "out", code=1)
-    assert "mapping.yaml" in done.stderr
+    result = invoke(*command, "--out", tmp_path / "out", code=1)
+    assert "mapping.yaml" in result.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -31,10 +31,10 @@ SOURCES = (
                                    *(("ledger", verb) for verb in ("why", "list", "replay", "export")),
                                    ("prior", "build"), ("collect",), ("ledger",)])  # fmt: skip
 def test_every_verb_has_help_with_an_example(arguments: tuple[str, ...]) -> None:
-    shown = invoke(*arguments, "--help")
-    assert f"Example: predrain {' '.join(arguments)}" in shown.stdout
+    output = invoke(*arguments, "--help")
+    assert f"Example: predrain {' '.join(arguments)}" in output.stdout
     if arguments == ("simulate",):
-        assert all(f"{name}:" in shown.stdout for name in ("base", "drift", "epidemic", "noprecursor", "announced"))
+        assert all(f"{name}:" in output.stdout for name in ("base", "drift", "epidemic", "noprecursor", "announced"))
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_a_reader_that_has_enough_of_the_output_is_no_error() -> None:
 
 
 def test_what_a_backtest_comes_to_is_printed_with_the_path_of_its_page_last(small_backtest: Path) -> None:
-    shown = invoke("report", "--show", small_backtest).stdout
-    lines = shown.rstrip().splitlines()
+    output = invoke("report", "--show", small_backtest).stdout
+    lines = output.rstrip().splitlines()
     assert lines[-1] == f"Report: {(small_backtest / 'report' / 'index.html').resolve()}"
     assert any(line.startswith("ensemble of the profile (mean_log_odds) ") and line.endswith("*") for line in lines)
     for mechanism in ("best single model", "ensemble of the paper (intersection)", "cascade"):
@@ -87,8 +87,8 @@ def test_a_report_of_a_dataset_begins_with_the_verdict_and_what_each_action_nets
     inputs = ["--dataset", small_fleet, "--matrix", backtest / "matrix", "--params", small_params_file]
     invoke("report", "--backtest", backtest, *inputs)
     page = (backtest / "report" / "index.html").read_text()
-    shown = invoke("report", "--show", backtest).stdout
-    answer = shown.splitlines()[-5]  # before two lines on actions, and the path of the page
+    output = invoke("report", "--show", backtest).stdout
+    answer = output.splitlines()[-5]  # before two lines on actions, and the path of the page
     positions = [page.index(f"<strong>{answer}"), page.index("Net GPU-hours by action"), page.index("<table>")]
     assert positions == sorted(positions)
 
@@ -211,19 +211,19 @@ def test_the_parameters_have_the_step_of_the_dataset_and_its_counts_are_shown(tm
         samples = samples_frame(every="30min")
         samples.loc[0, "gpu_temp_c"] = 1e9
         run_import(tmp_path, samples=samples, step=timedelta(minutes=30), out="fleet", max_loss=1.0)
-    done = invoke("init", tmp_path / "model", "--dataset", "../fleet", "--json")
-    shown = json.loads(done.stdout)
+    result = invoke("init", tmp_path / "model", "--dataset", "../fleet", "--json")
+    output = json.loads(result.stdout)
     params = load_params([tmp_path / "model" / "predrain.yaml"])
     assert params.telemetry.step == (timedelta(minutes=30) if is_there else None)
     assert params.data.dataset == "../fleet"
-    assert (shown.get("samples"), shown.get("quarantined")) == (
+    assert (output.get("samples"), output.get("quarantined")) == (
         (24, {"value out of range": 1}) if is_there else (None, None)
     )
 
 
 def test_an_absent_store_is_one_line_and_is_not_made(tmp_path: Path) -> None:
-    done = invoke("promote", "--rollback", "--registry", f"sqlite:///{tmp_path / 'no.db'}", code=1)
-    assert "store does not exist" in done.output
+    result = invoke("promote", "--rollback", "--registry", f"sqlite:///{tmp_path / 'no.db'}", code=1)
+    assert "store does not exist" in result.output
     assert not list(tmp_path.iterdir())
 
 
@@ -231,8 +231,8 @@ def test_an_absent_store_is_one_line_and_is_not_made(tmp_path: Path) -> None:
 def test_a_verdict_is_printed_and_is_the_exit_code(action: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     decision = PromotionResult(action, "predrain", 2, 1, 1 if action == "refused" else 2, dry_run=False)
     monkeypatch.setattr("pipeline.promotion.promote", lambda *_args, **_kwargs: decision)
-    done = invoke("promote", "--matrix", "m", "--json", code=code)
-    assert json.loads(done.output)["action"] == action
+    result = invoke("promote", "--matrix", "m", "--json", code=code)
+    assert json.loads(result.output)["action"] == action
 
 
 SCORE = "score --dataset d --model m --out s"

@@ -31,8 +31,8 @@ def test_precision_is_that_of_as_many_alerts_on_both_sides(small_backtest: Path,
     result = json.loads(invoke("compare", small_backtest, other, "--json").stdout)
     for side, folder in (("one", small_backtest), ("two", other)):
         frame = pd.read_parquet(folder / "predictions_all.parquet")
-        mine = frame[(frame["model"] == result["profiles"][0]) & (frame["variant"] == "sliding")]
-        nodes = mine.dropna(subset=["label"]).groupby(["decision_time", "node"], observed=True)
+        of_profile = frame[(frame["model"] == result["profiles"][0]) & (frame["variant"] == "sliding")]
+        nodes = of_profile.dropna(subset=["label"]).groupby(["decision_time", "node"], observed=True)
         nodes = nodes.agg(rank=("rank", "min"), label=("label", "max")).reset_index()
         top = nodes[nodes.groupby("decision_time")["rank"].rank() <= result["k"]]
         assert np.isclose(result["statistics"]["precision_at_k"][side], (top["label"] == 1).mean())
@@ -58,16 +58,14 @@ def test_another_fleet_or_other_labels_are_not_compared(small_backtest, other, c
 
 def test_a_new_folder_holds_the_defaults_and_replaces_nothing(tmp_path: Path) -> None:
     invoke("init", tmp_path / "mine", "--dataset", "/srv/fleet")
-    held = load_params([tmp_path / "mine" / "predrain.yaml"]).model_dump(exclude={"data"})
-    assert held == Params().model_dump(exclude={"data"})
+    settings = load_params([tmp_path / "mine" / "predrain.yaml"]).model_dump(exclude={"data"})
+    assert settings == Params().model_dump(exclude={"data"})
     assert yaml.safe_load((tmp_path / "mine" / "predrain.yaml").read_text())["data"] == {"dataset": "/srv/fleet"}
-    before = sorted(path.name for path in (tmp_path / "mine").iterdir())
+    names = sorted(path.name for path in (tmp_path / "mine").iterdir())
     (tmp_path / "mine" / "dvc.yaml").unlink()
     again = invoke("init", tmp_path / "mine", code=1)
     assert "predrain.yaml, .gitignore, README.md already exist" in again.stderr
-    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == [
-        name for name in before if name != "dvc.yaml"
-    ]
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == [name for name in names if name != "dvc.yaml"]
 
 
 def groups_of(prior: Path) -> set[str]:

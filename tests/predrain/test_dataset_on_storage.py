@@ -95,11 +95,11 @@ def test_the_doctor_reads_a_stored_dataset_like_a_folder(storage: Storage, home:
     here = invoke("doctor", "fleet", "--json", cwd=home, code=1, **storage.environment)
     there = invoke("doctor", PLACE, "--json", cwd=home, code=1, **storage.environment)
     assert there.stderr == here.stderr
-    ours, theirs = json.loads(here.stdout), json.loads(there.stdout)
-    for observed in (ours, theirs):
+    local, stored = json.loads(here.stdout), json.loads(there.stdout)
+    for observed in (local, stored):
         del observed["source"]["at"]
-    assert (ours["source"].pop("where"), theirs["source"].pop("where")) == ("fleet", PLACE)
-    assert theirs == ours
+    assert (local["source"].pop("where"), stored["source"].pop("where")) == ("fleet", PLACE)
+    assert stored == local
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_what_needs_a_folder_says_so_and_makes_none(storage: Storage, tmp_path: 
 
 
 def test_an_error_of_the_storage_is_one_line_and_exit_code_1(storage: Storage, tmp_path: Path) -> None:
-    given = ("features", "--dataset", "s3://nobody/fleet", "--out", "matrix")
-    failed = invoke(*given, cwd=tmp_path, code=1, **storage.environment)
+    arguments = ("features", "--dataset", "s3://nobody/fleet", "--out", "matrix")
+    failed = invoke(*arguments, cwd=tmp_path, code=1, **storage.environment)
     assert failed.stderr.splitlines() == [
         "predrain: error: there is no bucket 'nobody' (s3://nobody/fleet). "
         "Check its name and AWS_ENDPOINT_URL, or create it."

@@ -18,12 +18,12 @@ from tests.processes import PREDRAIN
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """A world in which each rung was used: within five minutes of the demo."""
-    made = World.make(tmp_path_factory.mktemp("demo"), gpus=128, seed=11, say=lambda _: None, ahead=timedelta(days=40))
+    demo = World.make(tmp_path_factory.mktemp("demo"), gpus=128, seed=11, say=lambda _: None, ahead=timedelta(days=40))
     for hour in range(300):
-        made.step(made.now + timedelta(hours=1))
-        if hour % 20 == 0 and all(times for times, _ in made.count().rungs.values()):
-            return made
-    raise AssertionError(f"not each rung was used: {made.balance.rungs}")
+        demo.step(demo.now + timedelta(hours=1))
+        if hour % 20 == 0 and all(times for times, _ in demo.count().rungs.values()):
+            return demo
+    raise AssertionError(f"not each rung was used: {demo.balance.rungs}")
 
 
 def newest_summary(world: World) -> dict:
@@ -38,11 +38,11 @@ def test_a_drain_rests_on_scores_that_hold_and_stands_in_the_ledger(world: World
 
 
 def test_nothing_of_the_time_to_come_is_seen(world: World) -> None:
-    seen = ArrivedDataset.by(world.dataset, world.now)
-    assert seen.meta.span[1] == world.now
-    assert (seen.events()["known_at"] <= world.now).all()
-    assert len(seen.events()) < len(world.dataset.events())
-    installations = seen.inventory()
+    arrived = ArrivedDataset.by(world.dataset, world.now)
+    assert arrived.meta.span[1] == world.now
+    assert (arrived.events()["known_at"] <= world.now).all()
+    assert len(arrived.events()) < len(world.dataset.events())
+    installations = arrived.inventory()
     assert (installations["installed_at"] <= world.now).all()
     assert not (installations["removed_at"] > world.now).any()
 
@@ -76,11 +76,11 @@ def test_the_command_shows_the_fleet_and_leaves_nothing_behind(tmp_path: Path) -
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     address = process.stdout.readline().strip()
-    with urllib.request.urlopen(address, timeout=60) as answer:
-        page = answer.read().decode()
+    with urllib.request.urlopen(address, timeout=60) as response:
+        page = response.read().decode()
     assert "Simulated demo" in page
     assert "expired" not in page
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("predrain-demo")] == []

@@ -47,8 +47,8 @@ def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path
 
 def test_a_failed_run_exits_with_1_and_leaves_its_mark(world: World, tmp_path: Path) -> None:
     out = tmp_path / "scores"
-    done = invoke(*given(world, out, dataset=tmp_path / "absent"), code=1)
-    assert "predrain: error: not a dataset" in done.output
+    result = invoke(*given(world, out, dataset=tmp_path / "absent"), code=1)
+    assert "predrain: error: not a dataset" in result.output
     status = json.loads((out / "status.json").read_text())
     assert status["error"].startswith("not a dataset")
     assert (status["last_success"], status["consecutive_failures"]) == (None, 1)
@@ -59,12 +59,12 @@ def test_a_failed_run_exits_with_1_and_leaves_its_mark(world: World, tmp_path: P
 def test_thresholds_come_from_the_parameters(world: World, tmp_path: Path) -> None:
     params = tmp_path / "tiers.yaml"
     params.write_text("policy: {thresholds: {watch: 0.000001, high: 1.0}}\nserving: {max_explained: 1}\n")
-    done = invoke(*given(world, tmp_path / "out", "--params", str(params), "--json"))
-    assert "no tier has a threshold" not in json.loads(done.stdout)["notes"]
-    assert json.loads(done.stdout)["tiers"] == {"clear": 0, "watch": 7, "elevated": 0, "high": 0, "unknown": 5}
+    result = invoke(*given(world, tmp_path / "out", "--params", str(params), "--json"))
+    assert "no tier has a threshold" not in json.loads(result.stdout)["notes"]
+    assert json.loads(result.stdout)["tiers"] == {"clear": 0, "watch": 7, "elevated": 0, "high": 0, "unknown": 5}
     params.write_text("policy: {thresholds: {watch: 0.5, high: 0.1}}")
-    done = invoke(*given(world, tmp_path / "out", "--params", str(params)), code=1)
-    assert "a higher tier needs a higher risk: watch <= elevated <= high" in done.output
+    result = invoke(*given(world, tmp_path / "out", "--params", str(params)), code=1)
+    assert "a higher tier needs a higher risk: watch <= elevated <= high" in result.output
 
 
 def follow(world: World, out: Path, dataset: Path, until: Callable[[dict], bool]) -> tuple[int, str]:
@@ -83,9 +83,9 @@ def follow(world: World, out: Path, dataset: Path, until: Callable[[dict], bool]
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    done = CliRunner().invoke(app, given(world, out, "--interval", "1s", dataset=dataset))
+    result = CliRunner().invoke(app, given(world, out, "--interval", "1s", dataset=dataset))
     watcher.join()
-    return done.exit_code, done.output
+    return result.exit_code, result.output
 
 
 def test_the_loop_survives_a_failed_round_and_ends_well_when_the_last_was_good(world: World, tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ def test_the_loop_survives_a_failed_round_and_ends_well_when_the_last_was_good(w
 
 
 def test_the_loop_reports_its_state_once_where_nothing_is_new(world: World, tmp_path: Path) -> None:
-    seen: set[str] = set()
+    states: set[str] = set()
 
     def third_attempt(status: dict) -> bool:
-        seen.add(status["last_attempt"])
-        return len(seen) > 2
+        states.add(status["last_attempt"])
+        return len(states) > 2
 
     code, output = follow(world, tmp_path, world.dataset.path, lambda status: True)
     assert (code, output.count("written True")) == (0, 1)
@@ -129,6 +129,6 @@ def test_a_round_with_nothing_due_reads_neither_model_nor_data(world, tmp_path, 
     monkeypatch.setattr(score, "_now", lambda: datetime(2026, 1, 1, 21, 30, tzinfo=UTC))
     invoke(*given(world, tmp_path))
     monkeypatch.setattr(score, "_now", lambda: datetime(2026, 1, 1, 21, 30, tzinfo=UTC) + timedelta(hours=1))
-    done = invoke(*given(world, tmp_path, "--json", dataset=tmp_path / "absent"))
-    assert json.loads(done.stdout)["written"] is False
+    result = invoke(*given(world, tmp_path, "--json", dataset=tmp_path / "absent"))
+    assert json.loads(result.stdout)["written"] is False
     assert json.loads((tmp_path / "status.json").read_text())["last_success"] == "2026-01-01T22:30:00Z"

@@ -85,10 +85,10 @@ def telemetry(inventory: pd.DataFrame) -> pd.DataFrame:
     samples = samples_of(inventory, HOURS, seed=3)
     # What is pushed out of range becomes null; a dataset holds it as it was given.
     samples["gpu_util_pct"] = samples["gpu_util_pct"].clip(0, 100)
-    at, gpu = samples["timestamp"], samples["gpu"]
-    late = at > T0 + 12 * HOUR
+    time, gpu = samples["timestamp"], samples["gpu"]
+    late = time > T0 + 12 * HOUR
     numbers = np.arange(len(samples))
-    gone = (gpu == SILENT) | ((gpu == STALE) & (at > T0 + 15 * HOUR)) | ((gpu == PATCHY) & late & (numbers % 4 != 0))
+    gone = (gpu == SILENT) | ((gpu == STALE) & (time > T0 + 15 * HOUR)) | ((gpu == PATCHY) & late & (numbers % 4 != 0))
     samples = samples[~gone].reset_index(drop=True)
     hollow = (samples["gpu"] == HOLLOW) & (samples["timestamp"] > T0 + 12 * HOUR)
     for name in samples.columns[3:]:

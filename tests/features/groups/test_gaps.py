@@ -101,6 +101,6 @@ def test_no_workload_without_utilisation_or_power():
 @settings(max_examples=100, deadline=None)
 @given(histories(), st.integers(0, 300), pane_specs())
 def test_a_row_depends_on_nothing_outside_its_look_back(samples, border, panes):
-    seen = [sample for sample in samples if 0 <= border - sample["minute"] < LOOK_BACK]
-    whole, cut = compute(samples, border, panes=panes), compute(seen, border, panes=panes)
-    np.testing.assert_array_equal(list(whole.values()), list(cut.values()))
+    visible = [sample for sample in samples if 0 <= border - sample["minute"] < LOOK_BACK]
+    full, cut = compute(samples, border, panes=panes), compute(visible, border, panes=panes)
+    np.testing.assert_array_equal(list(full.values()), list(cut.values()))

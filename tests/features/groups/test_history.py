@@ -33,8 +33,8 @@ def history_values(rows, events, inventory, features, labels, *, unit="gpu"):
 
 def value(name, time, *happened, installations=None, unit="g0", node="n0", labels=LABELS):
     """One value of one row, by the name of its column without the group."""
-    held = inventory(*(installations or [installation(), installation("g1", slot="1")]))
-    values = history_values(rows((time, unit), node=node), events(*happened), held, FEATURES, labels)
+    gpus = inventory(*(installations or [installation(), installation("g1", slot="1")]))
+    values = history_values(rows((time, unit), node=node), events(*happened), gpus, FEATURES, labels)
     names = [column.name for column in history_columns(FEATURES)]
     assert values.shape == (1, len(names))
     return float(values[0, names.index(f"history__{name}")])
@@ -60,17 +60,17 @@ def test_params_move_an_xid_to_the_group_of_its_class():
 
 
 def test_no_events_no_units_and_no_rows():
-    held = inventory(installation())
-    assert history_values(rows(), events(), held, FEATURES, LABELS).shape == (0, len(history_columns(FEATURES)))
-    values = history_values(rows((at(0), "gX"), node="nX"), events(event(at(-1), code="79")), held, FEATURES, LABELS)
+    gpus = inventory(installation())
+    assert history_values(rows(), events(), gpus, FEATURES, LABELS).shape == (0, len(history_columns(FEATURES)))
+    values = history_values(rows((at(0), "gX"), node="nX"), events(event(at(-1), code="79")), gpus, FEATURES, LABELS)
     assert set(np.unique(values[~np.isnan(values)])) == {0}
 
 
 def test_nodes_without_gpus_have_the_history_of_the_node():
-    held = inventory(installation(None, "n0", None))
+    gpus = inventory(installation(None, "n0", None))
     frame = events(event(at(0), "failure", "fan", gpu=None), event(at(2), "repair", gpu=None))
-    asked = rows((at(5), "n0"))
-    values = history_values(asked, frame, held, FEATURES, LABELS, unit="node")
+    decisions = rows((at(5), "n0"))
+    values = history_values(decisions, frame, gpus, FEATURES, LABELS, unit="node")
     names = [column.name for column in history_columns(FEATURES, unit="node")]
     assert values[0, names.index("history__node_incident__since")] == 5
     assert values[0, names.index("history__node_failure__count__12h")] == 1
@@ -79,35 +79,35 @@ def test_nodes_without_gpus_have_the_history_of_the_node():
 
 def test_a_domain_is_read_from_inventory_columns_and_ranges_of_a_number():
     section = FeatureSection(history_windows=(timedelta(days=4),), history_scopes=("rack", "serial/100"))
-    held = inventory(
+    gpus = inventory(
         installation("g0", "n0", rack="r1", serial="A0199"),
         installation("g1", "n1", rack="r1", serial="A0205"),
         installation("g2", "n2", rack="r2", serial="A0201"),
         installation("g3", "n3", rack=None, serial="odd"),
     )
     happened = events(event(at(0), code="79", gpu="g1", node="n1"))
-    values = history_values(rows(*((at(days=2), f"g{i}") for i in range(4))), happened, held, section, LABELS)
+    values = history_values(rows(*((at(days=2), f"g{i}") for i in range(4))), happened, gpus, section, LABELS)
     names = [column.name for column in history_columns(section)]
-    rate, other = (values[:, names.index(f"history__{name}_incident__rate__4d")] for name in ("rack", "serial_100"))
+    rate, by_serial = (values[:, names.index(f"history__{name}_incident__rate__4d")] for name in ("rack", "serial_100"))
     np.testing.assert_allclose(rate, [1000 / 8, 1000 / 8, 0, np.nan])  # one of two units in four days each
-    np.testing.assert_allclose(other, [0, 1000 / 8, 1000 / 8, np.nan])
+    np.testing.assert_allclose(by_serial, [0, 1000 / 8, 1000 / 8, np.nan])
     with pytest.raises(InputError, match=r"'pod' is not a column of the inventory .*fleet, age, gpu, node, rack"):
-        check_scopes([("rack", "pod")], held)
+        check_scopes([("rack", "pod")], gpus)
 
 
 @SLOW
 @given(worlds(most=20))
 def test_values_are_as_the_plain_reading_says(world):
-    asked = rows(*((at(11.25 * k), unit) for k in range(0, 16) for unit in UNITS))
-    asked["node"] = asked["unit"].map(UNITS).astype("str")
-    values = history_values(asked, world.events, world.inventory, DOMAINS, LABELS)
+    decisions = rows(*((at(11.25 * k), unit) for k in range(0, 16) for unit in UNITS))
+    decisions["node"] = decisions["unit"].map(UNITS).astype("str")
+    values = history_values(decisions, world.events, world.inventory, DOMAINS, LABELS)
     columns, facts = history_columns(DOMAINS), facts_of(world.events, world.inventory, LABELS)
-    held = oracle.records(world.inventory)
-    some = np.random.default_rng(0).permutation(len(asked))[:12]
-    for i in some:
-        row = asked.iloc[i]
+    gpus = oracle.records(world.inventory)
+    sampled = np.random.default_rng(0).permutation(len(decisions))[:12]
+    for i in sampled:
+        row = decisions.iloc[i]
         for j, column in enumerate(columns):
-            expected = plain_value(column, row["decision_time"], row["unit"], row["node"], facts, held)
+            expected = plain_value(column, row["decision_time"], row["unit"], row["node"], facts, gpus)
             np.testing.assert_allclose(values[i, j], expected, rtol=1e-6, atol=1e-9, err_msg=column.name)
 
 
@@ -115,9 +115,9 @@ def test_values_are_as_the_plain_reading_says(world):
 @given(twins(most=20), st.integers(0, 10))
 def test_a_poisoned_future_leaves_every_value_bit_identical(pair, hours_ago):
     r = pair[0].r
-    asked = rows(*((r - timedelta(hours=h), unit) for h in (0, hours_ago, 30) for unit in UNITS))
-    asked["node"] = asked["unit"].map(UNITS).astype("str")
-    one, two = (history_values(asked, w.events, w.inventory, DOMAINS, LABELS) for w in pair)
+    decisions = rows(*((r - timedelta(hours=h), unit) for h in (0, hours_ago, 30) for unit in UNITS))
+    decisions["node"] = decisions["unit"].map(UNITS).astype("str")
+    one, two = (history_values(decisions, w.events, w.inventory, DOMAINS, LABELS) for w in pair)
     np.testing.assert_array_equal(one.view(np.uint32), two.view(np.uint32))
 
 
@@ -126,10 +126,10 @@ def test_a_poisoned_future_leaves_every_value_bit_identical(pair, hours_ago):
 def test_a_row_alone_equals_the_row_among_others_in_any_order(world, random):
     pairs = [(at(7 * k), unit) for k in range(20) for unit in UNITS]
     random.shuffle(pairs)
-    asked = rows(*pairs)
-    asked["node"] = asked["unit"].map(UNITS).astype("str")
+    decisions = rows(*pairs)
+    decisions["node"] = decisions["unit"].map(UNITS).astype("str")
     history = EventHistory.of(IncidentEvidence.of(world.events, world.inventory, LABELS), DOMAINS, world.inventory)
-    together = history.values(asked)
+    together = history.values(decisions)
     for i in (0, 17, 42):
-        alone = history.values(asked.iloc[[i]])
+        alone = history.values(decisions.iloc[[i]])
         np.testing.assert_array_equal(alone.view(np.uint32), together[[i]].view(np.uint32))

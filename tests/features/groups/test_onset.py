@@ -49,10 +49,10 @@ def world(tmp_path_factory):
 def rise(samples, channel, t, window):
     """Slow oracle: what a counter rose by from sample to sample in a trailing window, from the look-back's samples."""
     samples = samples[samples["timestamp"] > t - DELAY - LOOK_BACK]
-    seen = samples[(samples["timestamp"] > t - DELAY - window) & (samples["timestamp"] <= t - DELAY)]
-    before = samples[samples["timestamp"] <= t - DELAY - window][channel].dropna().tail(1)
-    values = pd.concat([before, seen[channel].dropna()]).to_numpy(np.float64)
-    if not seen[channel].notna().any():
+    recent = samples[(samples["timestamp"] > t - DELAY - window) & (samples["timestamp"] <= t - DELAY)]
+    baseline = samples[samples["timestamp"] <= t - DELAY - window][channel].dropna().tail(1)
+    values = pd.concat([baseline, recent[channel].dropna()]).to_numpy(np.float64)
+    if not recent[channel].notna().any():
         return math.nan
     steps = np.diff(values)
     return float(np.where(steps >= 0, steps, values[1:]).sum()) if len(values) > 1 else 0.0
@@ -78,25 +78,25 @@ def test_a_surge_is_the_smaller_of_two_log_ratios_by_a_slow_oracle(world):
     assert column not in frame  # the group needs no other group's columns
     rises, surges = [], []
     for _, row in rows.iterrows():
-        mine = by_gpu.get(row["gpu"])
-        amount = math.nan if mine is None else rise(mine, channel, t, window)
-        before = math.nan if mine is None else max(rise(mine, channel, t, past) - amount, 0.0)
-        rises.append((model[row["gpu"]], amount, before))
+        of_gpu = by_gpu.get(row["gpu"])
+        amount = math.nan if of_gpu is None else rise(of_gpu, channel, t, window)
+        baseline = math.nan if of_gpu is None else max(rise(of_gpu, channel, t, past) - amount, 0.0)
+        rises.append((model[row["gpu"]], amount, baseline))
         surges.append(row[f"onset__{channel}__surge__6h"])
     logs = pd.Series([math.log1p(amount) for _, amount, _ in rises])
     models = pd.Series([name for name, _, _ in rises])
     versions = pd.Series([driver(row["gpu"], row["node"], t, events, inventory) for _, row in rows.iterrows()])
     checked = 0
-    for at, (name, amount, before) in enumerate(rises):
-        alike = logs[(models == name) & (versions == versions[at])].dropna()
+    for i, (name, amount, baseline) in enumerate(rises):
+        alike = logs[(models == name) & (versions == versions[i])].dropna()
         like = logs[models == name].dropna()
-        usual = alike if len(alike) >= MIN_UNITS else like if len(like) >= MIN_UNITS else logs.dropna()
-        excess = logs[at] - np.quantile(usual, QUANTILE)
-        own = math.log1p(amount) - math.log1p(before / 42 * 6)
+        comparable = alike if len(alike) >= MIN_UNITS else like if len(like) >= MIN_UNITS else logs.dropna()
+        excess = logs[i] - np.quantile(comparable, QUANTILE)
+        own_ratio = math.log1p(amount) - math.log1p(baseline / 42 * 6)
         if math.isnan(amount):
-            assert math.isnan(surges[at])
+            assert math.isnan(surges[i])
         else:
-            assert surges[at] == pytest.approx(min(excess, own), abs=1e-5)
+            assert surges[i] == pytest.approx(min(excess, own_ratio), abs=1e-5)
             checked += 1
     assert checked > 40
 

@@ -21,13 +21,13 @@ from tests.features.small_fleet import (
 def window_value(samples, gpu, node, time, channel, statistic):
     """One unit's value over the peer window, from the samples."""
     border = time - SMALL.delay
-    own = samples[(samples["gpu"] == gpu) & (samples["node"] == node) & (samples["timestamp"] <= border)]
-    own = own[own["timestamp"] > border - 2 * SMALL.peer_window]
-    own = own[own[channel].notna()].sort_values("timestamp")
-    inside = own["timestamp"] > border - SMALL.peer_window
+    of_gpu = samples[(samples["gpu"] == gpu) & (samples["node"] == node) & (samples["timestamp"] <= border)]
+    of_gpu = of_gpu[of_gpu["timestamp"] > border - 2 * SMALL.peer_window]
+    of_gpu = of_gpu[of_gpu[channel].notna()].sort_values("timestamp")
+    inside = of_gpu["timestamp"] > border - SMALL.peer_window
     if statistic == "mean":
-        return own.loc[inside, channel].astype(float).mean() if inside.any() else np.nan
-    values = own[channel].astype(float).to_numpy()
+        return of_gpu.loc[inside, channel].astype(float).mean() if inside.any() else np.nan
+    values = of_gpu[channel].astype(float).to_numpy()
     rises = np.where(values[1:] >= values[:-1], values[1:] - values[:-1], values[1:])
     chosen = inside.to_numpy()[1:]
     return rises[chosen].sum() if chosen.any() else np.nan
@@ -63,19 +63,21 @@ def test_peers_equal_the_plain_reading(world, channel, statistic):
             (u.gpu, u.node): window_value(samples, u.gpu, u.node, time, channel, statistic)
             for u in present.itertuples()
         }
-        own = values[row["gpu"], row["node"]]
-        others = [
+        value = values[row["gpu"], row["node"]]
+        peers = [
             v for (gpu, node), v in values.items() if node == row["node"] and gpu != row["gpu"] and not np.isnan(v)
         ]
         models = dict(zip(inventory["gpu"], inventory["model"], strict=True))
         alike = [v for (gpu, _), v in values.items() if models[gpu] == models[row["gpu"]] and not np.isnan(v)]
         name = f"peers__{channel}__{{}}__2h"
-        deviation = own - np.median(others) if others else np.nan
+        deviation = value - np.median(peers) if peers else np.nan
         assert row[name.format("node_deviation")] == pytest.approx(deviation, rel=1e-4, abs=1e-4, nan_ok=True)
-        fleet = own - np.median(alike) if alike else np.nan
+        fleet = value - np.median(alike) if alike else np.nan
         assert row[name.format("fleet_deviation")] == pytest.approx(fleet, rel=1e-4, abs=1e-4, nan_ok=True)
         if statistic == "mean":
-            rank = np.mean([0.5 if v == own else v < own for v in others]) if others and not np.isnan(own) else np.nan
+            rank = (
+                np.mean([0.5 if v == value else v < value for v in peers]) if peers and not np.isnan(value) else np.nan
+            )
             assert row[name.format("node_rank")] == pytest.approx(rank, nan_ok=True)
 
 
@@ -103,8 +105,8 @@ def test_augmented_rows_are_held_against_the_fleet_of_the_last_grid_time_and_the
         alike = [taken(gpu, grid) for gpu in place.index[place["model"] == place["model"][row["gpu"]]]]
         fleet = taken(row["gpu"], grid) - np.median([value for value in alike if not np.isnan(value)] or [np.nan])
         assert row["peers__gpu_temp_c__fleet_deviation__2h"] == pytest.approx(fleet, abs=1e-4, nan_ok=True)
-        others = [taken(gpu, time) for gpu in place.index[place["node"] == row["node"]] if gpu != row["gpu"]]
-        node = taken(row["gpu"], time) - np.median(others)
+        peer_values = [taken(gpu, time) for gpu in place.index[place["node"] == row["node"]] if gpu != row["gpu"]]
+        node = taken(row["gpu"], time) - np.median(peer_values)
         assert row["peers__gpu_temp_c__node_deviation__2h"] == pytest.approx(node, abs=1e-4)
 
 

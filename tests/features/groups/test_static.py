@@ -14,18 +14,18 @@ from tests.features.small_fleet import HOUR, T0, events_of, gpus, inventory_of, 
 DAY = timedelta(days=1)
 
 
-def values(inventory, events, wanted, asked):
-    plan = StaticPlan.of(inventory, events, wanted)
+def values(inventory, events, names, queries):
+    plan = StaticPlan.of(inventory, events, names)
     fleet = Fleet.of(inventory)
-    pair = fleet.numbers([node for node, _, _ in asked], [gpu for _, gpu, _ in asked])
-    time = pd.DatetimeIndex(stamps([at for *_, at in asked])).astype("int64").to_numpy()
+    pair = fleet.numbers([node for node, _, _ in queries], [gpu for _, gpu, _ in queries])
+    time = pd.DatetimeIndex(stamps([at for *_, at in queries])).astype("int64").to_numpy()
     array = plan.of_fleet(fleet, inventory, events).values(pair, time)
     return plan, pd.DataFrame(array, columns=[str(column.channel) for column in plan.columns])
 
 
 def driver(hours, version, *, node="node0", gpu=None, known=None):
-    at = T0 + hours * HOUR
-    row = {"timestamp": at, "node": node, "gpu": gpu, "type": "driver", "code": version}
+    time = T0 + hours * HOUR
+    row = {"timestamp": time, "node": node, "gpu": gpu, "type": "driver", "code": version}
     return row | ({"known_at": T0 + known * HOUR} if known is not None else {})
 
 
@@ -51,8 +51,8 @@ def test_the_driver_follows_what_was_known_at_the_decision():
             driver(3, "555", known=6),  # entered late, and older than what gpu01 already has
         ]
     )
-    asked = [("node0", gpu, T0 + h * HOUR) for gpu in ("gpu00", "gpu01") for h in (0, 1, 2, 5, 7)]
-    plan, frame = values(inventory_of(gpus(2)), events, ("driver",), asked)
+    queries = [("node0", gpu, T0 + h * HOUR) for gpu in ("gpu00", "gpu01") for h in (0, 1, 2, 5, 7)]
+    plan, frame = values(inventory_of(gpus(2)), events, ("driver",), queries)
     names = [plan.columns[0].categories[int(code)] for code in frame["driver"]]
     assert names == ["535.1", "535.1", "550", "550", "555", "535.1", "535.1", "550", "560", "560"]
 
@@ -73,21 +73,21 @@ def test_a_move_begins_the_time_in_a_place_and_is_counted_from_then_on():
     rows[0]["removed_at"] = T0 + DAY
     rows += [{**rows[0], "node": f"node{n}", "installed_at": T0 + n * DAY, "removed_at": None} for n in (7, 9)]
     rows[2]["removed_at"] = T0 + 8 * DAY
-    asked = [("node0", "gpu00", T0), ("node7", "gpu00", T0 + 7 * DAY), ("node9", "gpu00", T0 + 12 * DAY)]
-    asked += [("node0", "gpu01", T0 + 12 * DAY)]
-    _, frame = values(inventory_of(rows), events_of([]), ("in_place", "moves"), asked)
+    queries = [("node0", "gpu00", T0), ("node7", "gpu00", T0 + 7 * DAY), ("node9", "gpu00", T0 + 12 * DAY)]
+    queries += [("node0", "gpu01", T0 + 12 * DAY)]
+    _, frame = values(inventory_of(rows), events_of([]), ("in_place", "moves"), queries)
     assert frame["in_place"].tolist() == [10.0, 0.0, 3.0, 23.0]
     assert frame["moves"].tolist() == [0.0, 1.0, 2.0, 0.0]
 
 
 def test_named_columns_are_taken_by_their_type():
     rows = gpus(2)
-    for row, bin_number, vendor, made in zip(rows, (3, 7), ("x", None), (T0 - 5 * DAY, T0 + DAY), strict=True):
-        row |= {"bin": bin_number, "vendor": vendor, "made": made}
+    for row, bin_number, vendor, built_at in zip(rows, (3, 7), ("x", None), (T0 - 5 * DAY, T0 + DAY), strict=True):
+        row |= {"bin": bin_number, "vendor": vendor, "made": built_at}
     inventory = inventory_of(rows)
     inventory["made"] = stamps(inventory["made"])
-    asked = [("node0", "gpu00", T0), ("node0", "gpu01", T0), ("node0", "nobody", T0)]
-    _, frame = values(inventory, events_of([]), ("bin", "vendor", "made"), asked)
+    queries = [("node0", "gpu00", T0), ("node0", "gpu01", T0), ("node0", "nobody", T0)]
+    _, frame = values(inventory, events_of([]), ("bin", "vendor", "made"), queries)
     np.testing.assert_array_equal(frame["bin"], [3, 7, np.nan])
     np.testing.assert_array_equal(frame["vendor"], [0, np.nan, np.nan])
     np.testing.assert_array_equal(frame["made"], [5, np.nan, np.nan])  # not yet made

@@ -27,8 +27,8 @@ def spans(incidents, unit="g0"):
 
 
 def find(*rows, installations=None, labels=LABELS, data_end=None, as_of=None):
-    held = inventory(*(installations or [installation()]))
-    return find_incidents(events(*rows), held, labels, data_end=data_end or at(days=60), as_of=as_of)
+    gpus = inventory(*(installations or [installation()]))
+    return find_incidents(events(*rows), gpus, labels, data_end=data_end or at(days=60), as_of=as_of)
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,15 @@ def test_a_repair_or_reset_ends_an_incident(type_, code):
 
 
 def test_each_of_two_failures_ends_with_its_own_repair():
-    both = event(at(0), "failure", "DBE"), event(at(2), "failure", "gone")
-    own = event(at(3), "repair", "dbe"), event(at(8), "repair", "gone")
+    failures = event(at(0), "failure", "DBE"), event(at(2), "failure", "gone")
+    repairs = event(at(3), "repair", "dbe"), event(at(8), "repair", "gone")
     third = event(at(5), "failure", "DBE")  # not a new incident, though the first failure is repaired
-    assert spans(find(*both, *own, third)) == [(at(0), at(29))]
-    assert spans(find(*both, *own)) == [(at(0), at(8))]
-    assert spans(find(*both, *reversed(own))) == [(at(0), at(8))]
-    assert spans(find(*both, {**own[0], "code": "board"})) == [(at(0), at(3))]
-    assert spans(find(both[0], {**both[1], "known_at": at(4)}, own[0])) == [(at(0), at(3))]
-    assert spans(find(*both, event(at(3), "replacement", "DBE"))) == [(at(0), at(3))]
+    assert spans(find(*failures, *repairs, third)) == [(at(0), at(29))]
+    assert spans(find(*failures, *repairs)) == [(at(0), at(8))]
+    assert spans(find(*failures, *reversed(repairs))) == [(at(0), at(8))]
+    assert spans(find(*failures, {**repairs[0], "code": "board"})) == [(at(0), at(3))]
+    assert spans(find(failures[0], {**failures[1], "known_at": at(4)}, repairs[0])) == [(at(0), at(3))]
+    assert spans(find(*failures, event(at(3), "replacement", "DBE"))) == [(at(0), at(3))]
 
 
 def test_a_late_repair_of_the_unit_moves_the_end_but_a_late_reset_or_one_after_another_failure_does_not():
@@ -103,13 +103,13 @@ def test_classes_may_be_the_operators_own_and_incidents_be_made_of_some_only():
 
 
 def test_failures_of_classes_left_out_keep_their_repairs():
-    both = event(at(0), "failure", "DBE"), event(at(2), "failure", "fan")
+    failures = event(at(0), "failure", "DBE"), event(at(2), "failure", "fan")
     repairs = event(at(3), "repair", "fan"), event(at(8), "repair", "DBE")
     labels = {
         only: LabelSection(classes={"DBE": "memory"}, only=(only,)) for only in ("memory", "other", "interconnect")
     }
-    assert spans(find(*both, *repairs, labels=labels["memory"])) == [(at(0), at(8))]
-    assert spans(find(*both, *repairs, labels=labels["other"])) == [(at(2), at(3))]
+    assert spans(find(*failures, *repairs, labels=labels["memory"])) == [(at(0), at(8))]
+    assert spans(find(*failures, *repairs, labels=labels["other"])) == [(at(2), at(3))]
     repaired = event(at(30), "failure", "DBE"), event(at(40), "repair", "DBE")
     assert find(event(at(0), code="74"), *repaired, labels=labels["interconnect"]).empty
 
@@ -222,8 +222,8 @@ def test_a_failure_of_a_whole_node_of_gpus_is_no_incident_of_its_gpus():
 
 
 def test_where_nodes_are_the_units_their_failures_are_incidents():
-    held = inventory(installation(None, "n0", None), installation(None, "n1", None))
-    incidents = find_incidents(events(event(at(0), "failure", "fan", gpu=None)), held, LABELS, data_end=at(30))
+    gpus = inventory(installation(None, "n0", None), installation(None, "n1", None))
+    incidents = find_incidents(events(event(at(0), "failure", "fan", gpu=None)), gpus, LABELS, data_end=at(30))
     assert incidents[["unit", "node", "failure_class"]].to_numpy().tolist() == [["n0", "n0", "other"]]
     assert incidents["gpu"].isna().all()
 
@@ -243,14 +243,14 @@ def test_an_event_without_known_at_or_time_zone_is_refused():
 @given(worlds(), st.sampled_from([1, 3, 30]), st.sampled_from([1, 30, 168]))
 def test_incidents_are_as_the_plain_reading_says(world, quiet_hours, confirm_hours):
     labels = LabelSection(cooldown=timedelta(hours=quiet_hours), confirm_within=timedelta(hours=confirm_hours))
-    held, happened = oracle.records(world.inventory), oracle.records(world.events)
+    gpus, happened = oracle.records(world.inventory), oracle.records(world.events)
     for as_of, data_end in ((None, at(days=7)), (world.r, at(days=7))):
         r = as_of or oracle.FOR_EVER
         incidents = find_incidents(world.events, world.inventory, labels, as_of=as_of, data_end=data_end)
         for unit in ("g0", "g1", "g2", "g3"):
-            assert spans(incidents, unit) == oracle.incidents(unit, happened, held, labels, r, min(r, data_end))
+            assert spans(incidents, unit) == oracle.incidents(unit, happened, gpus, labels, r, min(r, data_end))
         for row in oracle.records(incidents):
-            planned = oracle.in_maintenance(row["unit"], row["start"], happened, held, r)
+            planned = oracle.in_maintenance(row["unit"], row["start"], happened, gpus, r)
             assert row["in_maintenance"] is planned
         assert incidents["start"].is_monotonic_increasing
 
@@ -259,23 +259,23 @@ def test_incidents_are_as_the_plain_reading_says(world, quiet_hours, confirm_hou
 @given(worlds())
 def test_an_incident_is_known_from_the_first_time_at_which_looking_back_shows_part_of_it(world):
     incidents = find_incidents(world.events, world.inventory, LABELS, data_end=at(days=9))
-    happened, held = oracle.records(world.events), oracle.records(world.inventory)
+    happened, gpus = oracle.records(world.events), oracle.records(world.inventory)
     moments = sorted(
         {oracle.known(row) + wait for row in happened for wait in (timedelta(0), oracle.DAY)}
-        | {row["removed_at"] for row in held if row["removed_at"]}
+        | {row["removed_at"] for row in gpus if row["removed_at"]}
     )
-    found = oracle.records(incidents)
-    for row in found:
-        later = {other["start"] for other in found if other["unit"] == row["unit"] and other["start"] > row["start"]}
+    onsets = oracle.records(incidents)
+    for row in onsets:
+        later = {other["start"] for other in onsets if other["unit"] == row["unit"] and other["start"] > row["start"]}
         last = max(  # a sign at its very end is part of it, unless the next incident begins with that
-            sign["timestamp"] for sign in oracle.signs(row["unit"], happened, held, oracle.FOR_EVER)
+            sign["timestamp"] for sign in oracle.signs(row["unit"], happened, gpus, oracle.FOR_EVER)
             if row["start"] <= sign["timestamp"] <= (row["end"] or oracle.FOR_EVER) and sign["timestamp"] not in later
         )  # fmt: skip
-        shown = [
+        visible = [
             r for r in moments
-            if any(row["start"] <= s["timestamp"] <= last for s in oracle.signs(row["unit"], happened, held, r))
+            if any(row["start"] <= s["timestamp"] <= last for s in oracle.signs(row["unit"], happened, gpus, r))
         ]  # fmt: skip
-        assert row["known_at"] == min(shown)
+        assert row["known_at"] == min(visible)
 
 
 @SLOW
@@ -299,7 +299,7 @@ def test_a_unit_is_known_down_when_looking_back_from_then_shows_an_incident_that
     """Without maintenance, only incidents and drains put a unit out of use."""
     labels = LabelSection(cooldown=timedelta(hours=quiet_hours))
     down = oracle.records(out_of_use(IncidentEvidence.of(world.events, world.inventory, labels)))
-    happened, held = oracle.records(world.events), oracle.records(world.inventory)
+    happened, gpus = oracle.records(world.events), oracle.records(world.inventory)
     drains = [row for row in happened if row["type"] == "drain" and not oracle.is_own(row)]
     for quarter in (0, 1, 97, 130, 200, 201, 303, 391, 460, 577, 640):
         t = at(minutes=15 * quarter)
@@ -310,5 +310,5 @@ def test_a_unit_is_known_down_when_looking_back_from_then_shows_an_incident_that
                 row["unit"] == unit and row["start"] <= t and (row["end"] is None or row["end"] > t)
                 for row in incidents
             )
-            drained = any(oracle.known(row) <= t and oracle.concerns(row, unit, held) for row in drains)
+            drained = any(oracle.known(row) <= t and oracle.concerns(row, unit, gpus) for row in drains)
             assert lasts <= is_down <= (lasts or drained), (unit, t)

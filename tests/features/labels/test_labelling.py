@@ -23,10 +23,10 @@ LATE = at(days=60)
 
 def label(time, *happened, installations=None, labels=LABELS, data_end=LATE, as_of=None, unit="g0"):
     """Label of one row: 0, 1 or None."""
-    held = inventory(*(installations or [installation()]))
+    gpus = inventory(*(installations or [installation()]))
     frame = events(*happened)
-    incidents = find_incidents(frame, held, labels, as_of=as_of, data_end=data_end)
-    out = label_rows(rows((time, unit)), incidents, held, labels, data_end=data_end, as_of=as_of, events=frame)
+    incidents = find_incidents(frame, gpus, labels, as_of=as_of, data_end=data_end)
+    out = label_rows(rows((time, unit)), incidents, gpus, labels, data_end=data_end, as_of=as_of, events=frame)
     value = out["label"].iloc[0]
     return None if pd.isna(value) else int(value)
 
@@ -42,14 +42,14 @@ def test_the_horizon_is_open_at_the_gap_and_closed_at_its_end(start, expected):
 
 
 def test_a_positive_row_names_its_incident():
-    held, frame = (
+    gpus, frame = (
         inventory(installation()),
         events(event(at(5), code="79"), event(at(9), "repair"), event(at(20), code="48")),
     )
-    incidents = find_incidents(frame, held, LABELS, data_end=LATE)
-    asked = rows((at(0), "g0"), (at(19), "g0"), (at(40), "g0"), (at(19.9), "g0"))
-    asked.index = pd.Index([7, 3, 5, 1])
-    out = label_rows(asked, incidents, held, LABELS, data_end=LATE)
+    incidents = find_incidents(frame, gpus, LABELS, data_end=LATE)
+    decisions = rows((at(0), "g0"), (at(19), "g0"), (at(40), "g0"), (at(19.9), "g0"))
+    decisions.index = pd.Index([7, 3, 5, 1])
+    out = label_rows(decisions, incidents, gpus, LABELS, data_end=LATE)
     assert out.index.tolist() == [7, 3, 5, 1]
     assert out["label"].tolist() == [1, 1, pd.NA, 0]
     assert out["incident"].tolist() == [0, 1, pd.NA, pd.NA]
@@ -95,42 +95,42 @@ def test_a_drain_on_our_own_alert_hides_the_outcome():
 
 def test_unknown_units_and_no_rows():
     assert label(at(0), unit="gX") == 0
-    held = inventory(installation())
-    out = label_rows(rows(), find_incidents(events(), held, LABELS), held, LABELS, data_end=LATE)
+    gpus = inventory(installation())
+    out = label_rows(rows(), find_incidents(events(), gpus, LABELS), gpus, LABELS, data_end=LATE)
     assert len(out) == 0
     assert out["label"].dtype == "Int8"
 
 
 def plain_label(row, world, labels, data_end, r):
-    held, happened = oracle.records(world.inventory), oracle.records(world.events)
+    gpus, happened = oracle.records(world.inventory), oracle.records(world.events)
     t, unit = row["decision_time"], row["unit"]
     low, high = t + labels.gap, t + labels.gap + labels.horizon
-    incidents = oracle.incidents(unit, happened, held, labels, r, min(r, data_end))
+    incidents = oracle.incidents(unit, happened, gpus, labels, r, min(r, data_end))
     if any(start <= t and (end is None or end > t) for start, end in incidents):
         return None
-    if high > min(r, data_end) or oracle.in_maintenance(unit, t, happened, held, r):
+    if high > min(r, data_end) or oracle.in_maintenance(unit, t, happened, gpus, r):
         return None
-    planned = {start for start, _ in incidents if oracle.in_maintenance(unit, start, happened, held, r)}
+    planned = {start for start, _ in incidents if oracle.in_maintenance(unit, start, happened, gpus, r)}
     incidents = [incident for incident in incidents if incident[0] not in planned]
     if any(low < start <= high for start, _ in incidents):
         return 1
-    for left in oracle.departures(unit, held, r):
+    for left in oracle.departures(unit, gpus, r):
         if labels.censor_leavers and t < left <= high and not any(t < start <= left for start, _ in incidents):
             return None
     if any(t < start <= high for start in planned):
         return None
-    hidden = hidden_by_our_drain(t, high, unit, incidents, [e for e in happened if oracle.known(e) <= r], held)
+    hidden = hidden_by_our_drain(t, high, unit, incidents, [e for e in happened if oracle.known(e) <= r], gpus)
     return None if hidden else 0
 
 
-def hidden_by_our_drain(t, high, unit, incidents, happened, held):
-    mine = [row for row in happened if oracle.concerns(row, unit, held)]
+def hidden_by_our_drain(t, high, unit, incidents, happened, gpus):
+    facts = [row for row in happened if oracle.concerns(row, unit, gpus)]
     failed = [start for start, _ in incidents]
-    passed = [row["timestamp"] for row in mine if row["type"] == "diagnostic" and row["code"] == "passed"]
+    passed = [row["timestamp"] for row in facts if row["type"] == "diagnostic" and row["code"] == "passed"]
     returned = [
-        row["timestamp"] for row in mine if (row["type"] == "drain" and row["code"] == "release") or oracle.is_end(row)
+        row["timestamp"] for row in facts if (row["type"] == "drain" and row["code"] == "release") or oracle.is_end(row)
     ]
-    for row in mine:
+    for row in facts:
         drained = row["timestamp"]
         if row["type"] != "drain" or row["code"] == "release" or not oracle.is_own(row):
             continue
@@ -148,12 +148,12 @@ def hidden_by_our_drain(t, high, unit, incidents, happened, held):
 def test_labels_are_as_the_plain_reading_says(world, censor, hours):
     labels = LabelSection(censor_leavers=censor, horizon=timedelta(hours=hours), cooldown=timedelta(hours=5))
     data_end = at(days=6)
-    asked = rows(*((at(6 * k), unit) for k in range(24) for unit in ("g0", "g1", "g2", "g3")))
+    frame = rows(*((at(6 * k), unit) for k in range(24) for unit in ("g0", "g1", "g2", "g3")))
     for as_of in (None, world.r):
         incidents = find_incidents(world.events, world.inventory, labels, as_of=as_of, data_end=data_end)
-        out = label_rows(asked, incidents, world.inventory, labels, data_end=data_end, as_of=as_of, events=world.events)
+        out = label_rows(frame, incidents, world.inventory, labels, data_end=data_end, as_of=as_of, events=world.events)
         expected = [
-            plain_label(row, world, labels, data_end, as_of or oracle.FOR_EVER) for row in oracle.records(asked)
+            plain_label(row, world, labels, data_end, as_of or oracle.FOR_EVER) for row in oracle.records(frame)
         ]
         assert [None if pd.isna(value) else int(value) for value in out["label"]] == expected
 
@@ -161,18 +161,18 @@ def test_labels_are_as_the_plain_reading_says(world, censor, hours):
 @SLOW
 @given(twins())
 def test_labels_as_of_r_depend_only_on_what_was_known_at_r(pair):
-    asked = rows(*((at(3 * k), unit) for k in range(48) for unit in ("g0", "g1", "g2", "g3")))
+    decisions = rows(*((at(3 * k), unit) for k in range(48) for unit in ("g0", "g1", "g2", "g3")))
     out = []
     for world in pair:
         incidents = find_incidents(world.events, world.inventory, LABELS, as_of=world.r, data_end=at(days=9))
         out.append(
             label_rows(
-                asked, incidents, world.inventory, LABELS, data_end=at(days=9), as_of=world.r, events=world.events
+                decisions, incidents, world.inventory, LABELS, data_end=at(days=9), as_of=world.r, events=world.events
             )
         )
     pd.testing.assert_frame_equal(*out)
-    done = (out[0]["complete_at"] <= pair[0].r).to_numpy()
-    assert not (out[0]["label"][~done] == 0).any()
+    is_complete = (out[0]["complete_at"] <= pair[0].r).to_numpy()
+    assert not (out[0]["label"][~is_complete] == 0).any()
 
 
 FLEET = [installation(f"g{i}", f"n{i // 2}", str(i % 2)) for i in range(6)]
@@ -184,9 +184,9 @@ def failure(gpu, time, code="79", **more):
 
 def groups(*rows, installations=FLEET, labels=LABELS, as_of=None):
     """Node incidents and common causes by (unit, start)."""
-    found = find_incidents(events(*rows), inventory(*installations), labels, data_end=at(days=90), as_of=as_of)
-    keys = [(row["unit"], row["start"]) for row in oracle.records(found)]
-    return keys, found["node_incident"].tolist(), found["common_cause"].tolist()
+    incidents = find_incidents(events(*rows), inventory(*installations), labels, data_end=at(days=90), as_of=as_of)
+    keys = [(row["unit"], row["start"]) for row in oracle.records(incidents)]
+    return keys, incidents["node_incident"].tolist(), incidents["common_cause"].tolist()
 
 
 def test_failures_of_a_nodes_gpus_that_each_begin_within_the_window_of_the_one_before_are_one_node_incident():
@@ -200,9 +200,9 @@ def test_failures_of_a_nodes_gpus_that_each_begin_within_the_window_of_the_one_b
 
 
 def test_units_without_a_node_are_alone():
-    held = [installation("g0", None), installation("g1", None)]
+    gpus = [installation("g0", None), installation("g1", None)]
     rows = [event(at(minutes=5 * i), code="79", gpu=f"g{i}", node=None) for i in range(2)]
-    _, node_incident, common_cause = groups(*rows, installations=held)
+    _, node_incident, common_cause = groups(*rows, installations=gpus)
     assert node_incident == [0, 1]
     assert common_cause == [0, 1]
 
@@ -241,18 +241,18 @@ STORIES = st.lists(st.tuples(st.integers(0, 5), TIMES, st.sampled_from(["xid", "
 def records_of(story, *, copies=1):
     """Events of a story in which each GPU stands for so many that fail together, and the fleet of them."""
     units = [(gpu, copy) for gpu in range(6) for copy in range(copies)]
-    held = [installation(f"g{gpu}c{copy}", f"n{gpu // 2}", f"{gpu}-{copy}") for gpu, copy in units]
+    gpus = [installation(f"g{gpu}c{copy}", f"n{gpu // 2}", f"{gpu}-{copy}") for gpu, copy in units]
     rows = [
         event(time, kind, "79" if kind == "xid" else "", gpu=f"g{gpu}c{copy}", node=f"n{gpu // 2}")
         for gpu, time, kind in story
         for copy in range(copies)
     ]
-    return rows, held
+    return rows, gpus
 
 
-def table(rows, held, **more):
-    found = find_incidents(events(*rows), inventory(*held), LABELS, data_end=at(days=90), **more)
-    return oracle.records(found)
+def table(rows, gpus, **more):
+    incidents = find_incidents(events(*rows), inventory(*gpus), LABELS, data_end=at(days=90), **more)
+    return oracle.records(incidents)
 
 
 def plain_groups(members, linked):
@@ -274,17 +274,17 @@ def groups_by(numbers):
 @SLOW
 @given(STORIES)
 def test_groups_are_those_of_the_plain_reading(story):
-    found = table(*records_of(story))
-    nodes = [row["node_incident"] for row in found]
+    incidents = table(*records_of(story))
+    nodes = [row["node_incident"] for row in incidents]
     near = timedelta(minutes=30)
     assert groups_by(nodes) == plain_groups(
-        found, lambda a, b: a["node"] == b["node"] and abs(a["start"] - b["start"]) <= near
+        incidents, lambda a, b: a["node"] == b["node"] and abs(a["start"] - b["start"]) <= near
     )
-    starts = [min(row["start"] for row in found if row["node_incident"] == n) for n in sorted(set(nodes))]
-    causes = [next(row["common_cause"] for row in found if row["node_incident"] == n) for n in sorted(set(nodes))]
+    starts = [min(row["start"] for row in incidents if row["node_incident"] == n) for n in sorted(set(nodes))]
+    causes = [next(row["common_cause"] for row in incidents if row["node_incident"] == n) for n in sorted(set(nodes))]
     assert groups_by(causes) == plain_groups(starts, lambda a, b: abs(a - b) <= timedelta(seconds=30))
     assert starts == sorted(starts)
-    assert all(len({row["common_cause"] for row in found if row["node_incident"] == n}) == 1 for n in nodes)
+    assert all(len({row["common_cause"] for row in incidents if row["node_incident"] == n}) == 1 for n in nodes)
 
 
 @SLOW
@@ -294,18 +294,18 @@ def test_four_gpus_that_fail_together_are_counted_as_one_and_the_order_of_events
     assert len(four) == 4 * len(one)
     for name in ("node_incident", "common_cause"):
         assert len({row[name] for row in four}) == len({row[name] for row in one})
-    rows, held = records_of(story)
-    assert table(random.sample(rows, len(rows)), held) == one
+    rows, gpus = records_of(story)
+    assert table(random.sample(rows, len(rows)), gpus) == one
 
 
 @SLOW
 @given(STORIES, TIMES)
 def test_what_is_known_to_be_one_node_incident_stays_one(story, r):
     failures = [(gpu, time, kind) for gpu, time, kind in story if kind == "xid"]
-    rows, held = records_of(failures)
-    later = {(row["unit"], row["start"]): row["node_incident"] for row in table(rows, held)}
-    for number in {row["node_incident"] for row in table(rows, held, as_of=r)}:
-        members = [row for row in table(rows, held, as_of=r) if row["node_incident"] == number]
+    rows, gpus = records_of(failures)
+    later = {(row["unit"], row["start"]): row["node_incident"] for row in table(rows, gpus)}
+    for number in {row["node_incident"] for row in table(rows, gpus, as_of=r)}:
+        members = [row for row in table(rows, gpus, as_of=r) if row["node_incident"] == number]
         assert len({later[row["unit"], row["start"]] for row in members}) == 1
 
 

@@ -39,8 +39,8 @@ def end(time, *, known=None, **whose):
 
 def left(*happened, installations=None, as_of=None):
     """(unit, start) of the incidents that count."""
-    held = inventory(*(installations or [installation(), installation("g1", slot="1"), installation("g2", "n1")]))
-    incidents = counted(find_incidents(events(*happened), held, LABELS, as_of=as_of, data_end=LATE))
+    gpus = inventory(*(installations or [installation(), installation("g1", slot="1"), installation("g2", "n1")]))
+    incidents = counted(find_incidents(events(*happened), gpus, LABELS, as_of=as_of, data_end=LATE))
     return [(row["unit"], row["start"]) for row in oracle.records(incidents)]
 
 
@@ -78,10 +78,10 @@ def test_labels_use_a_window_from_when_it_was_known():
 
 def test_rows_before_in_and_after_a_hidden_incident_have_no_label():
     happened = [event(at(26), code="79"), window(at(25), at(30))]
-    held, frame = inventory(installation()), events(*happened)
-    incidents = find_incidents(frame, held, LABELS, data_end=LATE)
-    asked = rows(*((at(hours), "g0") for hours in (1, 2, 24, 25, 29.9, 30, 49.9, 50)))
-    out = label_rows(asked, incidents, held, LABELS, data_end=LATE, events=frame)["label"]
+    gpus, frame = inventory(installation()), events(*happened)
+    incidents = find_incidents(frame, gpus, LABELS, data_end=LATE)
+    decisions = rows(*((at(hours), "g0") for hours in (1, 2, 24, 25, 29.9, 30, 49.9, 50)))
+    out = label_rows(decisions, incidents, gpus, LABELS, data_end=LATE, events=frame)["label"]
     assert out.fillna(-1).tolist() == [0, -1, -1, -1, -1, -1, -1, 0]
 
 
@@ -109,20 +109,20 @@ def test_one_more_window_takes_away_incidents_in_it_and_labels_and_nothing_else(
     gone = oracle.records(before[after["in_maintenance"] & ~before["in_maintenance"]])
     assert not (before["in_maintenance"] & ~after["in_maintenance"]).any()
     assert all(start <= row["start"] < stop for row in gone)
-    asked = rows(*((at(6 * k), unit) for k in range(24) for unit in ("g0", "g1", "g2", "g3")))
+    decisions = rows(*((at(6 * k), unit) for k in range(24) for unit in ("g0", "g1", "g2", "g3")))
     labels = [
-        label_rows(asked, found, world.inventory, LABELS, data_end=at(days=9), events=e)["label"]
+        label_rows(decisions, found, world.inventory, LABELS, data_end=at(days=9), events=e)["label"]
         for found, e in ((before, world.events), (after, more))
     ]
-    kept = labels[1].notna()
-    assert labels[0][kept].tolist() == labels[1][kept].tolist()
+    is_labelled = labels[1].notna()
+    assert labels[0][is_labelled].tolist() == labels[1][is_labelled].tolist()
 
 
 def test_history_forgets_what_was_seen_in_a_window_that_is_told_of_later():
-    held, names = inventory(installation()), [column.name for column in history_columns(FeatureSection())]
+    gpus, names = inventory(installation()), [column.name for column in history_columns(FeatureSection())]
     happened = events(event(at(1), code="79"), event(at(3), code="48"), window(at(2), at(4), known=at(50)))
-    asked = rows((at(49), "g0"), (at(50), "g0"), (at(60), "g0"))
-    values = EventHistory.of(IncidentEvidence.of(happened, held, LABELS), FeatureSection(), held).values(asked)
+    decisions = rows((at(49), "g0"), (at(50), "g0"), (at(60), "g0"))
+    values = EventHistory.of(IncidentEvidence.of(happened, gpus, LABELS), FeatureSection(), gpus).values(decisions)
     counts = values[:, names.index("history__gpu_xid_memory__count__7d")]
     ages = values[:, names.index("history__gpu_xid_hardware__since")]
     assert (counts.tolist(), ages.tolist()) == ([1, 0, 0], [46, 49, 59])
@@ -132,15 +132,15 @@ NODES, RACK = 288, 214
 
 
 def test_a_rack_that_reboots_in_its_maintenance_is_nothing_to_learn_from():
-    held = inventory(*(installation(f"g{n:03d}", f"n{n:03d}", rack="r7" if n < RACK else "r8") for n in range(NODES)))
+    gpus = inventory(*(installation(f"g{n:03d}", f"n{n:03d}", rack="r7" if n < RACK else "r8") for n in range(NODES)))
     real = [
         event(at(30), code="79", gpu="g100", node="n100"), event(at(32), "repair", gpu="g100", node="n100"),
         event(at(30), code="79", gpu="g250", node="n250"),
     ]  # fmt: skip
     reboot = [
-        made
+        values
         for n in range(RACK)
-        for made in (
+        for values in (
             event(at(48, seconds=n), code="79", gpu=f"g{n:03d}", node=f"n{n:03d}"),
             event(at(48.1), "failure", "gone", gpu=f"g{n:03d}", node=f"n{n:03d}"),
             event(at(48.5), "other", "boot", gpu=None, node=f"n{n:03d}"),
@@ -148,25 +148,25 @@ def test_a_rack_that_reboots_in_its_maintenance_is_nothing_to_learn_from():
     ]
     plan = [window(at(47), at(50), node=f"n{n:03d}") for n in range(RACK)]
     noisy, quiet = events(*real, *reboot, *plan), events(*real)
-    incidents = find_incidents(noisy, held, LABELS, data_end=LATE)
+    incidents = find_incidents(noisy, gpus, LABELS, data_end=LATE)
     assert (len(incidents), int(incidents["in_maintenance"].sum())) == (2 + RACK, RACK)
     assert sorted(counted(incidents)["unit"]) == ["g100", "g250"]
-    records = [IncidentEvidence.of(happened, held, LABELS) for happened in (noisy, quiet)]
+    records = [IncidentEvidence.of(happened, gpus, LABELS) for happened in (noisy, quiet)]
     assert len(known_onsets(records[0])) == 2
     grid = decision_times(DecisionSection(), (at(0), at(days=9)))
-    listed = [decision_rows(grid, held, out_of_use(record)) for record in records]
+    listed = [decision_rows(grid, gpus, out_of_use(record)) for record in records]
     in_rack = listed[1]["unit"] < f"g{RACK:03d}"
     planned = in_rack & (listed[1]["decision_time"] == at(48))
     pd.testing.assert_frame_equal(listed[0], listed[1][~planned].reset_index(drop=True))
-    histories = [EventHistory.of(record, FeatureSection(), held).values(listed[0]) for record in records]
+    histories = [EventHistory.of(record, FeatureSection(), gpus).values(listed[0]) for record in records]
     np.testing.assert_array_equal(*histories)
 
 
 @pytest.mark.parametrize("code", ["begin", "end", at(1).isoformat()])
 def test_a_window_alone_changes_no_history(code):
-    held, late = inventory(installation()), event(at(0), "maintenance", code, gpu=None, known=at(0))
-    records = [IncidentEvidence.of(events(*happened), held, LABELS) for happened in ([late], [])]
-    values = [EventHistory.of(r, FeatureSection(), held).values(rows((at(days=40), "g0"))) for r in records]
+    gpus, late = inventory(installation()), event(at(0), "maintenance", code, gpu=None, known=at(0))
+    records = [IncidentEvidence.of(events(*happened), gpus, LABELS) for happened in ([late], [])]
+    values = [EventHistory.of(r, FeatureSection(), gpus).values(rows((at(days=40), "g0"))) for r in records]
     np.testing.assert_array_equal(*values)
 
 
@@ -196,8 +196,8 @@ def test_a_drain_holds_until_it_is_taken_back(happened, down):
 @settings(max_examples=40, deadline=None)
 @given(worlds())
 def test_intervals_are_disjoint(world):
-    both = oracle.records(out_of_use(IncidentEvidence.of(world.events, world.inventory, LABELS)))
-    for one, two in pairwise(both):
+    intervals = oracle.records(out_of_use(IncidentEvidence.of(world.events, world.inventory, LABELS)))
+    for one, two in pairwise(intervals):
         assert one["unit"] != two["unit"] or one["down_until"] < two["down_from"]
 
 

@@ -79,25 +79,25 @@ def test_a_repair_on_the_day_of_a_ticket_dated_by_day_ends_the_incident_that_the
 
 
 def test_a_ticket_answers_the_newest_failure_of_its_node_but_first_that_of_its_own_gpu():
-    both = event(at(1), code="79"), event(at(30), code="79", gpu="g1")
-    own, other = ("g0", at(1)), ("g1", at(30))
-    for of, ends in ((None, {own: at(25), other: at(74)}), ("g0", {own: at(74), other: at(54)})):
-        assert {span[:2]: span[2] for span in found(*both, ticket(at(50), of))} == ends
+    failures = event(at(1), code="79"), event(at(30), code="79", gpu="g1")
+    of_gpu, of_neighbour = ("g0", at(1)), ("g1", at(30))
+    for of, ends in ((None, {of_gpu: at(25), of_neighbour: at(74)}), ("g0", {of_gpu: at(74), of_neighbour: at(54)})):
+        assert {span[:2]: span[2] for span in found(*failures, ticket(at(50), of))} == ends
 
 
 def test_all_units_of_a_node_incident_are_down_until_its_ticket():
-    both = event(at(1), code="79"), event(at(1, minutes=20), code="79", gpu="g1")
-    assert found(*both, ticket(at(50), "g1")) == [("g0", at(1), at(74)), ("g1", at(1, minutes=20), at(74))]
+    failures = event(at(1), code="79"), event(at(1, minutes=20), code="79", gpu="g1")
+    assert found(*failures, ticket(at(50), "g1")) == [("g0", at(1), at(74)), ("g1", at(1, minutes=20), at(74))]
 
 
 def test_rows_between_a_failure_and_its_ticket_have_no_label_and_those_before_are_as_without_it():
     hard, later = event(at(48), code="79"), ticket(at(100), known=at(101))
-    held = inventory(*HELD)
-    asked = rows(*((at(6 * i), "g0") for i in range(30)))
+    gpus = inventory(*HELD)
+    decisions = rows(*((at(6 * i), "g0") for i in range(30)))
     labels = []
     for happened in ((hard,), (hard, later)):
-        incidents = find_incidents(events(*happened), held, LABELS, data_end=at(days=60))
-        labels.append(label_rows(asked, incidents, held, LABELS, data_end=at(days=60))["label"])
+        incidents = find_incidents(events(*happened), gpus, LABELS, data_end=at(days=60))
+        labels.append(label_rows(decisions, incidents, gpus, LABELS, data_end=at(days=60))["label"])
     without, with_it = labels
     assert with_it[:8].equals(without[:8])
     assert with_it[8:21].isna().all()
@@ -164,12 +164,12 @@ def plain_incidents(happened, labels, r):
             if h["node"] == row["node"] and time - labels.ticket_lag <= h["timestamp"] <= time
             and not mended(h, h["timestamp"], day)
         ]  # fmt: skip
-        mine = [h for h in open_ones if h["gpu"] == row["gpu"]]
+        of_gpu = [h for h in open_ones if h["gpu"] == row["gpu"]]
         if not open_ones:
             if row["gpu"]:
                 signs[row["gpu"]].append(time)
             continue
-        together = [max(mine or open_ones, key=lambda h: (h["timestamp"], h["gpu"]))]
+        together = [max(of_gpu or open_ones, key=lambda h: (h["timestamp"], h["gpu"]))]
         while more := [
             h for h in open_ones
             if h not in together and any(abs(h["timestamp"] - t["timestamp"]) <= labels.node_window for t in together)
@@ -185,7 +185,7 @@ def plain_incidents(happened, labels, r):
             e["timestamp"] for e in facts
             if e["type"] in ("repair", "other") and (e["gpu"] == gpu or (e["gpu"] is None and e["node"] == NODE[gpu]))
         )  # fmt: skip
-        own = sorted(
+        own_repairs = sorted(
             e["timestamp"] for e in facts
             if e["type"] == "repair" and (e["gpu"] == gpu or (e["gpu"] is None and e["node"] == NODE[gpu]))
         )  # fmt: skip
@@ -200,11 +200,11 @@ def plain_incidents(happened, labels, r):
             else:
                 groups.append([time])
         for i, group in enumerate(groups):
-            after = groups[i + 1][0] if i + 1 < len(groups) else oracle.FOR_EVER
-            last = max([group[-1], *(t for t in follow[gpu] if group[-1] <= t < after)])
+            next_start = groups[i + 1][0] if i + 1 < len(groups) else oracle.FOR_EVER
+            last = max([group[-1], *(t for t in follow[gpu] if group[-1] <= t < next_start)])
             soon = [stop for stop in stops if last <= stop <= last + labels.cooldown]
-            late = [stop for stop in own if last <= stop <= last + timedelta(days=30) and stop < after]
-            end = min([*(soon[:1] or late[:1] or [last + labels.cooldown]), after])
+            late = [stop for stop in own_repairs if last <= stop <= last + timedelta(days=30) and stop < next_start]
+            end = min([*(soon[:1] or late[:1] or [last + labels.cooldown]), next_start])
             out.append((gpu, group[0], end if soon or late or end <= r else None))
     return sorted(out, key=lambda span: (span[1], span[0]))
 
@@ -254,12 +254,12 @@ def test_a_ticket_a_day_or_two_behind_each_failure_changes_no_incident_and_no_hi
         if late[-1]["code"] == "day":
             late[-1]["timestamp"] = later.replace(hour=23, minute=59, second=59, microsecond=999_000)
         late[-1]["known_at"] = max(late[-1]["timestamp"], row["known_at"]) + timedelta(minutes=10)
-    held = inventory(*HELD)
-    asked = rows(*((at(minutes=15 * quarter), gpu) for quarter in range(3, 1400, 67) for gpu in ("g0", "g1")))
+    gpus = inventory(*HELD)
+    times = rows(*((at(minutes=15 * quarter), gpu) for quarter in range(3, 1400, 67) for gpu in ("g0", "g1")))
     features, starts = [], []
     for frame in (events(*happened), events(*happened, *late)):
-        incidents = find_incidents(frame, held, LABELS, data_end=at(days=30))
+        incidents = find_incidents(frame, gpus, LABELS, data_end=at(days=30))
         starts.append(incidents[["unit", "start", "known_at", "node_incident", "common_cause"]])
-        features.append(EventHistory.of(IncidentEvidence.of(frame, held, LABELS), FeatureSection(), held).values(asked))
+        features.append(EventHistory.of(IncidentEvidence.of(frame, gpus, LABELS), FeatureSection(), gpus).values(times))
     pd.testing.assert_frame_equal(*starts)
     assert pd.DataFrame(features[0]).equals(pd.DataFrame(features[1]))

@@ -20,14 +20,14 @@ SLOW = settings(deadline=None, max_examples=20, suppress_health_check=[HealthChe
 SPAN = (at(0), at(days=6))
 
 
-def grid(frame, held, span=SPAN):
-    return decision_rows(decision_times(DECISION, span), held, out_of_use(IncidentEvidence.of(frame, held, LABELS)))
+def grid(frame, gpus, span=SPAN):
+    return decision_rows(decision_times(DECISION, span), gpus, out_of_use(IncidentEvidence.of(frame, gpus, LABELS)))
 
 
-def extra(frame, held, **changed):
-    record = IncidentEvidence.of(frame, held, LABELS)
+def extra(frame, gpus, **changed):
+    record = IncidentEvidence.of(frame, gpus, LABELS)
     config = config_of(**{"span": SPAN, **changed})
-    return augmented_rows(known_onsets(record), held, out_of_use(record), config)
+    return augmented_rows(known_onsets(record), gpus, out_of_use(record), config)
 
 
 def fleet(size=12):
@@ -38,21 +38,21 @@ def fleet(size=12):
 def test_decision_times_are_the_multiples_of_the_spacing_from_the_origin(shift):
     times = decision_times(DECISION, (at(shift), at(18)))
     assert times.tolist() == [at(h) for h in (0, 6, 12, 18) if h >= shift]
-    other = DecisionSection(every=timedelta(hours=5), origin=at(1))
-    assert decision_times(other, (at(-5), at(7))).tolist() == [at(-4), at(1), at(6)]
+    every_five_hours = DecisionSection(every=timedelta(hours=5), origin=at(1))
+    assert decision_times(every_five_hours, (at(-5), at(7))).tolist() == [at(-4), at(1), at(6)]
 
 
 @SLOW
 @given(worlds())
 def test_rows_are_as_the_plain_reading_says(world):
     down = oracle.records(out_of_use(IncidentEvidence.of(world.events, world.inventory, LABELS)))
-    held = oracle.records(world.inventory)
+    gpus = oracle.records(world.inventory)
     rows = grid(world.events, world.inventory)
     expected = []
     for t in decision_times(DECISION, SPAN):
         for unit in ("g0", "g1", "g2", "g3"):
             here = [
-                row for row in oracle.stays_of(unit, held)
+                row for row in oracle.stays_of(unit, gpus)
                 if row["installed_at"] <= t < (row["removed_at"] or oracle.FOR_EVER)
             ]  # fmt: skip
             if here and not any(row["unit"] == unit and row["down_from"] <= t < row["down_until"] for row in down):
@@ -98,8 +98,8 @@ def test_companions_vary_with_time_and_seed_and_repeat_for_the_same():
 
 
 def test_a_unit_has_no_extra_row_while_it_is_not_there_or_known_to_be_down():
-    held = pd.concat([fleet(5), inventory(installation("g5", since=at(50)))], ignore_index=True)
-    rows = extra(events(event(at(60), code="79", gpu="g5")), held)
+    gpus = pd.concat([fleet(5), inventory(installation("g5", since=at(50)))], ignore_index=True)
+    rows = extra(events(event(at(60), code="79", gpu="g5")), gpus)
     assert (rows.loc[rows["unit"] == "g5", "decision_time"] >= at(50)).all()
     down = extra(events(event(at(20), code="79", gpu="g5"), event(at(50), code="79", gpu="g5")), fleet())
     late = down[(down["unit"] == "g5") & (down["decision_time"] > at(20))]["decision_time"]

@@ -69,17 +69,17 @@ def test_values_align_with_rows_and_columns(small):
 
 def test_rows_and_columns_can_be_chosen(small, monkeypatch, tmp_path):
     dataset, matrix = small
-    whole = matrix.values()
+    values = matrix.values()
     monkeypatch.setattr(parts, "PART_ROWS", 10)
     parted = make_matrix(dataset, tmp_path / "parted")
     assert len(parted.meta.parts) > 3
-    np.testing.assert_array_equal(parted.values(), whole)
+    np.testing.assert_array_equal(parted.values(), values)
     pd.testing.assert_frame_equal(parted.rows, matrix.rows)
-    chosen = np.array([40, 3, 3, len(whole) - 1, 0])
+    chosen = np.array([40, 3, 3, len(values) - 1, 0])
     names = [matrix.columns[-1].name, matrix.columns[0].name]
-    np.testing.assert_array_equal(parted.values(chosen), whole[chosen])
-    np.testing.assert_array_equal(parted.values(chosen, names), whole[chosen][:, [-1, 0]])
-    assert parted.values([]).shape == (0, whole.shape[1])
+    np.testing.assert_array_equal(parted.values(chosen), values[chosen])
+    np.testing.assert_array_equal(parted.values(chosen, names), values[chosen][:, [-1, 0]])
+    assert parted.values([]).shape == (0, values.shape[1])
 
 
 def test_a_damaged_file_is_named_with_what_to_do(small, tmp_path):
@@ -87,12 +87,12 @@ def test_a_damaged_file_is_named_with_what_to_do(small, tmp_path):
     matrix = make_matrix(dataset, tmp_path / "matrix")
     part = matrix.path / matrix.meta.parts[0].file
     for path in (part, matrix.path / "events.parquet"):
-        whole = path.read_bytes()
-        path.write_bytes(whole[:-20])
+        content = path.read_bytes()
+        path.write_bytes(content[:-20])
         opened = FeatureMatrix.open(matrix.path)
         with pytest.raises(InputError, match=rf"the file is damaged: .*{path.name}.*build it again"):
             opened.values() if path == part else opened.events
-        path.write_bytes(whole)
+        path.write_bytes(content)
     (matrix.path / "events.parquet").unlink()
     (matrix.path / "events.parquet").mkdir()
     with pytest.raises(OSError, match=r"Is a directory.*events\.parquet"):
@@ -108,11 +108,11 @@ def test_a_wrong_row_or_column_is_named(small):
 
 def test_the_same_inputs_build_nothing_again(small, monkeypatch):
     dataset, matrix = small
-    before = {path.name: path.stat().st_mtime_ns for path in matrix.path.iterdir()}
+    mtimes = {path.name: path.stat().st_mtime_ns for path in matrix.path.iterdir()}
     monkeypatch.setattr(building, "_write", lambda *args: pytest.fail("built again"))
     again = make_matrix(dataset, matrix.path)
     assert again.digest == matrix.digest
-    assert {path.name: path.stat().st_mtime_ns for path in matrix.path.iterdir()} == before
+    assert {path.name: path.stat().st_mtime_ns for path in matrix.path.iterdir()} == mtimes
 
 
 def test_labels_follow_from_the_matrix_alone(small):
@@ -138,12 +138,12 @@ def test_labels_follow_from_the_matrix_alone(small):
 
 
 def test_progress_is_reported(small, tmp_path):
-    seen = []
-    matrix = make_matrix(small[0], tmp_path / "m", progress=lambda *counts: seen.append(counts))
+    reports = []
+    matrix = make_matrix(small[0], tmp_path / "m", progress=lambda *counts: reports.append(counts))
     total = small[0].meta.counts["samples"] + matrix.meta.counts["rows"]
-    assert seen == sorted(seen)
-    assert (seen[0], seen[-1]) == ((0, total), (total, total))
-    assert len(seen) == 1 + len(small[0].buckets()) + len(matrix.meta.parts)
+    assert reports == sorted(reports)
+    assert (reports[0], reports[-1]) == ((0, total), (total, total))
+    assert len(reports) == 1 + len(small[0].buckets()) + len(matrix.meta.parts)
 
 
 def test_a_failed_build_leaves_the_old_matrix(small, tmp_path, monkeypatch):
@@ -168,10 +168,10 @@ def test_a_worker_that_fails_is_heard(small, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def build_until_death(dataset: str, out: str, at: int) -> None:
+def build_until_death(dataset: str, out: str, n_writes: int) -> None:
     """Build, and die before one of the calls by which something gets its place."""
     os.cpu_count = lambda: 1
-    die_at(at, [(filling.BucketStore, "put"), (build_tasks, "write_part"), (building, "write_bytes")])
+    die_at(n_writes, [(filling.BucketStore, "put"), (build_tasks, "write_part"), (building, "write_bytes")])
     make_matrix(Dataset.open(Path(dataset)), Path(out))
 
 
@@ -227,8 +227,8 @@ def test_events_and_inventory_are_enough(tmp_path):
     matrix = make_matrix(dataset, tmp_path / "m")
     assert {column.group for column in matrix.columns} == {"history", "static"}
     frame = frame_of(matrix)
-    after = frame[(frame["decision_time"] == T0 + 18 * HOUR) & (frame["gpu"] == "gpu00")]
-    assert after["history__node_xid_bus__count__24h"].tolist() == [1.0]
+    later = frame[(frame["decision_time"] == T0 + 18 * HOUR) & (frame["gpu"] == "gpu00")]
+    assert later["history__node_xid_bus__count__24h"].tolist() == [1.0]
     assert (matrix.labels()["label"] == 1).any()
 
 
@@ -363,8 +363,8 @@ def test_an_error_is_raised_where_its_item_is_asked_for():
 
 
 def test_whoever_stops_early_leaves_no_thread_behind():
-    before = threading.active_count()
+    n_threads = threading.active_count()
     fetched = prefetch(iter(range(10)))
     next(fetched)
     fetched.close()
-    assert threading.active_count() == before
+    assert threading.active_count() == n_threads

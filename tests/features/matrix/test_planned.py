@@ -51,29 +51,29 @@ def test_no_sample_of_a_known_maintenance_changes_gaps_or_onset_of_any_row(rows_
     """Whether they are lost, or their counters rise by a million."""
     risen = samples.copy()
     risen[COUNTER] += 1e6 * inside(samples)
-    usual, silent, burst = (rows_of(made) for made in (samples, samples[~inside(samples)], risen))
-    names = columns(usual, "gaps", "onset")
+    unchanged, silent, burst = (rows_of(table) for table in (samples, samples[~inside(samples)], risen))
+    names = columns(unchanged, "gaps", "onset")
     assert {name.split("__")[0] for name in names} == {"gaps", "onset"}
-    for other in (silent, burst):
-        np.testing.assert_array_equal(usual[names].to_numpy(), other[names].to_numpy())
+    for changed in (silent, burst):
+        np.testing.assert_array_equal(unchanged[names].to_numpy(), changed[names].to_numpy())
 
 
 def test_silence_in_a_known_maintenance_is_no_gap(rows_of, samples):
     gone = samples[~inside(samples)]
-    found = []
+    gaps = []
     for frame in (rows_of(gone, planned=False), rows_of(gone)):
         row = frame[(frame["decision_time"] == T0 + 12 * HOUR) & (frame["node"] == "node0") & ~frame["augmented"]]
-        found.append(row[["gaps__samples__missing__4h", "gaps__samples__longest_gap__4h"]].min().tolist())
-    assert found[0] > [0.4, 2]
-    assert found[1] < [0.3, 1]
+        gaps.append(row[["gaps__samples__missing__4h", "gaps__samples__longest_gap__4h"]].min().tolist())
+    assert gaps[0] > [0.4, 2]
+    assert gaps[1] < [0.3, 1]
 
 
 def test_gaps_of_a_unit_after_maintenance_are_those_of_a_new_one(rows_of, samples):
     new = inventory_of(gpus(24))
     new["installed_at"] = new["installed_at"].where(new["node"] != "node0", pd.Timestamp(END))
     since = samples[(samples["node"] != "node0") | (samples["timestamp"] >= END)]
-    both = (rows_of(samples), rows_of(since, inventory=new))
-    planned, fresh = (frame[frame["decision_time"] > END] for frame in both)
+    sides = (rows_of(samples), rows_of(since, inventory=new))
+    planned, fresh = (frame[frame["decision_time"] > END] for frame in sides)
     names = [name for name in columns(planned, "gaps") if "fresh" not in name]
     keys = ["decision_time", "unit"]
     pd.testing.assert_frame_equal(

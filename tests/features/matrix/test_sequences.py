@@ -54,12 +54,12 @@ def by_hand(samples, node, unit, t, section=SECTION):
     anchor = pd.Timestamp(T0) - DELAY
     end = anchor + ((border - anchor) // section.step) * section.step
     steps = int(section.window / section.step)
-    own = samples[(samples["node"] == node) & (samples["gpu"] == unit)].sort_values("timestamp")
-    at = pd.DatetimeIndex(own["timestamp"])
-    at = at.tz_localize("UTC") if at.tz is None else at
+    of_unit = samples[(samples["node"] == node) & (samples["gpu"] == unit)].sort_values("timestamp")
+    times = pd.DatetimeIndex(of_unit["timestamp"])
+    times = times.tz_localize("UTC") if times.tz is None else times
     out = np.full((steps, len(section.channels)), np.nan)
     for j, name in enumerate(section.channels):
-        values = own[name].astype("float64").to_numpy(dtype=float, na_value=np.nan)
+        values = of_unit[name].astype("float64").to_numpy(dtype=float, na_value=np.nan)
         if name.endswith("_total"):
             rises = np.full(len(values), np.nan)
             last = None
@@ -72,7 +72,7 @@ def by_hand(samples, node, unit, t, section=SECTION):
             values = rises
         for step in range(steps):
             stop = end - (steps - 1 - step) * section.step
-            inside = (at > stop - section.step) & (at <= stop)
+            inside = (times > stop - section.step) & (times <= stop)
             known = values[inside][~np.isnan(values[inside])]
             if known.size:
                 out[step, j] = known.sum() if name.endswith("_total") else known.mean()
@@ -106,9 +106,9 @@ def test_a_poisoned_future_changes_no_window(tmp_path_factory, at_step, seed):
     late = pd.DatetimeIndex(poisoned["timestamp"]).tz_convert("UTC") > pd.Timestamp(border)
     for name in NAMES:
         poisoned.loc[late, name] = 1e6
-    kept = samples[~late | (np.random.default_rng(seed).random(len(samples)) < 0.5)]
+    remaining = samples[~late | (np.random.default_rng(seed).random(len(samples)) < 0.5)]
     matrices = {}
-    for name, frame in (("whole", samples), ("poisoned", poisoned), ("thinned", kept)):
+    for name, frame in (("whole", samples), ("poisoned", poisoned), ("thinned", remaining)):
         _, matrix = fleet(tmp_path_factory.mktemp(name), frame)
         matrices[name] = matrix
     known = matrices["whole"].rows["decision_time"] <= pd.Timestamp(border + DELAY)
@@ -158,9 +158,9 @@ def test_columns_say_what_a_flattened_window_holds(small):
 
 def test_a_second_build_takes_what_stands_and_a_lost_array_is_built_again(small, tmp_path):
     dataset, matrix = fleet(tmp_path)
-    before = (matrix.path / "sequences.npy").stat().st_mtime_ns
+    mtime_ns = (matrix.path / "sequences.npy").stat().st_mtime_ns
     again = make_matrix(dataset, matrix.path, features=WINDOWS)
-    assert (again.path / "sequences.npy").stat().st_mtime_ns == before
+    assert (again.path / "sequences.npy").stat().st_mtime_ns == mtime_ns
     first = again.windows()
     (matrix.path / "sequences.npy").unlink()
     np.testing.assert_array_equal(make_matrix(dataset, matrix.path, features=WINDOWS).windows(), first)

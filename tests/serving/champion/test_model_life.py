@@ -69,22 +69,22 @@ def test_a_model_is_swapped_under_load_and_every_answer_is_of_one_model(tmp_path
     place = tmp_path / "bundle"
     put(bundles[0], place)
     body = {"rows": some_rows()}
-    given = {bundle.digest: risks_of(bundle) for bundle in bundles}
-    wrong: list[object] = []
-    seen: set[str] = set()
-    done = threading.Event()
+    expected = {bundle.digest: risks_of(bundle) for bundle in bundles}
+    failures: list[object] = []
+    digests: set[str] = set()
+    stop = threading.Event()
 
     def ask(client: Any) -> None:
         try:
-            while not done.is_set():
+            while not stop.is_set():
                 status, content, _ = client.send("POST", "/v1/predict", body)
                 digest = content.get("model", {}).get("digest")
-                seen.add(str(digest))
+                digests.add(str(digest))
                 risks = [answer["risk"] for answer in content.get("predictions", [])]
-                if status != 200 or risks != pytest.approx(given.get(digest, []), rel=1e-6):
-                    wrong.append((status, content))
+                if status != 200 or risks != pytest.approx(expected.get(digest, []), rel=1e-6):
+                    failures.append((status, content))
         except Exception as error:
-            wrong.append(error)
+            failures.append(error)
 
     settings = ServiceSettings(poll_s=0.01)
     with running(tmp_path / "no", model=place, settings=settings, wait_for_scores=False) as service:
@@ -97,11 +97,11 @@ def test_a_model_is_swapped_under_load_and_every_answer_is_of_one_model(tmp_path
             put(bundles[number % 3], place)
             wait(lambda number=number: holder.model.bundle.digest == bundles[number % 3].digest)
             time.sleep(0.03)
-        done.set()
+        stop.set()
         for thread in threads:
             thread.join(20)
-        assert wrong == []
-        assert len(seen) == 3
+        assert failures == []
+        assert len(digests) == 3
         assert holder.loads == 7
 
 
@@ -183,7 +183,7 @@ def test_a_state_folder_is_one_process_s(tmp_path: Path) -> None:
 
 def model_rows() -> FeatureRows:
     values, _ = rows(40, seed=6)
-    return FeatureRows(values, [f"g{at % 20}" for at in range(40)], np.arange(40) // 20 * 3_600_000)
+    return FeatureRows(values, [f"g{i % 20}" for i in range(40)], np.arange(40) // 20 * 3_600_000)
 
 
 def test_a_bundle_is_loaded_and_scores_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -210,9 +210,9 @@ print(json.dumps([name for name in others if name in sys.modules]))
 
 
 def test_a_server_that_scores_rows_imports_only_what_the_profile_needs(tmp_path: Path) -> None:
-    whole = fitted_models()
+    models = fitted_models()
     alone = replace(
-        whole, models=("lightgbm",), learners={"lightgbm": whole.learners["lightgbm"]}, members=(), cascade=None
+        models, models=("lightgbm",), learners={"lightgbm": models.learners["lightgbm"]}, members=(), cascade=None
     )
     alone = replace(alone, stacker=Stacker(()))
     path = save_bundle(tmp_path / "bundle", alone, {"profile": "lightgbm"}).path
@@ -241,8 +241,8 @@ def test_a_folder_is_read_again_when_it_changes_and_the_old_model_kept_when_it_i
     assert (second.bundle.profile, second.version, second.note) == ("lightgbm", None, "")
     (place / "learners" / "lightgbm.txt").write_text("tree")
     (place / "manifest.json").write_text((place / "manifest.json").read_text().replace("lightgbm", "xgboost", 1))
-    kept = source.current()
-    assert kept.bundle is second.bundle
-    assert kept.note.startswith("the current model stays in use: ")
+    served = source.current()
+    assert served.bundle is second.bundle
+    assert served.note.startswith("the current model stays in use: ")
     with pytest.raises(InputError):
         ModelSource(str(place), registry="sqlite:///none.db", name="predrain").current()

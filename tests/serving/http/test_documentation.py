@@ -27,11 +27,11 @@ def test_the_examples_work_as_written(tmp_path: Path) -> None:
     write_scores(tmp_path / "scores", small_fleet())
     tokens = tmp_path / "tokens"
     tokens.write_text(token_line("read", TOKEN))
-    asked = [code for code in examples("sh") if "curl" in code]
-    assert len(asked) == 2
+    requests = [code for code in examples("sh") if "curl" in code]
+    assert len(requests) == 2
     with running(tmp_path / "scores", tokens=tokens) as service:
         environment = os.environ | {"TOKEN": TOKEN}
-        for language, code in [*(("sh", command) for command in asked), ("python", examples("python")[0])]:
+        for language, code in [*(("sh", command) for command in requests), ("python", examples("python")[0])]:
             text = code.replace("127.0.0.1:8080", f"127.0.0.1:{service.port}").replace("curl ", "curl -f ")
             command = ["bash", "-ec", text] if language == "sh" else [sys.executable, "-c", text]
             run = subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment, check=False)

@@ -99,18 +99,18 @@ def plain_risk(fleet: ScoredFleet, node: str, now: Any) -> Fraction:
 @settings(max_examples=60)
 @given(fleets(), asked, later)
 def test_only_nodes_of_tier_high_by_scores_that_hold_are_removed_and_never_all(fleet, names, now):
-    kept, removed = kept_nodes(names, fleet, now)
-    assert sorted([*kept, *removed]) == sorted(names)
-    assert kept == [name for name in names if name in kept]
-    assert bool(kept) == bool(names)
+    passed, removed = kept_nodes(names, fleet, now)
+    assert sorted([*passed, *removed]) == sorted(names)
+    assert passed == [name for name in names if name in passed]
+    assert bool(passed) == bool(names)
     assert all(really_high(fleet, name, now) for name in removed)
-    wanted = [name for name in names if not really_high(fleet, name, now)]
-    if wanted:
-        assert kept == wanted
+    expected = [name for name in names if not really_high(fleet, name, now)]
+    if expected:
+        assert passed == expected
     elif names:
-        assert len(kept) == 1
+        assert len(passed) == 1
         least = min(plain_risk(fleet, name, now) for name in names)
-        assert float(plain_risk(fleet, kept[0], now)) == pytest.approx(float(least), rel=1e-9, abs=1e-12)
+        assert float(plain_risk(fleet, passed[0], now)) == pytest.approx(float(least), rel=1e-9, abs=1e-12)
 
 
 @settings(max_examples=60)
@@ -181,8 +181,8 @@ def test_gangs_avoid_nodes_at_risk_and_small_jobs_leave_the_others_to_them(servi
     names = ["n1", "n2", "n3", "n4", "other"]
 
     def scores(one: dict[str, Any]) -> list[int]:
-        answer = service.extender().post("/scheduler/prioritize", {"Pod": one, "NodeNames": names})
-        return [score["Score"] for score in answer]
+        response = service.extender().post("/scheduler/prioritize", {"Pod": one, "NodeNames": names})
+        return [score["Score"] for score in response]
 
     assert scores(pod(**GANG)) == [0, 3, 7, 10, 7]
     assert scores(pod(2)) == [0, 10, 10, 10, 10], "but for the node that is about to be drained, all are the same"
@@ -192,8 +192,8 @@ POD = {"metadata": {"name": "train-0", "namespace": "default"}, "spec": {"contai
 
 
 def test_filter_of_names_removes_the_high_node_and_says_why(service: Running) -> None:
-    answer = service.extender().post("/scheduler/filter", {"Pod": POD, "NodeNames": ["n5", "n1", "n3", "other"]})
-    assert answer == {
+    response = service.extender().post("/scheduler/filter", {"Pod": POD, "NodeNames": ["n5", "n1", "n3", "other"]})
+    assert response == {
         "Nodes": None,
         "NodeNames": ["n5", "n3", "other"],
         "FailedNodes": {"n1": "predrain: a GPU is at high risk of failing (node risk 0.9)"},
@@ -233,11 +233,11 @@ def test_a_fault_inside_lets_everything_pass(service: Running, monkeypatch: pyte
     monkeypatch.setattr(service.service.score_cache.served.fleet, "state", broken)
     client = service.extender()
     passed = "predrain_extender_passed_through_total"
-    before = service.metric(passed)
-    answer = client.post("/scheduler/filter", {"Pod": POD, "NodeNames": ["n1", "n2"]})
-    assert answer == filter_result(["n1", "n2"], {})
+    count = service.metric(passed)
+    response = client.post("/scheduler/filter", {"Pod": POD, "NodeNames": ["n1", "n2"]})
+    assert response == filter_result(["n1", "n2"], {})
     assert {score["Score"] for score in client.post("/scheduler/prioritize", {"NodeNames": ["n1", "n2"]})} == {0}
-    assert service.metric(passed) == before + 2
+    assert service.metric(passed) == count + 2
 
 
 def test_the_ports_are_apart(service: Running) -> None:

@@ -35,13 +35,13 @@ def client(service: Running) -> Client:
 def send(client: Client, path: str, body: bytes, media: str) -> int:
     """Send; check that the answer is one that may be given."""
     try:
-        status, content, answer = client.send("POST", path, body, media)
+        status, content, headers = client.send("POST", path, body, media)
     except (http.client.HTTPException, OSError):  # the service closed while more was being sent: ask what it is
         assert client.send("GET", "/healthz")[0] == 200
         return 413
     assert status == 200 or 400 <= status < 500, (status, content)
     if status != 200:
-        assert answer["Content-Type"] == "application/problem+json"
+        assert headers["Content-Type"] == "application/problem+json"
         assert content["status"] == status
         assert content["detail"]
     return int(status)
@@ -70,11 +70,11 @@ def test_any_json_is_answered(client: Client, path: str, body: Any) -> None:
 @given(PATHS, st.data())
 def test_a_damaged_json_is_answered(client: Client, path: str, data: st.DataObject) -> None:
     row = {"unit": "a", "decision_time": "2026-01-01T00:00:00Z", NAMES[0]: 61.5, NAMES[1]: None}
-    whole = json.dumps({"rows" if path == "/v1/predict" else "instances": [row] * 5}).encode()
-    start = data.draw(st.integers(0, len(whole)))
-    end = data.draw(st.integers(start, min(len(whole), start + 20)))
-    send(client, path, whole[:start] + data.draw(st.binary(max_size=12)) + whole[end:], "application/json")
-    assert send(client, path, whole[: start or 1], "application/json") == (200 if start == len(whole) else 400)
+    valid = json.dumps({"rows" if path == "/v1/predict" else "instances": [row] * 5}).encode()
+    start = data.draw(st.integers(0, len(valid)))
+    end = data.draw(st.integers(start, min(len(valid), start + 20)))
+    send(client, path, valid[:start] + data.draw(st.binary(max_size=12)) + valid[end:], "application/json")
+    assert send(client, path, valid[: start or 1], "application/json") == (200 if start == len(valid) else 400)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_json_made_to_hurt_is_refused(client: Client, body: bytes, status: int) 
 
 def plain_stream(rows: int = 5) -> bytes:
     columns = {name: pa.array(np.linspace(0, 1, rows)) for name in NAMES}
-    return stream_of(pa.table({"unit": [f"g{at}" for at in range(rows)], **columns}))
+    return stream_of(pa.table({"unit": [f"g{i}" for i in range(rows)], **columns}))
 
 
 @FEW
@@ -106,11 +106,11 @@ def test_a_damaged_arrow_stream_is_answered(client: Client, data: st.DataObject)
     """Any byte may lie: lengths, offsets, types. Memory must not be read beyond the body, nor the process end."""
     stream = bytearray(plain_stream())
     for _ in range(data.draw(st.integers(1, 6))):
-        at = data.draw(st.integers(0, len(stream) - 5))
+        offset = data.draw(st.integers(0, len(stream) - 5))
         value = data.draw(
             st.sampled_from([0, 1, -1, 2**31 - 1, -(2**31), 2**24, 255]) | st.integers(-(2**31), 2**31 - 1)
         )
-        struct.pack_into("<i", stream, at, value)
+        struct.pack_into("<i", stream, offset, value)
     cut = data.draw(st.integers(0, len(stream)))
     send(client, "/v1/predict", bytes(stream), ARROW)
     send(client, "/v1/predict", bytes(stream[:cut]), ARROW)

@@ -156,16 +156,16 @@ def test_a_body_that_comes_too_slowly_is_408_and_a_slow_head_is_cut_off(folder: 
 
 def test_a_body_of_two_lengths_is_refused_and_what_follows_it_is_nobodys_request(guarded: Running) -> None:
     head = f"POST /v1/predict HTTP/1.1\r\nHost: l\r\nAuthorization: Bearer {READ}\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", guarded.port), timeout=60) as two:
-        two.sendall(f"{head}Content-Length: 40\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode())
-        two.sendall(b"GET /healthz HTTP/1.1\r\nHost: l\r\n\r\n")
-        answer = b""
+    with socket.create_connection(("127.0.0.1", guarded.port), timeout=60) as connection:
+        connection.sendall(f"{head}Content-Length: 40\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode())
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: l\r\n\r\n")
+        response = b""
         with contextlib.suppress(ConnectionResetError):
-            while piece := two.recv(4096):
-                answer += piece
-    assert answer.startswith(b"HTTP/1.1 400 ")
-    assert b"send Content-Length or Transfer-Encoding, not both" in answer
-    assert answer.count(b"HTTP/1.1") == 1
+            while chunk := connection.recv(4096):
+                response += chunk
+    assert response.startswith(b"HTTP/1.1 400 ")
+    assert b"send Content-Length or Transfer-Encoding, not both" in response
+    assert response.count(b"HTTP/1.1") == 1
 
 
 def test_a_client_that_goes_away_harms_nobody(guarded: Running) -> None:
@@ -204,8 +204,8 @@ def test_more_requests_at_a_time_than_allowed_get_503_with_retry_after(folder: P
         assert (status, problem["detail"], headers["Retry-After"]) == (503, "too many concurrent requests", "2")
         for path in ("/healthz", "/readyz", "/metrics"):
             assert client.send("GET", path)[0] == 200
-        for held in sockets:
-            held.close()
+        for connection in sockets:
+            connection.close()
         wait(lambda: client.send("GET", "/v1/nodes")[0] == 200)
 
 
@@ -220,8 +220,8 @@ def test_a_flood_without_a_token_holds_up_nobody_who_shows_one(folder: Path, tmp
         assert [client.send("GET", path)[0] for path in paths] == [200] * 15
         assert client.post("/v1/predict", {"nodes": ["n1"]})["nodes"][0]["tier"] == "high"
         assert stranger.send("GET", "/healthz")[0] == 200
-        for held in flood:
-            held.close()
+        for connection in flood:
+            connection.close()
 
 
 def test_bodies_in_memory_are_bounded_over_all_requests(folder: Path) -> None:
@@ -230,13 +230,13 @@ def test_bodies_in_memory_are_bounded_over_all_requests(folder: Path) -> None:
         first = begun(service, sent=body[:-1], length=len(body))
         client = service.client()
         wait(lambda: client.send("POST", "/v1/predict", body)[0] == 503)
-        answer = client.send("POST", "/v1/predict", body)
-        assert answer[1]["detail"] == "too many bodies are in memory"
+        response = client.send("POST", "/v1/predict", body)
+        assert response[1]["detail"] == "too many bodies are in memory"
         assert client.send("GET", "/openapi.json")[0] == 200  # an answer is made already: refusing it frees nothing
         assert client.send("GET", "/nothing")[0] == 404
         # nor do they stop the extender, which kube-scheduler waits for
-        answer = service.extender().post("/scheduler/filter", {"NodeNames": ["n1"] * 900})
-        assert answer["NodeNames"] == ["n1"]
+        response = service.extender().post("/scheduler/filter", {"NodeNames": ["n1"] * 900})
+        assert response["NodeNames"] == ["n1"]
         first.close()
         wait(lambda: client.send("POST", "/v1/predict", body)[0] == 200)  # one body is always taken
 
@@ -369,10 +369,10 @@ def test_only_own_names_and_addresses_are_answered(header: str | None, allowed: 
 def ask(port: int, host: str, path: str = "/v1/nodes", **headers: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     connection.request("GET", path, headers={"Host": host} | headers)
-    answer = connection.getresponse()
-    content = answer.read()
+    response = connection.getresponse()
+    content = response.read()
     connection.close()
-    return answer.status, content
+    return response.status, content
 
 
 def test_a_page_that_rebinds_its_name_reads_nothing_of_a_service_without_tokens(tmp_path: Path) -> None:

@@ -47,10 +47,10 @@ def test_the_command_answers_and_ends_orderly(tmp_path: Path) -> None:
             process.send_signal(signal.SIGTERM)
             wait(lambda: not answers(port))
             slow.sendall(body[5:])
-            answer = http.client.HTTPResponse(slow)
-            answer.begin()
-            assert answer.status == 200
-            assert json.loads(answer.read())["nodes"][0]["node"] == "n1"
+            response = http.client.HTTPResponse(slow)
+            response.begin()
+            assert response.status == 200
+            assert json.loads(response.read())["nodes"][0]["node"] == "n1"
         assert process.wait(20) == 0
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         assert [line["message"] for line in lines if line.get("level")] == [
@@ -119,25 +119,25 @@ def test_scores_are_swapped_under_load_without_a_wrong_answer(tmp_path: Path) ->
 
     write_scores(tmp_path, *fleet_of(1))
     decided = {fleet_of(number)[1].strftime("%Y%m%dT%H%M%SZ"): number for number in range(1, 40)}
-    wrong: list[object] = []
-    seen: set[str] = set()
-    done = threading.Event()
+    failures: list[object] = []
+    decisions: set[str] = set()
+    stop = threading.Event()
     answers = [0]
 
     def ask(client: Client, paths: list[str]) -> None:
         try:
-            while not done.is_set():
+            while not stop.is_set():
                 for path in paths:
                     status, content, _ = client.send("GET", path)
                     number = decided.get(content.get("decision", ""), 0)
-                    seen.add(content.get("decision", ""))
+                    decisions.add(content.get("decision", ""))
                     nodes = content.get("nodes", [content])
-                    whole = "nodes" not in content or content["total"] == len(nodes) == 30 + number % 3
-                    if status != 200 or not whole or any(abs(node["risk"] - number / 100) > 1e-12 for node in nodes):
-                        wrong.append((path, status, content))
+                    complete = "nodes" not in content or content["total"] == len(nodes) == 30 + number % 3
+                    if status != 200 or not complete or any(abs(node["risk"] - number / 100) > 1e-12 for node in nodes):
+                        failures.append((path, status, content))
                     answers[0] += 1
         except Exception as error:
-            wrong.append(error)
+            failures.append(error)
 
     with running(tmp_path, settings=ServiceSettings(poll_s=0.005)) as service:
         paths = ["/v1/nodes?limit=100", "/v1/nodes/n3"]
@@ -153,12 +153,12 @@ def test_scores_are_swapped_under_load_without_a_wrong_answer(tmp_path: Path) ->
                 write_scores(tmp_path, *fleet_of(number))
             time.sleep(0.03)
         last = wait(lambda: decided[service.service.score_cache.served.fleet.scores.decision] == 39)
-        done.set()
+        stop.set()
         for thread in threads:
             thread.join(20)
     assert last
-    assert wrong == []
-    assert len(seen) > 10
+    assert failures == []
+    assert len(decisions) > 10
     assert answers[0] > 100
 
 
@@ -213,12 +213,12 @@ def renewed(port: int, trusted: Path) -> bool:
 
 def test_a_certificate_that_cannot_be_used_leaves_the_one_of_before(tmp_path, caplog):
     certificate, key = certify(tmp_path, "first")
-    other, _ = certify(tmp_path, "other")
-    whole = certificate.read_bytes()
+    other_certificate, _ = certify(tmp_path, "other")
+    content = certificate.read_bytes()
     tls = Tls(certificate, key)
     assert tls.context.minimum_version == ssl.TLSVersion.TLSv1_2
     assert not tls.refresh()
-    for broken in (b"", b"garbage", other.read_bytes()):
+    for broken in (b"", b"garbage", other_certificate.read_bytes()):
         certificate.write_bytes(broken)
         assert not tls.refresh()
         assert "the previous one stays in use" in caplog.messages[-1]
@@ -226,7 +226,7 @@ def test_a_certificate_that_cannot_be_used_leaves_the_one_of_before(tmp_path, ca
     assert len(caplog.messages) == 3, "each is said once"
     certificate.unlink()
     assert not tls.refresh()
-    certificate.write_bytes(whole)
+    certificate.write_bytes(content)
     assert tls.refresh()
 
 

@@ -13,22 +13,22 @@ from tests.serving.score_folder import write_scores
 from tests.waiting import wait
 
 
-def names(answer: dict[str, Any]) -> list[str]:
-    return [node["node"] for node in answer["nodes"]]
+def names(response: dict[str, Any]) -> list[str]:
+    return [node["node"] for node in response["nodes"]]
 
 
 def test_nodes_come_the_riskiest_first_with_those_of_unknown_risk_last(client: Client) -> None:
-    answer = client.get("/v1/nodes")
-    assert names(answer) == ["n1", "n2", "n3", "n4", "n5"]
-    assert answer["total"] == 5
-    assert answer["next"] is None
-    assert answer["decision"] == "20260101T060000Z"
-    assert answer["decision_time"] == "2026-01-01T06:00:00Z"
-    assert answer["expires_at"] == "2026-01-01T18:00:00Z"
-    assert answer["age_seconds"] == 3600
-    assert answer["horizon_seconds"] == 86400
-    assert answer["model"] == {"digest": "ab" * 32, "profile": "mean_log_odds", "version": 3}
-    first, last = answer["nodes"][0], answer["nodes"][-1]
+    response = client.get("/v1/nodes")
+    assert names(response) == ["n1", "n2", "n3", "n4", "n5"]
+    assert response["total"] == 5
+    assert response["next"] is None
+    assert response["decision"] == "20260101T060000Z"
+    assert response["decision_time"] == "2026-01-01T06:00:00Z"
+    assert response["expires_at"] == "2026-01-01T18:00:00Z"
+    assert response["age_seconds"] == 3600
+    assert response["horizon_seconds"] == 86400
+    assert response["model"] == {"digest": "ab" * 32, "profile": "mean_log_odds", "version": 3}
+    first, last = response["nodes"][0], response["nodes"][-1]
     assert first["tier"] == "high"
     assert math.isclose(first["risk"], 1 - 0.1 * 0.9995)
     assert first["counts"] == {"known": 2, "unknown": 0, "expired": 0}
@@ -66,12 +66,12 @@ def test_raised_nodes_are_listed_for_sbatch_and_never_more_than_half_of_all(clie
 
 
 def test_following_the_pages_gives_each_node_once(client: Client) -> None:
-    path, seen = "/v1/nodes?limit=2&sort=-node&tier=high,elevated,watch,clear", []
+    path, names_seen = "/v1/nodes?limit=2&sort=-node&tier=high,elevated,watch,clear", []
     while path:
-        answer = client.get(path)
-        seen += names(answer)
-        path = answer["next"]
-    assert seen == ["n4", "n3", "n2", "n1"]
+        response = client.get(path)
+        names_seen += names(response)
+        path = response["next"]
+    assert names_seen == ["n4", "n3", "n2", "n1"]
 
 
 @pytest.mark.parametrize(
@@ -123,21 +123,21 @@ def test_a_node_is_returned_with_its_gpus_and_reasons(client: Client) -> None:
 
 
 def test_predict_answers_for_many_nodes_and_says_which_are_not_scored(client: Client) -> None:
-    answer = client.post("/v1/predict", {"nodes": ["n3", "nowhere", "n1", "n3"]})
-    assert names(answer) == ["n3", "nowhere", "n1", "n3"]
-    assert [node["scored"] for node in answer["nodes"]] == [True, False, True, True]
-    assert answer["nodes"][1]["tier"] == "unknown"
-    assert answer["nodes"][1]["risk"] is None
-    assert answer["nodes"][0] == answer["nodes"][3]
+    response = client.post("/v1/predict", {"nodes": ["n3", "nowhere", "n1", "n3"]})
+    assert names(response) == ["n3", "nowhere", "n1", "n3"]
+    assert [node["scored"] for node in response["nodes"]] == [True, False, True, True]
+    assert response["nodes"][1]["tier"] == "unknown"
+    assert response["nodes"][1]["risk"] is None
+    assert response["nodes"][0] == response["nodes"][3]
     many = client.post("/v1/predict", {"nodes": [f"n{number % 7}" for number in range(3000)]})
     assert names(many) == [f"n{number % 7}" for number in range(3000)]
 
 
 def test_predict_answers_for_gpus(client: Client) -> None:
-    answer = client.post("/v1/predict", {"gpus": ["GPU-n2-0", "GPU-x", "GPU-n5-0"]})
-    assert [gpu["tier"] for gpu in answer["gpus"]] == ["elevated", "unknown", "unknown"]
-    assert [gpu["risk"] for gpu in answer["gpus"]] == [0.3, None, None]
-    assert [gpu["unknown_reason"] for gpu in answer["gpus"]] == [
+    response = client.post("/v1/predict", {"gpus": ["GPU-n2-0", "GPU-x", "GPU-n5-0"]})
+    assert [gpu["tier"] for gpu in response["gpus"]] == ["elevated", "unknown", "unknown"]
+    assert [gpu["risk"] for gpu in response["gpus"]] == [0.3, None, None]
+    assert [gpu["unknown_reason"] for gpu in response["gpus"]] == [
         None,
         "no score has this name",
         "its newest sample is 3 h old",

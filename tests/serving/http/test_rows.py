@@ -49,8 +49,8 @@ def records(values: Any, units: list[str], times: list[str]) -> list[dict[str, A
 def expected(values: Any, units: list[str], times: list[str]) -> list[dict[str, Any]]:
     """What the bundle says, asked directly."""
     scored = fitted_models().score(values, pd.Series(pd.to_datetime(times, utc=True)), units)
-    mine = scored[scored["model"] == "cascade"].astype({"risk": float, "score": float})
-    table = mine[["unit", "risk", "score", "rank", "alert"]].itertuples(index=False)
+    of_profile = scored[scored["model"] == "cascade"].astype({"risk": float, "score": float})
+    table = of_profile[["unit", "risk", "score", "rank", "alert"]].itertuples(index=False)
     return [row._asdict() for row in table]
 
 
@@ -60,13 +60,13 @@ def arrow(columns: dict[str, Any]) -> bytes:
 
 def test_rows_get_the_scores_that_the_bundle_gives(client: Client, service: Running) -> None:
     given_rows = some_rows()
-    answer = client.post("/v1/predict", {"rows": records(*given_rows)})
-    assert answer["predictions"] == expected(*given_rows)
+    response = client.post("/v1/predict", {"rows": records(*given_rows)})
+    assert response["predictions"] == expected(*given_rows)
     model = service.service.holder.model
-    assert answer["model"] == {"digest": model.bundle.digest, "profile": "cascade", "version": None}
-    assert answer["horizon_seconds"] == 86400
-    assert answer["issued_at"] == "2026-01-01T07:00:00Z"
-    assert answer["expires_at"] is None
+    assert response["model"] == {"digest": model.bundle.digest, "profile": "cascade", "version": None}
+    assert response["horizon_seconds"] == 86400
+    assert response["issued_at"] == "2026-01-01T07:00:00Z"
+    assert response["expires_at"] is None
 
 
 def test_arrow_rows_get_the_same_scores_in_any_order_of_columns_and_any_numeric_type(client: Client) -> None:
@@ -77,20 +77,20 @@ def test_arrow_rows_get_the_same_scores_in_any_order_of_columns_and_any_numeric_
     }
     columns["unit"] = pa.array(units).dictionary_encode()
     columns["decision_time"] = pa.array([datetime.fromisoformat(time) for time in times], pa.timestamp("us", "UTC"))
-    status, answer, _ = client.send("POST", "/v1/predict", arrow(dict(reversed(columns.items()))), media=ARROW)
+    status, response, _ = client.send("POST", "/v1/predict", arrow(dict(reversed(columns.items()))), media=ARROW)
     assert status == 200
-    assert answer["predictions"] == expected(values, units, times)
+    assert response["predictions"] == expected(values, units, times)
     columns["decision_time"] = times
-    assert client.send("POST", "/v1/predict", arrow(columns), media=ARROW)[1]["predictions"] == answer["predictions"]
+    assert client.send("POST", "/v1/predict", arrow(columns), media=ARROW)[1]["predictions"] == response["predictions"]
 
 
 def test_a_row_without_name_and_time_is_scored_alone(client: Client) -> None:
     values, _, _ = some_rows()
-    answer = client.post("/v1/predict", {"rows": [{NAMES[0]: float(values[3, 0])}]})
+    response = client.post("/v1/predict", {"rows": [{NAMES[0]: float(values[3, 0])}]})
     row = np.full((1, len(NAMES)), np.nan, dtype=np.float32)
     row[0, 0] = values[3, 0]
     (only,) = expected(row, ["0"], ["1970-01-01T00:00:00Z"])
-    assert answer["predictions"] == [only]
+    assert response["predictions"] == [only]
     assert only["unit"] == "0"
 
 
@@ -179,11 +179,11 @@ def test_tables_that_do_not_fit_are_refused(client: Client, columns: dict[str, A
 
 def test_a_column_of_nulls_is_missing(client: Client) -> None:
     body = arrow({NAMES[0]: [61.0, 55.0], NAMES[1]: pa.nulls(2), NAMES[2]: pa.array([None, 3], pa.int64())})
-    status, answer, _ = client.send("POST", "/v1/predict", body, media=ARROW)
+    status, response, _ = client.send("POST", "/v1/predict", body, media=ARROW)
     assert status == 200
     values = np.full((2, len(NAMES)), np.nan, dtype=np.float32)
     values[:, 0], values[1, 2] = (61, 55), 3
-    assert answer["predictions"] == expected(values, ["0", "1"], ["1970-01-01T00:00:00Z"] * 2)
+    assert response["predictions"] == expected(values, ["0", "1"], ["1970-01-01T00:00:00Z"] * 2)
 
 
 def test_a_bundle_that_cannot_be_loaded_is_reported_and_the_rest_is_served(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_an_arrow_table_of_mixed_numbers_is_read_as_its_columns_are(rows_a_batch
     columns = ("none", "a", "absent", "b", "half", "large")
     read = rows_of_arrow(stream_of(table, rows_a_batch), columns, 10, 2**20)
     assert read.units == list("vwxyz")
-    for at, name in enumerate(columns):
-        given_ = table.column(name).to_pylist() if name in table.column_names else [None] * 5
-        expected = np.array([math.nan if value is None else float(value) for value in given_], dtype=np.float32)
-        np.testing.assert_array_equal(read.values[:, at], expected, err_msg=name)
+    for i, name in enumerate(columns):
+        values = table.column(name).to_pylist() if name in table.column_names else [None] * 5
+        expected = np.array([math.nan if value is None else float(value) for value in values], dtype=np.float32)
+        np.testing.assert_array_equal(read.values[:, i], expected, err_msg=name)

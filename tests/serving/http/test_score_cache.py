@@ -53,21 +53,21 @@ def test_what_the_batch_scoring_writes_is_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "what"),
+    ("edit", "message"),
     [
         (lambda c: c.update(format=1), "a risk record of format 1"),
         (lambda c: c.update(expires_at="2026-01-01T18:00:00"), "expires_at: a time without a time zone"),
     ],
 )
-def test_one_damaged_record_refuses_the_decision(tmp_path, edit, what):
+def test_one_damaged_record_refuses_the_decision(tmp_path, edit, message):
     write_scores(tmp_path, small_fleet())
     path = change(tmp_path, edit)
-    with pytest.raises(InputError, match=f"a record is damaged: .*{what}.*{path.name}, line 2"):
+    with pytest.raises(InputError, match=f"a record is damaged: .*{message}.*{path.name}, line 2"):
         read_scores(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("pointer", "what"),
+    ("pointer", "message"),
     [
         ("", "the pointer to the newest scores cannot be read"),
         ("[]", "the scores are of format None, but this version reads 2"),
@@ -76,10 +76,10 @@ def test_one_damaged_record_refuses_the_decision(tmp_path, edit, what):
         ('{"format": 2, "decision": "20250101T000000Z"}', "the scores cannot be read: No such file"),
     ],
 )
-def test_a_pointer_that_cannot_be_followed_is_reported(tmp_path: Path, pointer: str, what: str) -> None:
+def test_a_pointer_that_cannot_be_followed_is_reported(tmp_path: Path, pointer: str, message: str) -> None:
     write_scores(tmp_path, small_fleet())
     (tmp_path / "latest.json").write_text(pointer)
-    with pytest.raises(InputError, match=what):
+    with pytest.raises(InputError, match=message):
         read_scores(tmp_path)
 
 

@@ -85,14 +85,14 @@ class Client:
             sent["Content-Type"] = media
         try:
             self.connection.request(method, path, body=data, headers=sent)
-            answer = self.connection.getresponse()
-            content: Any = answer.read()
+            response = self.connection.getresponse()
+            content: Any = response.read()
         except (http.client.HTTPException, OSError):
             self.connection.close()
             raise
-        if "json" in answer.headers.get("Content-Type", "") and content.strip():
+        if "json" in response.headers.get("Content-Type", "") and content.strip():
             content = json.loads(content, parse_constant=_no_constant)
-        return answer.status, content, answer.headers
+        return response.status, content, response.headers
 
     def get(self, path: str) -> Any:
         status, content, _ = self.send("GET", path)

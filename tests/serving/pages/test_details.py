@@ -52,7 +52,7 @@ class Ledger:
             "answer": "done",
             "message": "",
         }
-        found = {
+        work_of = {
             "at": "2026-01-01T06:18:00Z",
             "kind": "empty",
             "answer": None,
@@ -60,7 +60,7 @@ class Ledger:
         }
         probed = {"at": "2026-01-01T06:40:00Z", "kind": "probed", "answer": None, "message": "passed",
                   "idle_gpu_hours": 2.0, "expected": {"saves": 1.5}}  # fmt: skip
-        return [call, found, probed]
+        return [call, work_of, probed]
 
     def last_actions(self) -> dict[str, tuple[str, str]]:
         return {"n1": ("swap", "2026-01-01T06:12:00Z")}
@@ -205,9 +205,9 @@ def test_a_damaged_decision_is_left_out_and_logged(tmp_path: Path, caplog: pytes
 
 
 def test_drains_come_to_what_the_last_alert_before_them_was_judged_to_be_by_the_costs_weighed_then() -> None:
-    at = datetime(2026, 1, 1, tzinfo=UTC)
-    job = JobView("job", 8, checkpointed_at=at - timedelta(minutes=30), can_checkpoint=True)
-    worth, unweighed = evaluate_drain(8, [job], 0.25, timedelta(hours=24), CostBenefitConfig(), at), {"worth": None}
+    time = datetime(2026, 1, 1, tzinfo=UTC)
+    job = JobView("job", 8, checkpointed_at=time - timedelta(minutes=30), can_checkpoint=True)
+    worth, unweighed = evaluate_drain(8, [job], 0.25, timedelta(hours=24), CostBenefitConfig(), time), {"worth": None}
     hour = ["2026-01-01T01:00:00Z", "2026-01-01T02:00:00+00:00"]
     drains = [{"node": node, "at": hour[1], "worth": asdict(worth)} for node in ("right", "wrong", "later", "unjudged")]
     alerts = [
@@ -234,8 +234,8 @@ def scores(small_fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for back in (30, 24):
         decided = (dataset.meta.span[1] - timedelta(hours=back)).replace(minute=0, second=0, microsecond=0)
         records = [
-            record(gpu, node, 0.2 if at % 4 == 0 else 0.01, "elevated" if at % 4 == 0 else "clear", decided=decided)
-            for at, (gpu, node) in enumerate(zip(here["gpu"], here["node"], strict=True))
+            record(gpu, node, 0.2 if i % 4 == 0 else 0.01, "elevated" if i % 4 == 0 else "clear", decided=decided)
+            for i, (gpu, node) in enumerate(zip(here["gpu"], here["node"], strict=True))
         ]
         write_scores(folder, records, decided)
     write_facts(ScoresFolder(folder), dataset)
@@ -258,8 +258,8 @@ def test_outcomes_begin_with_the_backtest_and_give_the_precision_so_far(tmp_path
     write_scores(tmp_path, of_five_nodes(), backtest=measured)
     weeks = _by_week(
         [
-            {"at": at, "verdict": verdict}
-            for at, verdict in (
+            {"at": time, "verdict": verdict}
+            for time, verdict in (
                 ("2026-01-06T00:00:00+00:00", "right"), ("2026-01-07T00:00:00+00:00", "wrong"),
                 ("2026-01-14T00:00:00+00:00", "right"), ("2026-01-14T00:00:00+00:00", "open"),
             )
@@ -285,13 +285,13 @@ def test_a_gpu_shows_hour_by_hour_the_telemetry_that_its_reasons_rest_on(scored_
     unit = sorted(facts.courses)[0]
     end = dataset.meta.span[1]
     samples = pd.concat([dataset.read_bucket(bucket).to_pandas() for bucket in dataset.buckets()])
-    mine = samples[(samples["gpu"] == unit) & (samples["timestamp"] < end)]
+    rows = samples[(samples["gpu"] == unit) & (samples["timestamp"] < end)]
     means = facts.courses[unit]["gpu_temp_c"]
     assert len(means) == 7 * 24
     for back, mean in enumerate(reversed(means)):
         begin = pd.Timestamp(end) - pd.Timedelta(hours=back + 1)
-        there = mine[(mine["timestamp"] >= begin) & (mine["timestamp"] < begin + pd.Timedelta(hours=1))]["gpu_temp_c"]
-        assert mean == (None if there.isna().all() else pytest.approx(there.astype(float).mean(), rel=1e-4))
+        in_hour = rows[(rows["timestamp"] >= begin) & (rows["timestamp"] < begin + pd.Timedelta(hours=1))]["gpu_temp_c"]
+        assert mean == (None if in_hour.isna().all() else pytest.approx(in_hour.astype(float).mean(), rel=1e-4))
     text = look(scored_service, f"/gpus/{unit}").text
     assert "Telemetry behind the reasons" in text
     assert f"{max(mean for mean in means if mean is not None):,.5g}" in text

@@ -148,8 +148,8 @@ def test_pages_hold_no_inline_style_or_script_and_name_no_other_host(service: Ru
 
 def test_a_heat_map_of_too_many_nodes_leaves_out_clear_ones_first(tmp_path: Path) -> None:
     many = MAX_NODES + 10
-    records = [record(f"g{at}", f"n{at}", 0.9 if at > many - 6 else 0.001, "high" if at > many - 6 else "clear")
-               for at in range(many)]  # fmt: skip
+    records = [record(f"g{i}", f"n{i}", 0.9 if i > many - 6 else 0.001, "high" if i > many - 6 else "clear")
+               for i in range(many)]  # fmt: skip
     write_scores(tmp_path, records)
     fleet = ScoredFleet(read_scores(tmp_path))
     nodes, gpus = table_rows(fleet, {}, NOW)

@@ -33,9 +33,9 @@ def inventory(*units: str, **removed: datetime) -> pd.DataFrame:
 
 def events(*rows: tuple[str, datetime, str, str]) -> pd.DataFrame:
     plain: list[dict[str, Any]] = [
-        {"timestamp": at, "node": f"n-{unit}", "gpu": unit, "type": kind, "code": code, "detail": "", "source": "test",
-         "known_at": at}
-        for unit, at, kind, code in rows
+        {"timestamp": day, "node": f"n-{unit}", "gpu": unit, "type": kind, "code": code, "detail": "", "source": "test",
+         "known_at": day}
+        for unit, day, kind, code in rows
     ]  # fmt: skip
     return pa.Table.from_pylist(plain, schema=EVENTS).to_pandas()
 
@@ -94,8 +94,8 @@ def test_a_failure_between_two_episodes_of_a_standing_alert_was_caught(tmp_path:
     for number in range(10):
         decide(tmp_path, number, ("a", 0.2, "elevated"))
     failed = events(("a", START + timedelta(hours=26), "failure", "GPU_LOST"))  # the first ended at 24:10
-    found = outcomes_after(tmp_path, failed, inventory("a", "calm"))
-    assert (found["incidents"], found["caught"]) == (1, 1)
+    outcomes = outcomes_after(tmp_path, failed, inventory("a", "calm"))
+    assert (outcomes["incidents"], outcomes["caught"]) == (1, 1)
 
 
 def test_a_unit_that_the_model_selects_alerts_whatever_its_tier(tmp_path: Path) -> None:
@@ -111,16 +111,16 @@ def test_gpus_of_a_node_that_alert_and_fail_together_count_once(tmp_path: Path) 
     for number in range(3):
         when = START + number * EVERY
         write_scores(
-            tmp_path, [record(gpu, "n", 0.2 + at / 10, "elevated", decided=when) for at, gpu in enumerate(gpus)], when
+            tmp_path, [record(gpu, "n", 0.2 + i / 10, "elevated", decided=when) for i, gpu in enumerate(gpus)], when
         )
     installations = inventory(*gpus).assign(node="n")
-    happened = events(*[(gpu, START + timedelta(hours=10, minutes=at), "xid", ("79", "48", "48")[at])
-                        for at, gpu in enumerate(gpus)]).assign(node="n")  # fmt: skip
+    happened = events(*[(gpu, START + timedelta(hours=10, minutes=i), "xid", ("79", "48", "48")[i])
+                        for i, gpu in enumerate(gpus)]).assign(node="n")  # fmt: skip
     outcomes = outcomes_after(tmp_path, happened, installations)
     assert [(alert["unit"], alert["node"], alert["verdict"]) for alert in outcomes["alerts"]] == [("c", "n", "right")]
     assert (outcomes["incidents"], outcomes["caught"]) == (1, 1)
-    whole = {"incidents": 1, "caught": 1, "lead_hours": 10.0}
-    assert outcomes["by_class"] == dict.fromkeys(("bus", "memory"), whole)
+    expected = {"incidents": 1, "caught": 1, "lead_hours": 10.0}
+    assert outcomes["by_class"] == dict.fromkeys(("bus", "memory"), expected)
 
 
 def test_an_alert_is_right_whichever_gpu_of_its_node_fails(tmp_path: Path) -> None:
@@ -150,17 +150,17 @@ def test_a_unit_that_leaves_unfailed_says_nothing(tmp_path: Path) -> None:
 def test_alerts_are_judged_by_the_labels_of_the_model_that_gave_them(tmp_path: Path) -> None:
     (tmp_path / "decisions").mkdir()
     assert label_settings_of(tmp_path)[0] == LabelSection()
-    own = LabelSection(gap=timedelta(0), xids={"bus": (7,)})
+    own_labels = LabelSection(gap=timedelta(0), xids={"bus": (7,)})
     decide(tmp_path, 0, ("a", 0.3, "elevated"))
     decide(tmp_path, 1, ("a", 0.3, "elevated"))
     older, newest = sorted((tmp_path / "decisions").glob("2*"))
     for folder in (older, newest):
         summary = json.loads((folder / "summary.json").read_text())
-        written = {"labels": own.model_dump(mode="json"), "drain_horizon_seconds": 3 * 86_400.0}
+        written = {"labels": own_labels.model_dump(mode="json"), "drain_horizon_seconds": 3 * 86_400.0}
         (folder / "summary.json").write_text(json.dumps(summary | written))
-    assert label_settings_of(tmp_path) == (own, timedelta(days=3))
+    assert label_settings_of(tmp_path) == (own_labels, timedelta(days=3))
     (newest / "summary.json").write_text('{"labels": {"horizon": "soon"}}')
-    assert label_settings_of(tmp_path)[0] == own
+    assert label_settings_of(tmp_path)[0] == own_labels
     happened = events(("a", START + timedelta(hours=9), "xid", "7"))
     installations = inventory("a", "calm")
     verdicts = [
@@ -177,5 +177,5 @@ def test_an_incident_in_a_planned_maintenance_proves_nothing(tmp_path: Path) -> 
         ("gone", begin, "maintenance", (begin + timedelta(hours=2)).isoformat()),
         ("gone", begin + timedelta(hours=1), "failure", "GPU_LOST"),
     )
-    found = outcomes_after(tmp_path, happened, inventory("gone", "calm"))
-    assert (found["verdicts"]["right"], found["verdicts"]["wrong"], found["incidents"]) == (0, 0, 0)
+    outcomes = outcomes_after(tmp_path, happened, inventory("gone", "calm"))
+    assert (outcomes["verdicts"]["right"], outcomes["verdicts"]["wrong"], outcomes["incidents"]) == (0, 0, 0)

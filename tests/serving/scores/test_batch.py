@@ -101,14 +101,14 @@ def test_a_risk_is_that_of_the_training_matrix_at_the_same_decision_time(world, 
     result = run(world, tmp_path, at=t)
     known = {unit: record for unit, record in records_of(result.folder).items() if record.status == "ok"}
     rows = world.matrix.rows
-    mine = np.flatnonzero(
+    positions = np.flatnonzero(
         (rows["decision_time"] == t).to_numpy() & ~rows["augmented"].to_numpy() & rows["unit"].isin(set(known))
     )
-    assert len(mine) == len(known) >= 7
+    assert len(positions) == len(known) >= 7
     fitted = world.bundle.fitted
-    units, times = rows["unit"].iloc[mine], np.full(len(mine), instant_ms(t))
+    units, times = rows["unit"].iloc[positions], np.full(len(positions), instant_ms(t))
     scores = fitted.score_arrays(
-        world.matrix.values(mine), times, name_hashes(units), pd.factorize(rows["node"].iloc[mine])[0]
+        world.matrix.values(positions), times, name_hashes(units), pd.factorize(rows["node"].iloc[positions])[0]
     )["mean_log_odds"]
     risks = fitted.risk("mean_log_odds", scores.score)
     for place, unit in enumerate(units):
@@ -154,10 +154,10 @@ def test_what_is_too_old_or_too_little_is_the_operators_to_say(world: World, tmp
 
 def test_a_second_run_changes_nothing(world: World, tmp_path: Path) -> None:
     first = run(world, tmp_path)
-    before = content_of(tmp_path)
+    content = content_of(tmp_path)
     again = run(world, tmp_path, now=END + 5 * MINUTE)
     assert (first.written, again.written) == (True, False)
-    assert content_of(tmp_path) == before
+    assert content_of(tmp_path) == content
     assert again.summary == first.summary
     assert json.loads((tmp_path / "latest.json").read_text()) == {"format": 2, "decision": "20260101T210000Z"}
     assert sorted(path.name for path in first.folder.iterdir()) == ["risks.jsonl", "risks.parquet", "summary.json"]
@@ -274,16 +274,16 @@ def test_two_runs_at_once_do_not_write_the_same_decision(world: World, tmp_path:
 
 def test_another_model_does_not_rewrite_a_decision_and_says_so(world: World, tmp_path: Path) -> None:
     run(world, tmp_path)
-    before = content_of(tmp_path)
-    other = replace(
+    content = content_of(tmp_path)
+    other_model = replace(
         world.model, bundle=replace(world.bundle, digest="f" * 64), note="the current model stays in use: x"
     )
-    result = score_decision(world.dataset, other, ScoresFolder(tmp_path), ServingSection(), clock=lambda: END)
+    result = score_decision(world.dataset, other_model, ScoresFolder(tmp_path), ServingSection(), clock=lambda: END)
     assert result.notes == (
         "the current model stays in use: x",
         "another model already scored this decision; this model scores the next one",
     )
-    assert content_of(tmp_path) == before
+    assert content_of(tmp_path) == content
 
 
 def test_nothing_is_due_until_the_next_decision_time_and_its_delay(world: World, tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_a_dataset_of_events_alone_is_never_stale(world: World, tmp_path: Path) 
     result = score_decision(dataset, ServedModel(bundle), scores, ServingSection(), clock=lambda: END)
     records = records_of(result.folder)
     assert {unit: record.status for unit, record in records.items() if unit != "gpu01"} == {
-        f"gpu{at:02d}": "ok" for at in (0, 2, 3, 4, 5)
+        f"gpu{i:02d}": "ok" for i in (0, 2, 3, 4, 5)
     }
     assert records["gpu01"].unknown_reason == OUT_OF_USE  # not repaired within a day
     assert {

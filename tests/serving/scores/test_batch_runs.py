@@ -48,8 +48,8 @@ def with_a_past(world: Dataset, path: Path, days: int | None) -> Dataset:
             earlier = pa.array(
                 table.column("timestamp").cast(pa.int64()).to_numpy() - PAST // timedelta(milliseconds=1)
             )
-            before = table.set_column(0, "timestamp", earlier.cast(INSTANT))
-            writer.write_samples(bucket, pa.concat_tables([before, table]))
+            past = table.set_column(0, "timestamp", earlier.cast(INSTANT))
+            writer.write_samples(bucket, pa.concat_tables([past, table]))
         return writer.finish(events=world.events(), inventory=inventory, span=(meta.span[0] - PAST, meta.span[1]))
 
 
@@ -65,15 +65,15 @@ def test_rows_of_the_newest_runs_are_those_of_all_samples(tmp_path: Path, monkey
         return opens(files, name)
 
     everything = fleet_rows(world.dataset, live_config(world.bundle, world.dataset.meta), ServingSection(), t)
-    whole = fleet_rows(one, live_config(world.bundle, one.meta), ServingSection(), t)
+    all_rows = fleet_rows(one, live_config(world.bundle, one.meta), ServingSection(), t)
     monkeypatch.setattr(FolderFiles, "opened", noted)
     newest = fleet_rows(cut, live_config(world.bundle, cut.meta), ServingSection(), t)
     assert len(cut.meta.files) > len(one.meta.files)
     parts = {name for name in opened if name.startswith("part-")}
     assert parts
     assert parts <= {"part-20251231.parquet", "part-20260101.parquet", "part-20260102.parquet"}
-    for rows in (whole, newest):
-        np.testing.assert_array_equal(rows.values, whole.values)
+    for rows in (all_rows, newest):
+        np.testing.assert_array_equal(rows.values, all_rows.values)
         pd.testing.assert_frame_equal(rows.keys, everything.keys)
         np.testing.assert_array_equal(rows.completeness, everything.completeness)
     why = dict(zip(everything.keys["unit"], everything.why, strict=True))
@@ -104,13 +104,13 @@ def test_a_row_holds_the_window_of_the_matrix(tmp_path: Path, hour: int) -> None
     t = T0 + hour * HOUR
     served = fleet_rows(dataset, config, ServingSection(), t, window_plan(bundle, config))
     rows = matrix.rows
-    mine = np.flatnonzero((rows["decision_time"] == t).to_numpy() & ~rows["augmented"].to_numpy())
-    assert served.keys["unit"].tolist() == rows["unit"].iloc[mine].tolist()
-    np.testing.assert_array_equal(served.values, windowed.values(mine))
+    row = np.flatnonzero((rows["decision_time"] == t).to_numpy() & ~rows["augmented"].to_numpy())
+    assert served.keys["unit"].tolist() == rows["unit"].iloc[row].tolist()
+    np.testing.assert_array_equal(served.values, windowed.values(row))
     assert np.isfinite(served.values[:, len(config.columns) :]).any()
-    other = config.features.model_copy(update={"sequence": SECTION.model_copy(update={"window": 3 * HOUR})})
+    changed = config.features.model_copy(update={"sequence": SECTION.model_copy(update={"window": 3 * HOUR})})
     with pytest.raises(InputError, match="computes raw windows differently"):
-        window_plan(bundle, replace(config, features=other))
+        window_plan(bundle, replace(config, features=changed))
 
 
 END = T0 + HOURS * HOUR

@@ -54,8 +54,8 @@ def scored(out: Path) -> ScoringResult:
 
 
 def test_a_success_is_reported_with_its_counts(tmp_path: Path) -> None:
-    at = T + timedelta(minutes=12)
-    status = record_attempt(ScoresFolder(tmp_path), at, scored(tmp_path))
+    now = T + timedelta(minutes=12)
+    status = record_attempt(ScoresFolder(tmp_path), now, scored(tmp_path))
     assert status == json.loads((tmp_path / "status.json").read_text())
     assert status == {
         "format": 2,
@@ -68,8 +68,8 @@ def test_a_success_is_reported_with_its_counts(tmp_path: Path) -> None:
         "notes": ["the current model stays in use: x"],
     }
     values = metrics(tmp_path)
-    assert values.pop("last_attempt_timestamp_seconds") == at.timestamp()
-    assert values.pop("last_success_timestamp_seconds") == at.timestamp()
+    assert values.pop("last_attempt_timestamp_seconds") == now.timestamp()
+    assert values.pop("last_success_timestamp_seconds") == now.timestamp()
     assert values == {
         "success": 1,
         "consecutive_failures": 0,
@@ -133,9 +133,9 @@ def test_a_damaged_status_or_summary_does_not_stop_the_next_run(tmp_path: Path) 
 RECORD = record("g1", "n1", 0.1, T)
 
 
-def write_killed_at(out: Path, at: int, record: RiskRecord) -> None:
+def write_killed_at(out: Path, n_writes: int, record: RiskRecord) -> None:
     """Write a decision, and die before the call of that number among those that the disk sees; 7 if it did not."""
-    die_at(at, ((os, "fsync"), (os, "rename"), (os, "replace"), (Path, "rename"), (Path, "replace")))
+    die_at(n_writes, ((os, "fsync"), (os, "rename"), (os, "replace"), (Path, "rename"), (Path, "replace")))
     scores = ScoresFolder(out)
     with FolderSwap(scores.folder_of(record.decision_time)) as swap:
         write_decision(swap.path, [record] * 50, {"format": 2})
@@ -160,18 +160,18 @@ def test_a_kill_at_any_write_leaves_old_or_new_and_the_next_run_goes_on(tmp_path
     first.point_to_newest()
     later = replace(RECORD, decision_time=T + timedelta(hours=6))
     killed = 0
-    for at in range(1, 12):
-        code = exit_code_of(write_killed_at, tmp_path, at, later)
+    for i in range(1, 12):
+        code = exit_code_of(write_killed_at, tmp_path, i, later)
         current = pointed(tmp_path)
-        whole = [folder.name for _, folder in decision_folders(tmp_path)]
-        assert whole in (["20260101T060000Z"], ["20260101T060000Z", "20260101T120000Z"])
+        decisions = [folder.name for _, folder in decision_folders(tmp_path)]
+        assert decisions in (["20260101T060000Z"], ["20260101T060000Z", "20260101T120000Z"])
         if code == 7:
-            assert (current, len(whole)) == ("20260101T120000Z", 2)
+            assert (current, len(decisions)) == ("20260101T120000Z", 2)
             break
         assert code == 9
         killed += 1
-        assert current in whole
-        if len(whole) == 2:  # it was killed before the pointer: the next run of any kind sets it
+        assert current in decisions
+        if len(decisions) == 2:  # it was killed before the pointer: the next run of any kind sets it
             ScoresFolder(tmp_path).point_to_newest()
             assert pointed(tmp_path) == "20260101T120000Z"
             break

@@ -133,6 +133,14 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Hard-link a file; copy it if the file systems differ or have no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a hidden sibling to write to, and rename it to ``path`` when the block ends without an error.

@@ -120,7 +120,8 @@ class ChampionBundle(FolderBundle):
     def resolve(self) -> ResolvedBundle:
         """Return the champion's bundle; raises ``InputError`` if there is no copy, ``TooEarlyError`` if no champion."""
         version, error = self.version(), self.error
-        note = None if error is None else f"cannot update the champion: {_first_line(error)}"
+        cause = str(error).partition("\n")[0] or type(error).__name__
+        note = None if error is None else f"cannot update the champion: {cause}"
         if version is not None:
             return ResolvedBundle(self.bundle, version, note)
         if isinstance(error, InputError):
@@ -168,10 +169,6 @@ class ChampionBundle(FolderBundle):
             return
         with tempfile.TemporaryDirectory(prefix="predrain-champion-") as folder:
             self.take(fetch_bundle(self._registry, self._name, version, Path(folder)), number)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def temporary_folder() -> Path:

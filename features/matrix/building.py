@@ -40,6 +40,7 @@ from foundation.files import (
     FolderSwap,
     building_path,
     disk_errors,
+    link_or_copy,
     recover_folder,
     refuse_other_content,
     write_bytes,
@@ -379,6 +380,6 @@ def _all_parts(build: Build, written: list[MatrixPart]) -> tuple[MatrixPart, ...
             )
     if build.existing is not None:
         for file in build.existing.parts.keys() - {part.file for part in build.parts}:
-            build.existing.take_over(file, folder)
+            link_or_copy(build.existing.folder / file, folder / file)
             parts.append(build.existing.parts[file])
     return tuple(sorted(parts, key=lambda part: part.file))

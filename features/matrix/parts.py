@@ -3,7 +3,6 @@
 import errno
 import os
 import secrets
-import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -237,13 +236,6 @@ class ExistingParts:
         keys = rows.select(["decision_time", "augmented"]).append_column("unit", rows.column("unit").cast(pa.string()))
         order = pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names])
         return rows.take(order)
-
-    def take_over(self, file: str, folder: Path) -> None:
-        """Hard-link an existing part into a folder; copy it if the file system has no hard links."""
-        try:
-            os.link(self.folder / file, folder / file)
-        except OSError:
-            shutil.copyfile(self.folder / file, folder / file)
 
 
 def _row_index(table: pa.Table) -> pd.MultiIndex:

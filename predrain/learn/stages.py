@@ -1,6 +1,5 @@
 """``predrain prepare``, ``features``, ``backtest`` and ``train``: the stages of ``dvc repro``, which also run alone."""
 
-import os
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -44,7 +43,7 @@ def prepare(
 def _take(source: Path, out: Path) -> dict[str, object]:
     """Hard-link an existing dataset to ``out`` (copy it across file systems), and its truth next to it."""
     from foundation.errors import InputError
-    from foundation.files import FolderSwap, disk_errors, refuse_other_content
+    from foundation.files import FolderSwap, disk_errors, link_or_copy, refuse_other_content
     from telemetry.dataset.store import Dataset
 
     dataset = Dataset.open(source)
@@ -63,17 +62,9 @@ def _take(source: Path, out: Path) -> dict[str, object]:
     for folder, copied in ((out, source), (truth_out, truth if truth.is_dir() else None)):
         with FolderSwap(folder) as swap, disk_errors(folder):
             if copied is not None:
-                shutil.copytree(copied, swap.path, copy_function=_link, dirs_exist_ok=True)
+                shutil.copytree(copied, swap.path, copy_function=link_or_copy, dirs_exist_ok=True)
             swap.commit()
     return {"dataset": str(out), "from": str(source), "counts": dataset.meta.counts}
-
-
-def _link(source: str, target: str) -> None:
-    """Hard-link a file, or copy it across file systems."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 @grouped

@@ -155,10 +155,10 @@ class World:
         if given_up():
             return None
         say(f"training on {HISTORY.days} days")
-        return cls._before(folder, dataset, matrix, begin, seed)
+        return cls._at_start(folder, dataset, matrix, begin, seed)
 
     @classmethod
-    def _before(cls, folder: Path, dataset: Dataset, matrix: FeatureMatrix, begin: datetime, seed: int) -> "World":
+    def _at_start(cls, folder: Path, dataset: Dataset, matrix: FeatureMatrix, begin: datetime, seed: int) -> "World":
         first, last = instant_ms(begin), instant_ms(dataset.meta.span[1])
         fleet = ReplayedFleet.of(dataset.inventory(), matrix.incidents(), first, last)
         policy = PolicyConfig(

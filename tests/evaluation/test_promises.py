@@ -31,30 +31,32 @@ def test_nothing_is_promised_at_the_first_refit_and_something_later(walked):
 
 def first_alerts(alerts):
     """Those that begin a drain, one after the other."""
-    began, kept = {}, []
-    for at in alerts.sort_values("decision_time").itertuples():
-        if at.unit not in began or at.decision_time > began[at.unit] + GAP + HORIZON:
-            began[at.unit] = at.decision_time
-            kept.append(at.Index)
-    return alerts.loc[kept]
+    began, first = {}, []
+    for alert in alerts.sort_values("decision_time").itertuples():
+        if alert.unit not in began or alert.decision_time > began[alert.unit] + GAP + HORIZON:
+            began[alert.unit] = alert.decision_time
+            first.append(alert.Index)
+    return alerts.loc[first]
 
 
-def alerted_under_promise(frame, made, target):
+def alerted_under_promise(frame, promised, target):
     """Rows of the good model at or above the threshold that was promised in their fold."""
-    mine = made.folds[(made.folds["model"] == "good") & (made.folds["target"] == target)].set_index("fold")
+    of_target = promised.folds[(promised.folds["model"] == "good") & (promised.folds["target"] == target)].set_index(
+        "fold"
+    )
     good = frame[frame["model"] == "good"]
-    return good[good["risk"] >= good["fold"].map(mine["threshold"]).fillna(np.inf)]
+    return good[good["risk"] >= good["fold"].map(of_target["threshold"]).fillna(np.inf)]
 
 
 def test_a_promise_is_judged_on_the_drains_that_begin_in_its_fold(walked):
-    _, frame, made = walked
-    row = made.folds[(made.folds["model"] == "good") & (made.folds["target"] == 0.5)].iloc[3]
-    drains = first_alerts(alerted_under_promise(frame, made, 0.5))
-    mine, test = drains[drains["fold"] == 3], frame[(frame["model"] == "good") & (frame["fold"] == 3)]
-    assert row["drains"] == len(mine) > 0
-    assert row["hits"] == (mine["label"] == 1).sum()
-    assert row["known_drains"] == mine["label"].notna().sum()
-    assert row["caught"] == mine.loc[mine["label"] == 1, "incident"].nunique()
+    _, frame, promised = walked
+    row = promised.folds[(promised.folds["model"] == "good") & (promised.folds["target"] == 0.5)].iloc[3]
+    drains = first_alerts(alerted_under_promise(frame, promised, 0.5))
+    in_fold, test = drains[drains["fold"] == 3], frame[(frame["model"] == "good") & (frame["fold"] == 3)]
+    assert row["drains"] == len(in_fold) > 0
+    assert row["hits"] == (in_fold["label"] == 1).sum()
+    assert row["known_drains"] == in_fold["label"].notna().sum()
+    assert row["caught"] == in_fold.loc[in_fold["label"] == 1, "incident"].nunique()
     assert row["incidents"] == test.loc[test["label"] == 1, "incident"].nunique()
 
 
@@ -64,24 +66,24 @@ def test_a_refit_begins_no_second_drain_of_a_unit_that_stays_alerted():
     daily["fold"] = ((daily["decision_time"] - START) // timedelta(days=1)).astype(np.int32)
     days = pd.DataFrame({"fold": range(28), "variant": "sliding"})
     section = PrecisionTargetsSection(values=(0.5,), horizon=timedelta(hours=72))
-    made = walk_promises(daily, days, matrix, section, k=2)
-    alerts = alerted_under_promise(daily, made, 0.5)
+    promised = walk_promises(daily, days, matrix, section, k=2)
+    alerts = alerted_under_promise(daily, promised, 0.5)
     last: dict[str, datetime] = {}
-    begun = []
-    for at in alerts.sort_values("decision_time").itertuples():
-        if at.unit not in last or at.decision_time > last[at.unit] + GAP + timedelta(hours=72):
-            last[at.unit] = at.decision_time
-            begun.append(at.fold)
-    mine = made.folds.set_index("fold")["drains"]
-    assert mine.sum() == len(begun) > 0
-    assert mine[mine > 0].to_dict() == pd.Series(begun).value_counts().to_dict()
+    starts = []
+    for alert in alerts.sort_values("decision_time").itertuples():
+        if alert.unit not in last or alert.decision_time > last[alert.unit] + GAP + timedelta(hours=72):
+            last[alert.unit] = alert.decision_time
+            starts.append(alert.fold)
+    by_fold = promised.folds.set_index("fold")["drains"]
+    assert by_fold.sum() == len(starts) > 0
+    assert by_fold[by_fold > 0].to_dict() == pd.Series(starts).value_counts().to_dict()
     restarted = alerts.groupby(["unit", "fold"]).ngroups
-    assert len(begun) < restarted, "no unit stayed alerted over a refit: the test shows nothing"
+    assert len(starts) < restarted, "no unit stayed alerted over a refit: the test shows nothing"
 
 
 def test_pooled_recall_counts_each_incident_once(walked):
-    _, frame, made = walked
-    row = made.pooled.set_index(["model", "target"]).loc[("good", 0.5)]
+    _, frame, promised = walked
+    row = promised.pooled.set_index(["model", "target"]).loc[("good", 0.5)]
     assert row["incidents"] == frame.loc[frame["label"] == 1, "incident"].nunique()
     assert row["recall"] == pytest.approx(row["caught"] / row["incidents"])
     assert row["recall_promised"] >= row["recall"]
@@ -93,16 +95,16 @@ def test_pooled_recall_counts_each_incident_once(walked):
 def test_a_model_that_only_orders_units_promises_nothing(walked, name):
     matrix, frame, _ = walked
     one = frame[frame["model"] == "good"].assign(model=name)
-    made = walk_promises(one, folds(), matrix, SECTION, k=2)
-    assert not made.folds["promised"].any()
-    assert made.folds["why"].str.startswith(f"{name} only ranks").all()
-    assert [promise.kind for promise in made.current[name] if promise.threshold is not None] == ["budget"]
+    promised = walk_promises(one, folds(), matrix, SECTION, k=2)
+    assert not promised.folds["promised"].any()
+    assert promised.folds["why"].str.startswith(f"{name} only ranks").all()
+    assert [promise.kind for promise in promised.current[name] if promise.threshold is not None] == ["budget"]
 
 
 def test_the_future_moves_no_promise():
     matrix = FleetMatrix()
     frame = predictions(matrix)
-    made = walk_promises(frame, folds(), matrix, SECTION, k=2).folds
+    promised = walk_promises(frame, folds(), matrix, SECTION, k=2).folds
     cut = START + 2 * FOLD
 
     poisoned = FleetMatrix()
@@ -114,37 +116,37 @@ def test_the_future_moves_no_promise():
     changed = walk_promises(other, folds(), poisoned, SECTION, k=2).folds
 
     promise = ["model", "target", "fold", "promised", "threshold", "lower", "best", "earlier_drains", "earlier_hits"]
-    before = made["fold"] <= 2
-    pd.testing.assert_frame_equal(made.loc[before, promise], changed.loc[before, promise])
-    assert not made.loc[~before, promise].equals(changed.loc[~before, promise])
+    is_earlier = promised["fold"] <= 2
+    pd.testing.assert_frame_equal(promised.loc[is_earlier, promise], changed.loc[is_earlier, promise])
+    assert not promised.loc[~is_earlier, promise].equals(changed.loc[~is_earlier, promise])
 
 
 def test_outcomes_that_were_entered_late_do_not_count_before():
     matrix = FleetMatrix(late=timedelta(days=9))
-    made = walk_promises(predictions(matrix), folds(), matrix, SECTION, k=2).folds
-    good = made[(made["model"] == "good") & (made["target"] == 0.5)].set_index("fold")
+    promised = walk_promises(predictions(matrix), folds(), matrix, SECTION, k=2).folds
+    good = promised[(promised["model"] == "good") & (promised["target"] == 0.5)].set_index("fold")
     assert good["earlier_hits"][1] == 0
 
 
 def test_the_current_decisions_look_back_on_everything(walked):
-    matrix, _, made = walked
-    kinds = [(promise.kind, promise.asked) for promise in made.current["good"]]
+    matrix, _, promised = walked
+    kinds = [(promise.kind, promise.asked) for promise in promised.current["good"]]
     assert kinds == [("precision", 0.5), ("precision", 0.85), ("budget", 2)]
-    assert made.until == matrix.span[1]
-    frame = decisions_frame(made)
+    assert promised.until == matrix.span[1]
+    frame = decisions_frame(promised)
     assert len(frame) == 6
     assert frame["threshold"].dtype == "float64"
 
 
 def test_a_drain_is_judged_by_the_longer_of_the_two_horizons(walked):
-    matrix, frame, made = walked
+    matrix, frame, promised = walked
 
     def pooled(horizon):
         return walk_promises(frame, folds(), matrix, SECTION.model_copy(update={"horizon": horizon}), k=2).pooled
 
-    pd.testing.assert_frame_equal(pooled(timedelta(hours=1)), made.pooled)
+    pd.testing.assert_frame_equal(pooled(timedelta(hours=1)), promised.pooled)
     longer = pooled(timedelta(hours=72))
-    blind, before = (table[table["model"] == "blind"].iloc[0] for table in (longer, made.pooled))
+    blind, before = (table[table["model"] == "blind"].iloc[0] for table in (longer, promised.pooled))
     assert blind["best"] > before["best"]
 
 

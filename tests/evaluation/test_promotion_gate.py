@@ -17,7 +17,7 @@ T0 = pd.Timestamp("2026-02-01", tz="UTC")
 def contenders(*, times=40, units=60, skill=(0.9, 0.9), incidents=24, risk=(1.0, 1.0), seed=0, k=2):
     """Two sides that rank each incident's unit first with given chances, on the same rows."""
     rng = np.random.default_rng(seed)
-    at = np.repeat(np.arange(times), units)
+    time = np.repeat(np.arange(times), units)
     unit = np.tile(np.arange(units), times)
     label = np.zeros((times, units), int)
     incident = np.full((times, units), -1)
@@ -35,7 +35,7 @@ def contenders(*, times=40, units=60, skill=(0.9, 0.9), incidents=24, risk=(1.0,
         frames.append(
             pd.DataFrame(
                 {
-                    "decision_time": (T0 + pd.to_timedelta(at * 6, unit="h")).as_unit("ms"),
+                    "decision_time": (T0 + pd.to_timedelta(time * 6, unit="h")).as_unit("ms"),
                     "node": [f"g{number:02d}" for number in unit],
                     "unit": [f"g{number:02d}" for number in unit],
                     "model": name,
@@ -49,7 +49,7 @@ def contenders(*, times=40, units=60, skill=(0.9, 0.9), incidents=24, risk=(1.0,
                     **dict.fromkeys(
                         ("incident", "node_incident", "common_cause"), pd.array(incident.ravel(), dtype="Int64")
                     ),
-                    "incident_start": (T0 + pd.to_timedelta(at * 6 + 5, unit="h")).as_unit("ms"),
+                    "incident_start": (T0 + pd.to_timedelta(time * 6 + 5, unit="h")).as_unit("ms"),
                     "fold": 0,
                 }
             )
@@ -155,9 +155,9 @@ def test_no_hit_at_all_is_never_no_worse():
 
 
 def test_the_first_champion_is_compared_with_every_baseline():
-    mine, other = contenders(skill=(1.0, 0.2))
+    challenger, other = contenders(skill=(1.0, 0.2))
     baselines = [replace(other, model=name) for name in ("history_count", "vendor_rules")]
-    verdict = evaluate_gate(mine, baselines, SECTION, seed=1, champion=False)
+    verdict = evaluate_gate(challenger, baselines, SECTION, seed=1, champion=False)
     assert [criterion.against for criterion in verdict.criteria if criterion.name == "precision at K"] == [
         "history_count", "vendor_rules",
     ]  # fmt: skip
@@ -166,7 +166,7 @@ def test_the_first_champion_is_compared_with_every_baseline():
 
 
 def test_sides_of_different_rows_are_refused():
-    mine, _ = contenders()
+    challenger, _ = contenders()
     _, other = contenders(units=50)
     with pytest.raises(ValueError, match="were not scored on the same rows"):
-        verdict_of((mine, other))
+        verdict_of((challenger, other))

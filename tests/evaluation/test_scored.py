@@ -30,9 +30,9 @@ def as_categories(frame):
 def slow_split(frame):
     """The decisions about nodes of each model and variant, in order of time and then node, one at a time."""
     out = {}
-    for name, mine in frame.groupby(["model", "variant"], observed=True):
+    for name, part in frame.groupby(["model", "variant"], observed=True):
         rows = out.setdefault(name, [])
-        for (time, node), units in mine.groupby(["decision_time", "node"], observed=True):
+        for (time, node), units in part.groupby(["decision_time", "node"], observed=True):
             spoken = units[units["label"].notna()] if units["label"].notna().any() else units
             hits = spoken[(spoken["label"] == 1).fillna(False)]
             rows.append(
@@ -156,8 +156,8 @@ def test_a_cool_down_passes_the_budget_on_and_keeps_a_vote_to_what_it_gave():
     since = alerts.groupby(key, observed=True)["decision_time"].diff()
     risen = alerts["risk"] >= 2 * alerts.groupby(key, observed=True)["risk"].shift()
     assert (since.isna() | (since > cooldown) | (risen & (since > reach))).all()
-    given = frame[frame["alert"]].sort_values("decision_time").groupby(key, observed=True)["decision_time"].diff()
-    assert (given <= reach).any()
+    ordered = frame[frame["alert"]].sort_values("decision_time").groupby(key, observed=True)["decision_time"].diff()
+    assert (ordered <= reach).any()
     days = alerts.groupby(["model", "variant", alerts["decision_time"].dt.floor("D")], observed=True).size()
     assert days.max() == 2
     shuffled = frame.sample(frac=1, random_state=0)

@@ -111,10 +111,10 @@ def plain_domain(column, t, unit, facts, gpus):
     def counted(scope, domain):
         return sum(kind == column.channel and age < column.window for kind, age in ages(scope, domain))
 
-    mine = stay_of(unit, t)
-    if mine is None:
+    own_stay = stay_of(unit, t)
+    if own_stay is None:
         return math.nan
-    domain = domain_of(column.scope, mine, t)
+    domain = domain_of(column.scope, own_stay, t)
     incidents = [age for kind, age in ages(column.scope, domain) if kind == "incident"]
     if column.statistic == "since":
         return min(incidents) / timedelta(hours=1) if incidents else math.nan
@@ -143,12 +143,12 @@ def plain_value(column, t, unit, node, facts, gpus):
     for kinds, time, known, gpu, where, xid in facts:
         if not counts(known, t):
             continue
-        mine = {
+        own_events = {
             "gpu": gpu == unit and place(gpu, time, gpus) is not None,
             "slot": gpu is not None and here is not None and place(gpu, time, gpus) == here,
             "node": where == node,
         }[column.scope]
-        if mine:
+        if own_events:
             values.append((kinds, time, xid))
     ages = [t - time for kinds, time, _ in values if column.channel in kinds]
     if column.statistic == "count":

@@ -117,8 +117,8 @@ def _series(channel: Channel, n: int, rng: np.random.Generator) -> object:
     if channel.kind == "counter":
         rises = np.where(rng.random(n) < 0.3, rng.integers(1, 50, n), 0).astype(float)
         values = np.cumsum(rises)
-        for at in np.flatnonzero(rng.random(n) < 0.02):
-            values[at:] -= values[at]
+        for i in np.flatnonzero(rng.random(n) < 0.02):
+            values[i:] -= values[i]
         return pd.array(np.where(missing, np.nan, values), dtype="Float64")
     if channel.kind == "flags":
         bits = pd.array(rng.integers(0, 256, n).astype(np.uint64), dtype="UInt64")

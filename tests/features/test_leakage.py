@@ -144,9 +144,9 @@ def test_labels_do_not_see_what_was_not_known(seed, poison, hours):
         }.items():
             dataset = write_dataset(Path(folder) / name, data[0], hours=HOURS, events=data[2])
             matrix = make_matrix(dataset, Path(folder) / f"{name}.matrix")
-            both = pd.concat([matrix.rows, matrix.labels(as_of=t)], axis=1)
-            both = both[(both["established_at"] <= t) & (both["decision_time"] <= t)]
-            labelled.append(both[both["complete_at"] <= t].drop(columns="incident").reset_index(drop=True))
+            table = pd.concat([matrix.rows, matrix.labels(as_of=t)], axis=1)
+            table = table[(table["established_at"] <= t) & (table["decision_time"] <= t)]
+            labelled.append(table[table["complete_at"] <= t].drop(columns="incident").reset_index(drop=True))
             incidents = matrix.incidents(as_of=t)
             labelled[-1].attrs["incidents"] = len(incidents)
     pd.testing.assert_frame_equal(labelled[0], labelled[1], check_categorical=False)

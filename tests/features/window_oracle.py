@@ -83,14 +83,14 @@ def _rises(name, samples_seen):
     previous = None
     pending = []  # rises told by samples without a value, which the next value's step may cover
     for sample in samples_seen:
-        value, own = sample.get(name), sample.get(name + "_rise")
+        value, rise = sample.get(name), sample.get(name + "_rise")
         if value is None:
-            if own is not None:
-                pending.append((sample["time"], float(own)))
+            if rise is not None:
+                pending.append((sample["time"], float(rise)))
             continue
-        if own is not None:
+        if rise is not None:
             steps += pending
-            steps.append((sample["time"], float(own)))
+            steps.append((sample["time"], float(rise)))
         elif previous is not None:
             steps.append((sample["time"], float(value - previous if value >= previous else value)))
         elif pending:

@@ -34,8 +34,8 @@ def label_rows(rows, incidents, horizon=HORIZON, end=None):
     of_unit = rows.groupby("unit").indices
     starts, units = _ms(incidents["start"]), incidents["unit"].to_numpy()
     for i in reversed(range(len(starts))):
-        mine = of_unit.get(units[i], first[:0])
-        first[mine[(begins[mine] < starts[i]) & (starts[i] <= ends[mine])]] = i
+        starts_of_unit = of_unit.get(units[i], first[:0])
+        first[starts_of_unit[(begins[starts_of_unit] < starts[i]) & (starts[i] <= ends[starts_of_unit])]] = i
     events = incidents.reset_index(drop=True).reindex(first).set_axis(rows.index)
     label = pd.array(first >= 0, dtype="boolean").astype("Int8")
     if end is not None:

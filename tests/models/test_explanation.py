@@ -147,11 +147,11 @@ def test_an_ensemble_is_explained_by_the_mean_of_its_members(X):
     mean = np.mean([contributions(fitted.learners[name], X)[0] for name in fitted.members], axis=0)
     np.testing.assert_allclose(values, mean, atol=1e-12)
     for row, reasons in enumerate(reasons_of(values, X, top=2)):
-        best = [at for at in np.argsort(-mean[row], kind="stable")[:2] if mean[row, at] > 0]
-        assert [reason.column for reason in reasons] == [COLUMNS[at].name for at in best]
-        for at, reason in zip(best, reasons, strict=True):
-            assert reason.contribution == pytest.approx(mean[row, at])
-            assert reason.text == describe(COLUMNS[at], float(X[row, at]))
+        best = [column for column in np.argsort(-mean[row], kind="stable")[:2] if mean[row, column] > 0]
+        assert [reason.column for reason in reasons] == [COLUMNS[column].name for column in best]
+        for column, reason in zip(best, reasons, strict=True):
+            assert reason.contribution == pytest.approx(mean[row, column])
+            assert reason.text == describe(COLUMNS[column], float(X[row, column]))
     assert method == "exact tree contributions of lightgbm, xgboost, random_forest"
 
 

@@ -18,10 +18,10 @@ class Counted:
         self.rows, self.columns = np.zeros(rows), [SimpleNamespace()] * COLUMNS
         self.reads = np.zeros(rows, dtype=int)
 
-    def values(self, wanted=None):
-        wanted = np.arange(len(self.features)) if wanted is None else np.asarray(wanted, dtype=np.int64)
-        np.add.at(self.reads, wanted, 1)
-        return self.features[wanted]
+    def values(self, positions=None):
+        positions = np.arange(len(self.features)) if positions is None else np.asarray(positions, dtype=np.int64)
+        np.add.at(self.reads, positions, 1)
+        return self.features[positions]
 
 
 def test_a_matrix_that_fits_is_read_once_and_held():

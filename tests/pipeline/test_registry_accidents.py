@@ -62,7 +62,7 @@ def scored(out: Path) -> bool:
     return "predrain_score_success 1" in (out / TEXTFILE).read_text().splitlines()
 
 
-def at(folder: Path) -> str:
+def store_at(folder: Path) -> str:
     return f"sqlite:///{folder / 'mlflow.db'}"
 
 
@@ -76,8 +76,8 @@ def site(
     shutil.copy(empty_store, new_site.store)
     invoke("features", "--dataset", new_site.dataset, "--params", new_site.params, "--out", new_site.matrix)
     for until in ("2026-01-25", "2026-01-28", "2026-02-01"):
-        invoke(*new_site.train(at(new_site.store), new_site.folder / until, until))
-        invoke("promote", "--force", "--reason", "the test begins", "--registry", at(new_site.store))
+        invoke(*new_site.train(store_at(new_site.store), new_site.folder / until, until))
+        invoke("promote", "--force", "--reason", "the test begins", "--registry", store_at(new_site.store))
     return new_site
 
 
@@ -85,7 +85,7 @@ def site(
 def store(site: Site) -> Iterator[str]:
     """The address of the store, which has its first content again after the test."""
     copy = Path(shutil.copytree(site.store, site.folder / "copy"))
-    yield at(site.store)
+    yield store_at(site.store)
     # in place: MLflow keeps a connection to the file for as long as the process lives
     shutil.copytree(copy, site.store, dirs_exist_ok=True)
     shutil.rmtree(copy)
@@ -151,16 +151,16 @@ def test_a_moved_store_is_refused_with_the_link_that_repairs_it(site: Site, stor
     repair = f"ln -s {moved} {site.store}"
     try:
         for arguments in (
-            site.score(at(moved), tmp_path / "scores"),
-            site.retrain(at(moved)),
-            site.train(at(moved), tmp_path / "bundle"),
+            site.score(store_at(moved), tmp_path / "scores"),
+            site.retrain(store_at(moved)),
+            site.train(store_at(moved), tmp_path / "bundle"),
         ):
-            refused(arguments, at(moved), "moved or copied", repair)
+            refused(arguments, store_at(moved), "moved or copied", repair)
             assert not site.store.exists(), "nothing is written where the store was"
         assert not scored(tmp_path / "scores")
         assert not site.retrained()
         site.store.symlink_to(moved)  # as advised
-        invoke(*site.score(at(moved), tmp_path / "scores"))
+        invoke(*site.score(store_at(moved), tmp_path / "scores"))
         assert scored(tmp_path / "scores")
     finally:
         site.store.unlink(missing_ok=True)
@@ -170,7 +170,7 @@ def test_a_moved_store_is_refused_with_the_link_that_repairs_it(site: Site, stor
 def test_a_copy_of_a_store_does_not_write_among_the_originals_files(site: Site, store: str, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(site.store, tmp_path / "copy"))
     files = sorted(site.store.rglob("*"))
-    refused(site.train(at(copy), tmp_path / "bundle"), at(copy), "moved or copied")
+    refused(site.train(store_at(copy), tmp_path / "bundle"), store_at(copy), "moved or copied")
     assert sorted(site.store.rglob("*")) == files
 
 
@@ -215,7 +215,7 @@ def test_a_full_disk_is_named_and_leaves_a_store_that_works_once_there_is_space(
 
 
 def test_a_new_store_that_a_full_disk_prevented_is_created_by_the_next_run(site: Site, tmp_path: Path) -> None:
-    store = at(tmp_path)
+    store = store_at(tmp_path)
     with space(100_000):
         failed = invoke(*site.train(store, tmp_path / "bundle"), code=1)
     assert "disk" in failed.stderr
@@ -237,7 +237,7 @@ main()
 
 
 def test_two_first_trainings_at_once_register_both_bundles(site: Site, tmp_path: Path) -> None:
-    store, bundles = at(tmp_path), [tmp_path / "first", tmp_path / "second"]
+    store, bundles = store_at(tmp_path), [tmp_path / "first", tmp_path / "second"]
     pipe: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | {"text": True}
     processes = []
     for bundle, until in zip(bundles, ("2026-01-25", "2026-02-01"), strict=True):

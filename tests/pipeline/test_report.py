@@ -152,13 +152,13 @@ def test_the_summarys_numbers_are_the_evaluations(evaluation, page):
     row = evaluation.row("mean_rank", "sliding")
     right, wrong = row["episodes_right"], row["episodes_known"] - row["episodes_right"]
     assert 0 < row["episodes_known"] <= row["episodes"] < row["alerts"]
-    whole, alone = (
+    precision, alone = (
         f"{100 * row[name]:.1f} % [{100 * row[f'{name}_low']:.1f}, {100 * row[f'{name}_high']:.1f} %]"
         for name in ("episode_precision", "precision")
     )
     assert f"mean_rank raised {row['alerts']} node alerts, at most 3 per decision time" in page.text
     assert f"{row['episodes']} drain episodes" in page.text
-    assert f"{wrong} were wrong and {right} right: a precision of {whole}" in page.text
+    assert f"{wrong} were wrong and {right} right: a precision of {precision}" in page.text
     assert f"within 24 h is {alone}" in page.text
     assert f"caught {row['caught']} of the {row['incidents']} incidents" in page.text
     assert f"half of them at least {row['lead_time_median_hours']:.1f} h before" in page.text

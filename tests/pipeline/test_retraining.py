@@ -65,7 +65,7 @@ def registered(matrix, small_params, empty_store, tmp_path_factory):
     """Give the store in which a fit until a time is the champion; each is made once."""
 
     @cache
-    def made(until: datetime) -> Path:
+    def make(until: datetime) -> Path:
         folder = tmp_path_factory.mktemp("champion")
         file = Path(shutil.copy(empty_store, folder))
         train_bundle(matrix, quick(small_params), folder / "bundle", registry=f"sqlite:///{file}", until=until)
@@ -73,7 +73,7 @@ def registered(matrix, small_params, empty_store, tmp_path_factory):
         promote(None, quick(small_params), registry=f"sqlite:///{file}", model="predrain", force_reason=reason)
         return file
 
-    return made
+    return make
 
 
 def other(params: Params) -> Params:
@@ -206,7 +206,7 @@ def test_scoring_waits_for_the_first_champion(
 def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Make a fleet of 16 GPUs, which over 20 days ends before :data:`NEWER`."""
 
-    def made(seed: int, days: int, last_event: datetime | None = None) -> Path:
+    def make(seed: int, days: int, last_event: datetime | None = None) -> Path:
         dataset = tmp_path_factory.mktemp("tiny") / "fleet"
         simulate(dataset, gpus=16, days=days, seed=seed, scenario="base", acceleration=60.0)
         if last_event is not None:
@@ -219,7 +219,7 @@ def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             (dataset / "dataset.json").write_text(json.dumps(facts))
         return dataset
 
-    return made
+    return make
 
 
 def registry_of(store: str) -> ChampionHistory | None:

@@ -209,7 +209,7 @@ def test_parameters_of_the_fit_alone_may_differ_from_the_matrixs(small_params: P
 def test_a_full_disk_loses_nothing(small_params, small_backtest, tmp_path, monkeypatch):
     out = tmp_path / "out"
     shutil.copytree(small_backtest, out, ignore=shutil.ignore_patterns("matrix"))
-    before = digests(out)
+    old_digests = digests(out)
 
     def full(*_args: object, **_kwargs: object) -> None:
         raise OSError(28, "No space left on device")
@@ -217,5 +217,5 @@ def test_a_full_disk_loses_nothing(small_params, small_backtest, tmp_path, monke
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(InputError, match="the disk is full"):
         backtest_matrix(FeatureMatrix.open(small_backtest / "matrix"), small_params, out)
-    after = digests(out)
-    assert {name: after[name] for name in before} == before
+    new_digests = digests(out)
+    assert {name: new_digests[name] for name in old_digests} == old_digests

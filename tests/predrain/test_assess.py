@@ -322,10 +322,10 @@ def test_files_are_imported_and_judged_as_the_dataset_they_make(fleets):
         shutil.copy(fleets.folder / "base-15" / f"{name}.parquet", files)
     options = [word for name in ("samples", "inventory", "events") for word in (f"--{name}", files / f"{name}.parquet")]
     fleets.run(None, fleets.folder / "files-out", *options)
-    mine, other = read(fleets.folder / "files-out"), read(out)
-    assert mine["data"]["units"] == other["data"]["units"]
-    assert mine["predictable"]["answer"] == other["predictable"]["answer"]
-    assert (mine["jobs"]["from"], other["jobs"]["from"]) == ("a generated load", "the dataset")
+    of_files, of_dataset = read(fleets.folder / "files-out"), read(out)
+    assert of_files["data"]["units"] == of_dataset["data"]["units"]
+    assert of_files["predictable"]["answer"] == of_dataset["predictable"]["answer"]
+    assert (of_files["jobs"]["from"], of_dataset["jobs"]["from"]) == ("a generated load", "the dataset")
 
 
 def test_what_matches_of_a_prometheus_is_fetched_into_the_folder_and_judged(fleets):

@@ -23,13 +23,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp("world"))
 
 
-def given(world: World, out: Path, *more: str, dataset: Path | None = None) -> list[str]:
+def command(world: World, out: Path, *more: str, dataset: Path | None = None) -> list[str]:
     where = dataset or world.dataset.path
     return ["score", "--dataset", str(where), "--model", str(world.bundle.path), "--out", str(out), *more]
 
 
 def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path) -> None:
-    first = invoke(*given(world, tmp_path, "--json"))
+    first = invoke(*command(world, tmp_path, "--json"))
     result = json.loads(first.stdout)
     assert (result["decision"], result["written"]) == ("2026-01-02T00:00:00Z", True)
     assert result["tiers"]["unknown"] == 5
@@ -38,7 +38,7 @@ def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path
     assert expired.startswith("these scores have expired")
     assert thresholds == "no tier has a threshold: every unit is clear (none: no backtest was given)"
     assert result["lag_seconds"] > 0  # the data end in the past
-    again = invoke(*given(world, tmp_path))
+    again = invoke(*command(world, tmp_path))
     assert "written      no" in again.stdout
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["error"], status["decision"]) == (None, "2026-01-02T00:00:00Z")
@@ -47,7 +47,7 @@ def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path
 
 def test_a_failed_run_exits_with_1_and_leaves_its_mark(world: World, tmp_path: Path) -> None:
     out = tmp_path / "scores"
-    result = invoke(*given(world, out, dataset=tmp_path / "absent"), code=1)
+    result = invoke(*command(world, out, dataset=tmp_path / "absent"), code=1)
     assert "predrain: error: not a dataset" in result.output
     status = json.loads((out / "status.json").read_text())
     assert status["error"].startswith("not a dataset")
@@ -59,11 +59,11 @@ def test_a_failed_run_exits_with_1_and_leaves_its_mark(world: World, tmp_path: P
 def test_thresholds_come_from_the_parameters(world: World, tmp_path: Path) -> None:
     params = tmp_path / "tiers.yaml"
     params.write_text("policy: {thresholds: {watch: 0.000001, high: 1.0}}\nserving: {max_explained: 1}\n")
-    result = invoke(*given(world, tmp_path / "out", "--params", str(params), "--json"))
+    result = invoke(*command(world, tmp_path / "out", "--params", str(params), "--json"))
     assert "no tier has a threshold" not in json.loads(result.stdout)["notes"]
     assert json.loads(result.stdout)["tiers"] == {"clear": 0, "watch": 7, "elevated": 0, "high": 0, "unknown": 5}
     params.write_text("policy: {thresholds: {watch: 0.5, high: 0.1}}")
-    result = invoke(*given(world, tmp_path / "out", "--params", str(params)), code=1)
+    result = invoke(*command(world, tmp_path / "out", "--params", str(params)), code=1)
     assert "a higher tier needs a higher risk: watch <= elevated <= high" in result.output
 
 
@@ -83,7 +83,7 @@ def follow(world: World, out: Path, dataset: Path, until: Callable[[dict], bool]
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    result = CliRunner().invoke(app, given(world, out, "--interval", "1s", dataset=dataset))
+    result = CliRunner().invoke(app, command(world, out, "--interval", "1s", dataset=dataset))
     watcher.join()
     return result.exit_code, result.output
 
@@ -127,8 +127,8 @@ def test_the_loop_exits_with_1_when_the_last_round_failed(world: World, tmp_path
 
 def test_a_round_with_nothing_due_reads_neither_model_nor_data(world, tmp_path, monkeypatch):
     monkeypatch.setattr(score, "_now", lambda: datetime(2026, 1, 1, 21, 30, tzinfo=UTC))
-    invoke(*given(world, tmp_path))
+    invoke(*command(world, tmp_path))
     monkeypatch.setattr(score, "_now", lambda: datetime(2026, 1, 1, 21, 30, tzinfo=UTC) + timedelta(hours=1))
-    result = invoke(*given(world, tmp_path, "--json", dataset=tmp_path / "absent"))
+    result = invoke(*command(world, tmp_path, "--json", dataset=tmp_path / "absent"))
     assert json.loads(result.stdout)["written"] is False
     assert json.loads((tmp_path / "status.json").read_text())["last_success"] == "2026-01-01T22:30:00Z"

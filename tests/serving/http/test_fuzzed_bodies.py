@@ -158,9 +158,9 @@ def test_refusals_leave_no_memory_behind(service: Running, client: Client) -> No
         return resident()
 
     storm(3)
-    before = storm(2)
-    after = storm(12)
-    assert after - before < 40 * 2**20
+    first = storm(2)
+    last = storm(12)
+    assert last - first < 40 * 2**20
     wait(lambda: service.active == 0)  # an answer is there a moment before it is counted
 
 

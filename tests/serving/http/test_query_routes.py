@@ -235,8 +235,8 @@ def test_services_on_the_same_scores_answer_alike_and_a_page_of_one_is_followed_
         with running(tmp_path) as one:
             first = one.client().get("/v1/nodes?limit=2")
             assert other.client().get("/v1/nodes?limit=2") == first
-        rest = other.client().get(first["next"])  # the one has gone
-    assert names(first) + names(rest) == ["n1", "n2", "n3", "n4"]
+        second_page = other.client().get(first["next"])  # the one has gone
+    assert names(first) + names(second_page) == ["n1", "n2", "n3", "n4"]
 
 
 def test_a_node_is_found_by_whatever_name_it_is_listed_under(tmp_path: Path) -> None:

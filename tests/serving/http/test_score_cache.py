@@ -86,18 +86,18 @@ def test_a_pointer_that_cannot_be_followed_is_reported(tmp_path: Path, pointer: 
 def test_a_file_that_was_cut_short_is_damaged(tmp_path: Path) -> None:
     write_scores(tmp_path, small_fleet())
     path = next(tmp_path.glob("decisions/*/risks.jsonl"))
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-100])
+    complete = path.read_bytes()
+    path.write_bytes(complete[:-100])
     with pytest.raises(InputError, match="a record is damaged"):
         read_scores(tmp_path)
-    content = json.loads(whole.splitlines()[0]) | {"risk": float("nan")}
+    content = json.loads(complete.splitlines()[0]) | {"risk": float("nan")}
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match="a record is damaged: unexpected character"):
         read_scores(tmp_path)
     path.write_bytes(b"")
     with pytest.raises(InputError, match="the decision contains no records"):
         read_scores(tmp_path)
-    path.write_bytes(whole + whole.splitlines(keepends=True)[0])
+    path.write_bytes(complete + complete.splitlines(keepends=True)[0])
     with pytest.raises(InputError, match="unit 'GPU-n1-0' is listed twice"):
         read_scores(tmp_path)
 
@@ -125,8 +125,8 @@ def test_the_old_scores_are_kept_while_the_new_ones_are_damaged(tmp_path, caplog
     keeper.refresh()
     write_scores(tmp_path, small_fleet(NEXT), NEXT)
     path = tmp_path / "decisions" / "20260101T120000Z" / "risks.jsonl"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:500])
+    complete = path.read_bytes()
+    path.write_bytes(complete[:500])
     assert not keeper.refresh()
     assert keeper.served.fleet.scores.decided == DECIDED
     assert "a record is damaged" in str(keeper.served.error)
@@ -134,7 +134,7 @@ def test_the_old_scores_are_kept_while_the_new_ones_are_damaged(tmp_path, caplog
     failures = keeper.failures
     assert not keeper.refresh()  # nothing changed: not read again immediately
     assert keeper.failures == failures
-    path.write_bytes(whole)
+    path.write_bytes(complete)
     assert keeper.refresh()
     assert keeper.served.error is None
     assert keeper.served.fleet.scores.decided == NEXT

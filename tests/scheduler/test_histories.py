@@ -329,8 +329,8 @@ class ClusterHistory(History):
         assert silent_waits(report, self.workloads, cluster.levels(), cluster.clock.now()) == []
         self._stand(report, released)
         outcomes = {step.outcome for step in (*report.steps, *report.work)}
-        settled = cluster.evacuation.results() == results and not outcomes & {"skipped", "held", "failed", "unknown"}
-        if settled and self.happens(0.2):
+        open_ends = outcomes & {"skipped", "held", "failed", "unknown", "gone"}  # gone: also after a planned conflict
+        if not open_ends and cluster.evacuation.results() == results and self.happens(0.2):
             self._nothing_more(after, before)
 
     def _stand(self, report, released) -> None:

@@ -15,7 +15,7 @@ from tests.histories import COUNT, SEED, blocks, play_all
 from tests.policy.decide_world import HOUR, carry_out, score
 from tests.policy.fleet_history import REACHED, FleetHistory
 
-DECISIONS = COUNT // 10
+DECISIONS = COUNT * 3 // 10
 
 
 @pytest.mark.parametrize("block", blocks(DECISIONS))

@@ -492,6 +492,6 @@ MET = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("block", blocks(COUNT * 9 // 10))
+@pytest.mark.parametrize("block", blocks(COUNT * 7 // 10))
 def test_whatever_happens_nothing_foreign_changes_nothing_pinned_moves_and_all_of_ours_ends(block: range) -> None:
     play_all(ClusterHistory, block, MET)

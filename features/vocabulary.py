@@ -256,7 +256,7 @@ def _onset(column: FeatureColumn, value: float) -> str:
         return f"{name} in the last {span}: not above the usual rate"
     if column.statistic.startswith("excess"):
         return f"{name} in the last {span}: {times} times {peers}"
-    return f"{name} in the last {span}: at least {times} times the rate before and {peers}"
+    return f"{name} in the last {span}: at least {times} times its own baseline, above {peers}"
 
 
 def _ratio(logarithm: float) -> str:

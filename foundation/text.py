@@ -1,4 +1,4 @@
-"""Counts with their noun, suggestions for misspelled names in error messages, and text that UTF-8 can encode."""
+"""Counts with their noun, percentages, suggestions for misspelled names, and text that UTF-8 can encode."""
 
 import difflib
 from collections.abc import Iterable
@@ -24,6 +24,23 @@ def quantity(number: int, noun: str) -> str:
     ('1 node', '12,000 GPUs')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def percent(value: float | None) -> str:
+    """Format a probability with up to two significant digits: ``34 %``, ``1.2 %``, ``0.05 %``, ``< 0.01 %``.
+
+    >>> percent(0.342), percent(0.0123), percent(0.00002), percent(0), percent(None)
+    ('34 %', '1.2 %', '< 0.01 %', '0 %', 'not known')
+    """
+    if value is None:
+        return "not known"
+    scaled = value * 100
+    if 0 < scaled < 0.01:
+        return "< 0.01 %"
+    if scaled > 99.5 and value < 1:
+        return "> 99 %"
+    digits = 0 if scaled >= 9.95 or scaled == 0 else 1 if scaled >= 0.995 else 2
+    return f"{scaled:.{digits}f} %"
 
 
 def storable(text: str) -> str:

@@ -15,7 +15,7 @@ from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass as checked
 
 from foundation.settings import NonNegativeTime, PositiveTime, Share
-from foundation.text import quantity
+from foundation.text import percent, quantity
 from policy.fleet import Fact, NodeView, Signals
 
 RISK = "a high risk"
@@ -191,6 +191,10 @@ class BreakerCause:
     last_at: datetime
     nodes: tuple[str, ...] = ()
 
+    def freezes(self, group: str, node: str) -> bool:
+        """Whether it freezes a node of a group."""
+        return node in self.nodes if self.nodes else self.group in (None, group)
+
 
 @dataclass(frozen=True, slots=True)
 class RiskyShare:
@@ -220,11 +224,7 @@ class BreakerState:
 
     def frozen(self, group: str, node: str = "") -> tuple[str, ...]:
         """Return the messages of the causes that freeze a group, or a node of it."""
-        return tuple(
-            cause.message
-            for _, cause in sorted(self.causes.items())
-            if (node in cause.nodes if cause.nodes else cause.group in (None, group))
-        )
+        return tuple(cause.message for _, cause in sorted(self.causes.items()) if cause.freezes(group, node))
 
 
 @dataclass(slots=True)
@@ -393,9 +393,9 @@ def _of_group(name: str, members: list[ObservedNode], earlier: tuple[RiskyShare,
     if risky >= config.min_risky:
         sentence = f"{risky} of {total} nodes of {scope_text} are at risk at the same time"
         if risky > config.max_risky * total:
-            causes[f"risky {name}"] = group, f"{sentence}, at most {config.max_risky:.0%} allowed"
+            causes[f"risky {name}"] = group, f"{sentence}, at most {percent(config.max_risky)} allowed"
         elif usual is not None and risky > max(config.jump * usual, config.min_jump) * total:
-            causes[f"risky {name}"] = group, f"{sentence}, usually {usual:.1%}"
+            causes[f"risky {name}"] = group, f"{sentence}, usually {percent(usual)}"
     if without > 1 and missing > config.max_missing * units:
         causes[f"missing {name}"] = group, f"{missing} of {units} units of {scope_text} have no valid score"
     if name and changed > 1 and changed > config.max_changed * total:

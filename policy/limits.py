@@ -183,4 +183,7 @@ def limit_by_cost_benefit(case: Case, config: PolicyConfig, now: datetime) -> No
     else:
         case.lower(Level.SWAP, f"swap instead of drain: {worth.message}")
         if case.asks and worth.swap <= 0 and not (ruled or costs.always):
-            case.lower(Level.AVOID, f"a swap loses {-worth.swap:.1f} GPU-hours, with those that idle until jobs end")
+            case.lower(
+                Level.AVOID,
+                f"a swap is expected to lose {-worth.swap:,.1f} GPU-hours, including GPUs that idle until jobs end",
+            )

@@ -13,6 +13,7 @@ from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass as checked
 
 from foundation.settings import NonNegativeTime, PositiveTime, Share
+from foundation.text import percent
 from policy.bounds import PrecisionBound, bound_of_sizes
 from policy.episodes import AlertOutcome, opens_episode
 from policy.fleet import Level
@@ -95,8 +96,9 @@ class TrackRecord:
         if not self.bound.alerts:
             return f"no conclusive alert yet ({self.inconclusive} inconclusive, {self.open} open)"
         return (
-            f"{self.bound.hits} of {self.bound.alerts} alerts right, precision {self.bound.precision:.0%}"
-            f" ({self.bound.lower:.0%} to {self.upper:.0%}), {self.inconclusive} inconclusive, {self.open} open"
+            f"{self.bound.hits} of {self.bound.alerts} alerts right, precision {percent(self.bound.precision)}"
+            f" ({percent(self.bound.lower)} to {percent(self.upper)}), "
+            f"{self.inconclusive} inconclusive, {self.open} open"
         )
 
 
@@ -169,10 +171,8 @@ def advance_stage(
         record, min_precision = _record_for(state.stage, counted, config, now, needed)
         if record.bound.alerts >= config.min_outcomes and record.upper < min_precision:
             down = STAGES[position - 1]
-            reason = (
-                f"group {group} moves down from {state.stage} to {down}: {record.summary}, below {min_precision:.1%}"
-            )
-            return StageState(down, now), (reason,)
+            below = f"{record.summary}, below {percent(min_precision)}"
+            return StageState(down, now), (f"group {group} moves down from {state.stage} to {down}: {below}",)
     return (state, ()) if state.stage == config.ceiling else _promoted(group, state, counted, config, now, needed)
 
 
@@ -193,11 +193,9 @@ def _promoted(
         return state, (f"group {group} qualifies for {upper}, but has been in {state.stage} only since {since}",)
     share, limit = record.inconclusive / (record.bound.alerts + record.inconclusive), config.max_inconclusive
     if share > limit:
-        reason = (
-            f"group {group} qualifies for {upper}, but {share:.0%} of its alerts are inconclusive, above {limit:.0%}"
-        )
-        return state, (reason,)
-    reason = f"group {group} moves up from {state.stage} to {upper}: {record.summary}, above {min_precision:.1%}"
+        inconclusive = f"{percent(share)} of its alerts are inconclusive, above {percent(limit)}"
+        return state, (f"group {group} qualifies for {upper}, but {inconclusive}",)
+    reason = f"group {group} moves up from {state.stage} to {upper}: {record.summary}, above {percent(min_precision)}"
     return StageState(upper, now), (reason,)
 
 

@@ -1,6 +1,6 @@
 """Cost-benefit of draining a node now, in GPU-hours, compared with not draining and with waiting for its jobs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic.dataclasses import dataclass as checked
 
 from foundation.settings import NonNegativeTime, PositiveTime
+from foundation.text import percent
 from policy.fleet import JobView
 
 _HOUR = timedelta(hours=1)
@@ -59,6 +60,10 @@ class Price:
             return 0.0
         return None if self.saved <= 0 else self.unneeded / (self.unneeded + self.saved)
 
+    def expected(self, risk: float) -> float:
+        """Return the expected saving at a risk, net of the cost; negative: a loss."""
+        return risk * self.saved - (1 - risk) * self.unneeded
+
 
 @dataclass(frozen=True, slots=True)
 class CostBenefit:
@@ -71,6 +76,9 @@ class CostBenefit:
     ``wait``: expected GPU-hours gained by waiting instead of draining now (negative: lost), for the best time within
     the horizon at which a job ends or writes a checkpoint; None if no such time is known.
     ``wait_until``: that time.
+    ``expected``: for each rung that taints the node, the expected GPU-hours that it ``saves``, net of its cost, and
+    ``costs``, as in :class:`policy.plan.RungRequest`.
+    ``gpus``: GPUs of the node.
     """
 
     risk: float
@@ -82,6 +90,8 @@ class CostBenefit:
     wait_until: datetime | None
     choice: Literal["drain", "wait", "leave"]
     message: str
+    expected: Mapping[str, Mapping[str, float]]
+    gpus: int
 
 
 def evaluate_drain(
@@ -121,16 +131,19 @@ def evaluate_drain(
     choice: Literal["drain", "wait", "leave"] = "drain" if worthy else "leave"
     if config.may_wait and wait is not None and wait > 0 and (worthy or saved - lost + wait > 0):
         choice = "wait"
-    break_even_text = "no break-even" if break_even is None else f"break-even: {break_even:.1%}"
-    summary = (
-        f"a drain now saves {saved:.1f} and loses {lost:.1f} GPU-hours at a risk of {risk:.1%} ({break_even_text})"
-    )
+    verb, net = ("save", saved - lost) if saved > lost else ("lose", lost - saved)
+    basis = f"at a risk of {percent(risk)}" if risk < 1 else "because the fault is certain"
+    break_even_text = "no risk makes it pay" if break_even is None else f"break-even risk {percent(break_even)}"
+    summary = f"a drain now is expected to {verb} {net:,.1f} GPU-hours {basis} ({break_even_text})"
     if wait is not None and wait_until is not None:
         side = "better" if wait > 0 else "worse"
-        summary += f"; waiting for {turn} at {wait_until:%Y-%m-%d %H:%M} UTC is {abs(wait):.1f} {side}"
-    swap = swap_price(gpus, hours, config, sensitivity)
-    swap_gain = risk * swap.saved - (1 - risk) * swap.unneeded
-    return CostBenefit(risk, saved, lost, swap_gain, break_even, wait, wait_until, choice, summary)
+        summary += f"; waiting for {turn} at {wait_until:%Y-%m-%d %H:%M} UTC is {abs(wait):,.1f} GPU-hours {side}"
+    prices = {"avoid": Price(0.0, hours.fail), "swap": swap_price(gpus, hours, config, sensitivity), "drain": price}
+    expected = {
+        rung: {"saves": rung_price.expected(risk), "costs": rung_price.unneeded} for rung, rung_price in prices.items()
+    }
+    swap = expected["swap"]["saves"]
+    return CostBenefit(risk, saved, lost, swap, break_even, wait, wait_until, choice, summary, expected, gpus)
 
 
 def drain_price(gpus: int, hours: "JobHours", config: CostBenefitConfig, sensitivity: float) -> Price:

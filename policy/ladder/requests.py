@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from operator import is_
 from typing import TypeVar
 
+from foundation.text import percent
 from policy.breaker import BreakerState
 from policy.config import PolicyConfig
 from policy.episodes import NEW_EVIDENCE, Floats
@@ -182,8 +183,12 @@ def probes_of(
     requests = []
     for candidate, _ in due[:room]:
         name, risk, price = candidate.node.name, candidate.risk, price_of[len(candidate.node.units)]
-        why = f"idle at a risk of {risk:.1%}, {risk / fleet.mean:.1f} times the fleet's mean" if fleet.mean else "idle"
-        saves = risk * price.saved - (1 - risk) * price.unneeded
+        why = (
+            f"idle at a risk of {percent(risk)}, {risk / fleet.mean:.1f} times the fleet's mean"
+            if fleet.mean
+            else "idle"
+        )
+        saves = price.expected(risk)
         requests.append(RungRequest("probe", name, risk, candidate.expires_at, saves, price.unneeded, (why,)))
     return requests, stopped
 
@@ -239,7 +244,7 @@ def checkpoints_of(
             "checkpoint", name, candidate.risk, candidate.expires_at,
             math.fsum(job.gpus * gain for job, gain in by_node[name]),
             math.fsum(job.gpus for job, _ in by_node[name]) * (costs.checkpoint / _HOUR),
-            (f"unsaved work exceeds the cost of a checkpoint divided by the risk, {candidate.risk:.1%}",),
+            (f"unsaved work times the risk ({percent(candidate.risk)}) exceeds the cost of a checkpoint",),
             tuple(job.name for job, _ in by_node[name]),
         )
         for name, candidate in sorted(riskiest.items(), key=lambda item: (-item[1].risk, item[0]))
@@ -283,5 +288,5 @@ def after_probe(unit: UnitView, config: ProbeConfig, now: datetime) -> UnitView:
     if passed_at is None or score is None or score.risk is None or not passed_at <= now < passed_at + config.lowers_for:
         return unit
     risk = risk_after_pass(score.risk, config.mean_found)
-    why = f"it passed a probe at {passed_at:%Y-%m-%d %H:%M} UTC, which lowered its risk from {score.risk:.1%}"
+    why = f"it passed a probe at {passed_at:%Y-%m-%d %H:%M} UTC, which lowered its risk from {percent(score.risk)}"
     return changed(unit, score=changed(score, risk=risk, reasons=(*score.reasons, why)))

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass as checked
 
+from foundation.text import percent
 from policy.fleet import NodeView, UnitView
 from policy.tiers import TIERS, Basis, Tier, TierThresholds, node_risk
 
@@ -139,7 +140,7 @@ def adopt(at_most: Tier, reading: "RiskReading", thresholds: Thresholds, risks: 
     tier = "clear" if fresh is None else thresholds.fall_to(fresh, at_most)
     if fresh is None or tier == "clear":
         return TierState()
-    state = TierState(tier=tier, moved=f"{tier} restored from the marker, no other state: risk {fresh:.1%}")
+    state = TierState(tier=tier, moved=f"{tier} restored from the marker, no other state: risk {percent(fresh)}")
     return replace(state, support=_support(state, reading, (), thresholds, risks))
 
 
@@ -151,10 +152,10 @@ def explain_tier(state: TierState, fresh: float | None, thresholds: Thresholds) 
     if TIERS.index(instant) > TIERS.index(state.tier):
         count = state.high if instant == "high" else state.elevated
         consecutive = f"only {count} of {config.rise_after} consecutive decisions agree"
-        reasons.append(f"a risk of {fresh:.1%} is {instant}, but {consecutive}")
+        reasons.append(f"a risk of {percent(fresh)} is {instant}, but {consecutive}")
     if state.calm:
         lower = thresholds.lower(state.tier)
-        reasons.append(f"stays {state.tier}: {state.calm} of {config.fall_after} decisions below {lower:.1%}")
+        reasons.append(f"stays {state.tier}: {state.calm} of {config.fall_after} decisions below {percent(lower)}")
     return tuple(reasons)
 
 
@@ -176,14 +177,14 @@ def _count(state: TierState, reading: "RiskReading", fresh: float, valid: float,
             if TIERS.index(name) > TIERS.index(tier) and streak >= thresholds.config.rise_after:
                 tier = name
         if tier != state.tier:
-            state = _moved_to(state, tier, f"a risk of {fresh:.1%} at {decided_at:%Y-%m-%d %H:%M} UTC")
+            state = _moved_to(state, tier, f"a risk of {percent(fresh)} at {decided_at:%Y-%m-%d %H:%M} UTC")
     if tier == "clear" or valid >= thresholds.lower(tier):
         return changed(state, calm=0, calm_worst=0.0)
     calm, worst = state.calm + 1, max(state.calm_worst, valid)
     if calm < thresholds.config.fall_after:
         return replace(state, calm=calm, calm_worst=worst)
     fallen = thresholds.fall_to(worst, tier)
-    why = f"a risk of at most {worst:.1%} in {calm} consecutive decisions"
+    why = f"a risk of at most {percent(worst)} in {calm} consecutive decisions"
     return replace(_moved_to(state, fallen, why), calm=0, calm_worst=0.0)
 
 

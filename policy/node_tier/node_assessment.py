@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from foundation.text import percent
 from policy.fleet import Level, NodeView
 from policy.ladder.remedies import Remedy, hardest
 from policy.node_tier.hard_rules import REMEDIED, HardRulesConfig, RuleHit, rule_hits
@@ -109,12 +110,16 @@ def assess(
     if tiered.tier == tier and (end := tiered.expires_at) is not None:
         ends.append(end)
     explained = tier != "clear" or bool(node.marks.level)
+    reasons = explain_tier(tiered, fresh, thresholds) if explained else ()
+    explanations = _explain(node, reading, hits, state, risk) if explained else ()
+    if tiered.tier != tier:  # the risk alone would not explain the tier
+        reasons = (f"hard rule: {explanations[0]}", *(f"by risk alone, {reason}" for reason in reasons))
+        explanations = explanations[1:]
     return Assessment(
         tier=tier, instant=max(by_risk, by_rule, key=TIERS.index), by_risk=by_risk, reading=reading, rules=hits,
         risk=risk, state=state, marker_removed=marker_removed, calm=not hits and (fresh is None or tiered.calm > 0),
         expires_at=max(ends) if ends and tier != "clear" else None,
-        reasons=explain_tier(tiered, fresh, thresholds) if explained else (),
-        explanations=_explain(node, reading, hits, state, risk) if explained else (),
+        reasons=reasons, explanations=explanations,
         repeated=_is_repeated(node, hits, rules.repeat),
     )  # fmt: skip
 
@@ -189,14 +194,14 @@ def _explain(
     explanations = [hit.reason for hit in hits]
     support = state.tier.support
     if support and risk is not None:
-        units = ", ".join(f"{prediction.unit} {prediction.risk:.1%}" for prediction in support)
-        explanations.append(f"a node risk of {risk:.1%}, mostly of {units}")
+        units = ", ".join(f"{prediction.unit} {percent(prediction.risk)}" for prediction in support)
+        explanations.append(f"a node risk of {percent(risk)}, mostly of {units}")
         scores = {unit.name: unit.score for unit in node.units}
         for prediction in support:
             if prediction.unit in reading.known and (score := scores[prediction.unit]) is not None:
                 explanations += [f"{prediction.unit}: {reason}" for reason in score.reasons]
     elif not hits:
-        explanations.append("no valid risk" if risk is None else f"a node risk of {risk:.1%}")
+        explanations.append("no valid risk" if risk is None else f"a node risk of {percent(risk)}")
     unknown = reading.unknown
     explanations += unknown[:_MAX_UNKNOWN_SHOWN]
     if len(unknown) > _MAX_UNKNOWN_SHOWN:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foundation.text import quantity
+from foundation.text import percent, quantity
 from foundation.version import VERSION
 from predrain.act.assembly import SchedulerKind
 from predrain.console import FAILED, print_json, printable, until_stopped
@@ -408,7 +408,7 @@ def _at_risk(report: "RoundReport") -> list[str]:
     at_risk = report.at_risk()
     lines = []
     for node in at_risk[:_MAX_LISTED]:
-        risk = "unknown" if node.risk is None else f"{node.risk:.1%}"
+        risk = "unknown" if node.risk is None else f"{percent(node.risk)}"
         level = f"stays {node.target.name.lower()}"
         if node.target < node.wanted:
             level += f" instead of {node.wanted.name.lower()}"

@@ -14,7 +14,9 @@ from foundation.errors import InputError
 from foundation.files import write_bytes
 from policy.config import PolicyConfig
 from policy.decide import decide
+from policy.episodes import AlertOutcome
 from policy.fleet import Level, Signals
+from scheduler.ledger.rungs import Call, RungUse, Verdict
 from scheduler.ledger.schema import connect
 from scheduler.ledger.sqlite_ledger import fleet_of
 from scheduler.ports.codec import object_of, plain_of
@@ -78,7 +80,7 @@ class LedgerReader:
         return [
             {
                 "decision": number, "at": at, "code": code, "model": _json(model), "scores_of": decided,
-                **_json(content), "breaker": _json(summary)["breaker"],
+                "breaker": _json(summary)["breaker"], **_json(content),
                 "budget": [use for use in _json(summary)["uses"] if use["lost"]],
                 "calls": self._calls("round = ? AND node = ?", number, node),
                 "skipped": self._skipped("round = ? AND node = ?", number, node),
@@ -136,6 +138,87 @@ class LedgerReader:
             "UNION ALL SELECT node, kind, at FROM findings WHERE id IN (SELECT MAX(id) FROM findings GROUP BY node)"
         )
         return {node: (done, at) for node, done, at in sorted(newest, key=lambda row: row[2])}
+
+    def rungs(self, node: str | None, now: datetime, limit: int = 50, alerts: Sequence[Verdict] = ()) -> list[RungUse]:
+        """Return the actions of the ladder with their expected and incurred costs and outcomes, newest first.
+
+        ``node``: None: all. ``alerts``: evaluated alerts in addition to those that the controller recorded.
+        """
+        rows = self._rows(
+            "SELECT c.id, c.at, c.node, c.verb, c.round, c.content, s.kind, s.confirmed, d.content FROM calls c "
+            "LEFT JOIN settled s ON s.call = c.id LEFT JOIN decisions d ON d.round = c.round AND d.node = c.node "
+            "WHERE c.verb IN ('avoid', 'probe', 'checkpoint', 'swap', 'drain') AND (? IS NULL OR c.node = ?) "
+            "AND (c.round IS NOT NULL OR json_extract(c.content, '$.request') IS NOT NULL) ORDER BY c.id DESC LIMIT ?",
+            node, node, limit,
+        )  # fmt: skip
+        drained = {(row[4], row[2]) for row in rows if row[3] == "drain" and row[7]}
+        verdicts = sorted([*self._verdicts(), *alerts], key=lambda verdict: verdict[1], reverse=True)
+        requested: dict[str, Call] = {}
+        calls: list[Call] = []
+        for number, at, name, verb, decision, text, answer, confirmed, decided in rows:
+            content = _json(text)
+            if decision is None:
+                request = json.dumps([name, content["request"]])  # one request can have a call for each job
+                if request in requested:
+                    requested[request].keys.add(content["key"])
+                    continue
+            elif verb == "swap" and (decision, name) in drained:
+                continue  # the taint of a drain
+            ended_at = self._ended_at(number, name) if verb in ("swap", "drain") else None
+            call = Call(
+                at, name, verb, decision, content, answer, bool(confirmed), _json(decided) or {}, {content["key"]},
+                ended_at, self._findings(name, at, ended_at), self._idle_cost(at) if verb == "probe" else None,
+            )  # fmt: skip
+            calls.append(call)
+            if decision is None:
+                requested[request] = call
+        return [call.use(verdicts, now) for call in calls]
+
+    def _ended_at(self, number: int, node: str) -> datetime | None:
+        """Return when the next action ended the time out of service that a call began."""
+        rows = self._rows(
+            "SELECT s.at FROM calls c JOIN settled s ON s.call = c.id WHERE c.node = ? AND c.id > ? AND s.confirmed "
+            "AND (c.verb IN ('swap', 'drain') OR (c.verb = 'release' "
+            "AND lower(json_extract(c.content, '$.to')) NOT IN ('swap', 'drain'))) ORDER BY c.id LIMIT 1",
+            node, number,
+        )  # fmt: skip
+        return datetime.fromisoformat(rows[0][0]) if rows else None
+
+    def _findings(self, node: str, since: str, until: datetime | None) -> list[dict[str, Any]]:
+        rows = self._rows("SELECT at, kind, content FROM findings WHERE node = ? AND at >= ? ORDER BY id", node, since)
+        return [
+            {**_json(content), "kind": kind}
+            for at, kind, content in rows
+            if until is None or datetime.fromisoformat(at) <= until
+        ]
+
+    def _newest_inputs(self, until: str) -> dict[str, str]:
+        rows = self._rows(
+            "SELECT inputs FROM rounds WHERE at <= ? AND decided_at IS NOT NULL ORDER BY id DESC LIMIT 1", until
+        )
+        inputs: dict[str, str] = _json(rows[0][0]) if rows else {}
+        return inputs
+
+    def _idle_cost(self, at: str) -> float | None:
+        """Return ``policy.probes.idle_cost`` at a time; None: not recorded."""
+        try:
+            cost: float = self._blob(self._newest_inputs(at)["config"])["probes"]["idle_cost"]
+        except (ValueError, KeyError, TypeError):
+            return None
+        return cost
+
+    def _verdicts(self) -> list[Verdict]:
+        """Return the outcomes of alerts that the newest decision was based on."""
+        try:
+            signals = self._blob(self._newest_inputs("9")["signals"])
+            outcomes = object_of(tuple[AlertOutcome, ...], signals["outcomes"], "outcomes")
+        except (ValueError, KeyError, TypeError):
+            return []
+        return [
+            (outcome.alert.node, outcome.alert.at, outcome.alert.horizon, outcome.verdict)
+            for outcome in outcomes
+            if outcome.verdict != "open"
+        ]
 
     def out_of_service(self) -> dict[str, datetime]:
         """Return the nodes that the latest decision takes out of service, with the expiry of their predictions."""

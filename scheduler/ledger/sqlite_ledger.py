@@ -98,8 +98,12 @@ class SqliteLedger:
                 _text(_summary(plan, len(record.fleet), record.notes)),
             )  # fmt: skip
             for name, decision in plan.nodes.items():
-                reason = plan.over_budget.get(name)
-                content = {**plain_of(decision), "over_budget": reason}
+                causes = {
+                    key: cause.message
+                    for key, cause in plan.open_causes.items()
+                    if cause.freezes(decision.group, decision.node)
+                }
+                content = {**plain_of(decision), "over_budget": plan.over_budget.get(name), "breaker": causes}
                 self._add("INSERT INTO decisions VALUES (?, ?, ?)", number, name, _text(content))
             for alert in plan.alerts:
                 time = alert.at.timestamp()

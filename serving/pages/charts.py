@@ -11,10 +11,11 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from foundation.text import percent
 from policy.risk_record import RiskRecord
 from policy.tiers import TIERS, UNKNOWN
 from serving.pages.fleet_table import FleetRow
-from serving.pages.rendering import instant, percent
+from serving.pages.rendering import instant
 from serving.scores.reading import PastScore, ScoredFleet, natural
 
 MAX_NODES: Final = 4_000

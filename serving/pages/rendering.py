@@ -14,25 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from features.wording import duration
+from foundation.text import percent
 from policy.risk_record import format_utc
 from serving.scores.reading import span
-
-
-def percent(value: float | None) -> str:
-    """Format a probability with up to two significant digits: ``34 %``, ``1.2 %``, ``0.05 %``, ``< 0.01 %``.
-
-    >>> percent(0.342), percent(0.0123), percent(0.00002), percent(None)
-    ('34 %', '1.2 %', '< 0.01 %', 'not known')
-    """
-    if value is None:
-        return "not known"
-    scaled = value * 100
-    if 0 < scaled < 0.01:
-        return "< 0.01 %"
-    if scaled > 99.5 and value < 1:
-        return "> 99 %"
-    digits = 0 if scaled >= 9.95 else 1 if scaled >= 0.995 else 2
-    return f"{scaled:.{digits}f} %"
 
 
 def instant(value: datetime | str | None) -> str:

@@ -337,6 +337,7 @@ class FleetPages:
         decisions: list[dict[str, Any]] = []
         actions: list[dict[str, Any]] = []
         work: list[dict[str, Any]] = []
+        rungs: list[Any] = []
         ledger_error = None
         if self.ledger is not None:
             try:
@@ -351,6 +352,7 @@ class FleetPages:
                         node = reader.node(node) if node else node
                         decisions = reader.why(node, MAX_LEDGER_ROWS) if node else reader.rounds(MAX_LEDGER_ROWS)
                         work = reader.work(node, MAX_LEDGER_ROWS) if node else []
+                        rungs = reader.rungs(node or None, self.clock(), MAX_LEDGER_ROWS, self._verdicts_of_alerts())
             except InputError as error:
                 ledger_error = str(error)
         return page(
@@ -363,9 +365,22 @@ class FleetPages:
             actions=actions,
             decisions=decisions,
             work=work[::-1],
+            rungs=rungs,
             ledger_error=ledger_error,
             most=MAX_LEDGER_ROWS,
         )
+
+    def _verdicts_of_alerts(self) -> list[tuple[str, datetime, timedelta, str]]:
+        """Return node, time, horizon and verdict of the alerts with an outcome."""
+        outcomes = self.newest.served.facts.outcomes
+        if outcomes is None or outcomes["horizon_hours"] is None:
+            return []
+        horizon = timedelta(hours=outcomes["horizon_hours"])
+        return [
+            (alert["node"], datetime.fromisoformat(alert["at"]), horizon, alert["verdict"])
+            for alert in outcomes["alerts"]
+            if alert["verdict"] != "open"
+        ]
 
     async def _decision(self) -> Response:
         return as_json({"decision": self.newest.fleet(_RETRY_S).scores.decision})

@@ -81,7 +81,7 @@ MODEL = FeatureColumn.of("static", "model", "code", categories=("A100", "H100"))
             FeatureColumn.of("onset", "pcie_replay_total", "surge", window=6 * HOUR),
             math.log(12),
             "PCIe replays in the last 6 h: "
-            "at least 12.0 times the rate before and the 95th percentile of units of this model",
+            "at least 12.0 times its own baseline, above the 95th percentile of units of this model",
         ),
         (MODEL, 1.0, "model is H100"),
         (MODEL, 7.0, "model does not occur in the training data"),

@@ -206,7 +206,8 @@ ONSET = [
     FeatureColumn.of("telemetry", "gpu_temp_c", "max", window=SIX, unit="C"),
 ]
 PCIE = (
-    "PCIe replays in the last 6 h: at least 12.0 times the rate before and the 95th percentile of units of this model"
+    "PCIe replays in the last 6 h: at least 12.0 times its own baseline, "
+    "above the 95th percentile of units of this model"
 )
 
 

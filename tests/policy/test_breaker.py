@@ -39,7 +39,7 @@ def history(total, risky, steps=6):
 def test_a_share_over_the_limit_opens_it_and_says_why():
     assert run(fleet(100, 20))[0].causes == {}
     state, reasons = run(fleet(100, 21))
-    cause = "21 of 100 nodes of the fleet are at risk at the same time, at most 20% allowed"
+    cause = "21 of 100 nodes of the fleet are at risk at the same time, at most 20 % allowed"
     assert f"breaker opened: {cause}" in reasons
     assert cause in state.frozen("c/g")
 
@@ -58,7 +58,7 @@ def test_a_jump_under_the_absolute_limit_opens_it():
     assert after.frozen("c/g") == (), "four times the usual one percent is twelve"
     after, reasons = run(fleet(300, 13), state, now, now)
     assert after.frozen("c/g")
-    assert "breaker opened: 13 of 300 nodes of the fleet are at risk at the same time, usually 1.0%" in reasons
+    assert "breaker opened: 13 of 300 nodes of the fleet are at risk at the same time, usually 1.0 %" in reasons
 
 
 def test_what_opened_it_does_not_become_what_is_usual():
@@ -80,7 +80,7 @@ def test_nodes_without_gpus_would_water_the_share_down_and_are_not_given_to_it()
 def test_a_group_of_its_own_is_frozen_alone():
     nodes = fleet(200, 0, group="a") + fleet(20, 8, group="b")
     state, _ = run(nodes)
-    assert state.frozen("c/b") == ("8 of 20 nodes of group c/b are at risk at the same time, at most 20% allowed",)
+    assert state.frozen("c/b") == ("8 of 20 nodes of group c/b are at risk at the same time, at most 20 % allowed",)
     assert state.frozen("c/a") == ()
 
 

@@ -52,7 +52,7 @@ def test_drain_storm_everything_is_risky_at_once():
     assert len(naive(fleet, T0)) == 60
     plan = once(fleet, config())
     assert hard(plan) == set()
-    assert "60 of 60 nodes of the fleet are at risk at the same time, at most 20% allowed" in why(plan, "n00")
+    assert "60 of 60 nodes of the fleet are at risk at the same time, at most 20 % allowed" in why(plan, "n00")
     # Without the breaker, budget and rate still hold: 5 % of the fleet an hour.
     closed = once(fleet, config(), T0, plan.state, reset_breaker_at=T0)
     assert len(hard(closed)) == 3

@@ -56,8 +56,8 @@ def test_the_same_score_read_again_and_again_is_no_new_evidence():
         state = advance(state, read_node(node("n", 0.9), RISKS, now), thresholds, RISKS, now)
     assert state.tier == "watch"
     assert explain_tier(state, 0.9, thresholds) == (
-        "from clear to watch: a risk of 90.0% at 2026-03-01 00:00 UTC",
-        "a risk of 90.0% is high, but only 1 of 2 consecutive decisions agree",
+        "from clear to watch: a risk of 90 % at 2026-03-01 00:00 UTC",
+        "a risk of 90 % is high, but only 1 of 2 consecutive decisions agree",
     )
 
 

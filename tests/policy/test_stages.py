@@ -76,8 +76,8 @@ def test_a_group_begins_in_shadow_and_earns_soft_and_hard_by_the_lower_bound():
     state, reasons = advance_stage("c/g", state, outcomes(18, 12, tier="elevated"), CONFIG, NOW)
     assert state == StageState("soft", NOW)
     assert reasons == (
-        "group c/g moves up from shadow to soft: 18 of 30 alerts right, precision 60% (46% to 72%), 0 inconclusive, "
-        "0 open, above 30.0%",
+        "group c/g moves up from shadow to soft: 18 of 30 alerts right, precision 60 % (46 % to 72 %), 0 inconclusive, "
+        "0 open, above 30 %",
     )
     later = NOW + 30 * DAY
     state, _ = advance_stage("c/g", state, outcomes(30, 2, at=NOW + DAY), CONFIG, later)
@@ -130,8 +130,8 @@ def test_a_group_falls_back_when_even_the_upper_bound_is_too_low_and_must_earn_i
     assert advance_stage("c/g", hard, outcomes(16, 9), CONFIG, NOW)[0].stage == "hard", "64 % may yet be 70 %"
     state, reasons = advance_stage("c/g", hard, outcomes(8, 22), CONFIG, NOW)
     assert state == StageState("soft", NOW)
-    assert reasons[0].startswith("group c/g moves down from hard to soft: 8 of 30 alerts right, precision 27%")
-    assert reasons[0].endswith("below 70.0%")
+    assert reasons[0].startswith("group c/g moves down from hard to soft: 8 of 30 alerts right, precision 27 %")
+    assert reasons[0].endswith("below 70 %")
     # The old record does not count again, neither for nor against.
     assert advance_stage("c/g", state, outcomes(30, 0), CONFIG, NOW + 10 * DAY)[0] == state
     soft = StageState("soft", T0)
@@ -151,7 +151,7 @@ def test_promotion_waits_for_its_time_and_for_enough_conclusive_alerts_and_says_
     assert (state, reasons) == (fresh, ("group c/g qualifies for hard, but has been in soft only since 2026-03-01",))
     mixed = outcomes(30, 0) + [replace(outcome, verdict="inconclusive") for outcome in outcomes(40, 0, at=T0 + 3 * DAY)]
     _, reasons = advance_stage("c/g", fresh, mixed, CONFIG, NOW)
-    assert reasons == ("group c/g qualifies for hard, but 57% of its alerts are inconclusive, above 50%",)
+    assert reasons == ("group c/g qualifies for hard, but 57 % of its alerts are inconclusive, above 50 %",)
 
 
 def test_a_person_may_pin_a_stage_and_cap_promotions():

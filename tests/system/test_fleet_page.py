@@ -207,7 +207,7 @@ def test_a_person_finds_the_riskiest_gpu_reads_why_and_follows_to_the_ledger(wat
             assert line.split("why: ")[1] in text
         if " taint " in line:
             assert line.strip().split(": ")[0].replace(f" taint {site.risky.node}", f" taint {site.risky.node}") in text
-    assert "at-risk=high:NoSchedule" in text
+    assert "at-risk=high:NoSchedule" in (tab.text_content("main") or "")
 
     tab.get_by_role("link", name="Outcomes").click()
     assert "Alert outcomes" in tab.inner_text("h1")

@@ -379,7 +379,7 @@ def test_what_cannot_be_listed_is_not_empty():
 def test_progress_that_is_damaged_is_begun_anew_and_everybody_is_asked_again():
     cluster = draining()
     first = cluster.workloads.asked["w1-uid"]
-    assert "a drain now saves" in first.why
+    assert "a drain now is expected to save" in first.why
     cluster.workloads.text = "nonsense"
     report = cluster.later(6)
     assert "evacuations are restarted: the evacuation state begins with 'nonsense'" in report.errors[0]

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foundation.text import percent
 from serving.pages.charts import MAX_NODES, Annotation, draw, risk_chart, shade
 from serving.pages.fleet_table import FleetQuery, PageSort, natural, select, table_rows
-from serving.pages.rendering import percent
 from serving.scores.reading import PastScore, ScoredFleet, Scores, UnitPlace, read_scores, span
 from tests.page import Page
 from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet
@@ -204,7 +204,7 @@ def test_eight_gpus_of_low_risk_make_a_high_node_by_a_threshold_of_ones_own_alon
 
 def test_numbers_in_words() -> None:
     assert [percent(risk) for risk in (None, 0, 0.00002, 0.0005, 0.0123, 0.342, 0.9999, 1)] == [
-        "not known", "0.00 %", "< 0.01 %", "0.05 %", "1.2 %", "34 %", "> 99 %", "100 %",
+        "not known", "0 %", "< 0.01 %", "0.05 %", "1.2 %", "34 %", "> 99 %", "100 %",
     ]  # fmt: skip
     assert [span(seconds) for seconds in (None, 12, 720, 18_600, 187_200, 7_200, -60)] == [
         "not known", "12 s", "12 min", "5 h 10 min", "2 d 4 h", "2 h", "-1 min",

@@ -88,19 +88,27 @@ def check_regular(path: Path) -> None:
     """Raise ``InputError`` for pipes, devices and sockets, which may block forever; folders and missing files pass."""
     if not path.exists() or path.is_dir():
         return
-    system = path.resolve().parts[:2] in (("/", "proc"), ("/", "sys"), ("/", "dev"))
+    system = path.resolve().parts[:2] in (("/", "proc"), ("/", "sys"))
     if system or not path.is_file():
         raise InputError("not a regular file", str(path), "Save its output to a file, and give the file.")
 
 
 def read_text(path: Path, max_bytes: int = 1 << 24) -> str:
-    """Return the text of a settings file; raises ``InputError`` if it is longer than ``max_bytes``, ``OSError``."""
+    """Return the text of a small file; see :func:`read_small`; raises ``UnicodeDecodeError`` as well."""
+    return read_small(path, max_bytes).decode("utf-8")
+
+
+def read_small(path: Path, max_bytes: int = 1 << 24) -> bytes:
+    """Read a whole file that a user names.
+
+    Raises ``InputError`` if it is no regular file or longer than ``max_bytes``, ``OSError`` if it cannot be read.
+    """
     check_regular(path)
     with path.open("rb") as stream:
         content = stream.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise InputError(f"the file is larger than {max_bytes >> 20} MiB", str(path), "Check that it is this file.")
-    return content.decode("utf-8")
+    return content
 
 
 def refuse_other_writers(folder: Path, files: Iterable[Path] = ()) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from foundation.errors import InputError
+from foundation.files import read_text
 
 if TYPE_CHECKING:  # slow to import: keeps `--help` fast
     import httpx
@@ -375,7 +376,7 @@ def _base(url: str, option: str) -> str:
 
 def _secret(path: Path, option: str) -> str:
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        text = read_text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"the file cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}",

@@ -35,7 +35,7 @@ _UNION_TAGS = ("function-", "literal[", "constrained-")  # parts of a location t
 
 def settings_content(path: Path, kind: str = "mapping") -> Any:
     """Read a YAML file without validation; raises ``InputError`` if it is missing or not YAML."""
-    if not path.is_file():
+    if not path.exists():
         raise InputError(f"the {kind} file does not exist", str(path), "Give the path of a YAML file.")
     try:
         return read_yaml(read_text(path))

@@ -164,7 +164,7 @@ def _source(
     from telemetry.doctor.series_source import observe_file, observe_page
 
     source_mapping = load_source_mapping(mapping)
-    if path.is_file():
+    if path.exists():
         return observe_file(path, channels=known, mapping=source_mapping, now=now)
 
     from telemetry.collect.scraping.targets import parse_target

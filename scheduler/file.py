@@ -11,7 +11,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from filelock import BaseFileLock, FileLock, Timeout
 
 from foundation.errors import InputError
-from foundation.files import write_bytes
+from foundation.files import read_small, write_bytes
 from policy.fleet import JobView, NodeView, UnitView
 from policy.plan import Action
 from scheduler.ports.codec import object_of, plain_of
@@ -191,7 +191,7 @@ class FileScheduler(SchedulerExtras):
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path, self._clock, self.server_time = path, clock, clock.now
-        if not path.is_file():
+        if not path.exists():
             raise InputError("the cluster file does not exist", str(path), _SHAPE)
         self._active = self._lock("lease", timeout_s=0.0)
         self._lease: LeaseEntry | None = None
@@ -260,7 +260,7 @@ class FileScheduler(SchedulerExtras):
         return write
 
     def _load(self) -> MemoryScheduler:
-        content = json.loads(self.path.read_bytes())
+        content = json.loads(read_small(self.path, 1 << 28))
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             stored = content.get("format") if isinstance(content, dict) else type(content).__name__
             raise ValueError(f"it has format {stored!r}, but this code reads {FORMAT}")

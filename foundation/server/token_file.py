@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from foundation.errors import InputError
-from foundation.files import stamp_of
+from foundation.files import read_text, stamp_of
 
 _LOG = logging.getLogger(__name__)
 Grant = TypeVar("Grant")
@@ -79,7 +79,7 @@ class TokenFile(Generic[Grant]):
     def _lines(self) -> list[tuple[int, str]]:
         """Read the lines that are not empty or comments, with their numbers."""
         try:
-            lines = [line.strip() for line in self._path.read_text(encoding="utf-8").splitlines()]
+            lines = [line.strip() for line in read_text(self._path).splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise InputError(f"the token file cannot be read: {reason}", str(self._path), self._advice) from error

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from foundation.errors import InputError
+from foundation.files import read_small
 from foundation.http import BodyTooLarge, Connection, HttpError, ask
 from foundation.programs import CommandError, run_program
 from scheduler.evacuation.settings import CommandSettings, WebhookSettings
@@ -42,9 +43,9 @@ class Webhook:
         }  # fmt: skip
         try:
             if settings.token_file is not None:
-                token = Path(settings.token_file).read_text(encoding="ascii").strip()
+                token = read_small(Path(settings.token_file)).decode("ascii").strip()
                 headers["Authorization"] = f"Bearer {token}"
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnicodeDecodeError, InputError) as error:
             return HookReply("refused", f"the token cannot be read: {error}")
         try:
             answer = ask(

@@ -6,6 +6,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from foundation.errors import InputError
+from foundation.files import read_small
 from foundation.http import BodyTooLarge, Connection, HttpError, NoAnswerInTime, ask
 from foundation.slurm import SlurmFormatError, instant
 from scheduler.ports.codec import read_json
@@ -136,7 +137,7 @@ class SlurmRest(SlurmPort):
         if self._settings.rest_token_file is not None:
             file = Path(self._settings.rest_token_file)
             try:
-                headers["X-SLURM-USER-TOKEN"] = file.read_text(encoding="ascii").strip()
+                headers["X-SLURM-USER-TOKEN"] = read_small(file).decode("ascii").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise InputError(
                     f"slurmrestd's token cannot be read: {error}", str(file), "Write the JWT to it."

@@ -14,14 +14,13 @@ from typing import Any, Final, Literal
 import pandas as pd
 
 from foundation.errors import InputError
-from foundation.files import read_text
+from foundation.files import read_small, read_text
 from foundation.text import storable
 from telemetry.accounting import Accounting
 from telemetry.dataset.event import Event
 from telemetry.staging.folder import StagingFolder, rows_table
 
 SOURCE: Final = "dcgmi-diag"
-_MAX_BYTES: Final = 16 << 20
 _COLUMNS: Final = {"index": "slot", "gpu_index": "slot", "uuid": "gpu", "gpu_uuid": "gpu"}
 _DO: Final = (
     "Give --gpus FILE, made on the node with `nvidia-smi --query-gpu=index,uuid,serial,pci.bus_id --format=csv`."
@@ -188,9 +187,7 @@ def collect_diagnostics(
     Raises ``InputError`` if the file cannot be read, or one of its GPUs cannot be identified.
     """
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise InputError("the report is over 16 MiB", str(path), "Give the output of one `dcgmi diag -j`.")
-        content = path.read_bytes()
+        content = read_small(path)
         tested_at = end or datetime.fromtimestamp(path.stat().st_mtime, UTC)
     except OSError as error:
         raise InputError(f"the report cannot be read: {error.strerror}", str(path), "Check the path.") from None

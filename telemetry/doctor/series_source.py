@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from foundation.errors import InputError
+from foundation.files import read_small
 from foundation.http import BodyTooLarge, Connection, HttpError, ask, check_status, shown_url
 from foundation.text import quantity
 from telemetry.accounting import Accounting
@@ -40,9 +41,7 @@ def observe_file(
 ) -> Observation:
     """Observe a saved page; raises ``InputError`` if it is unreadable, too large, or has no series of a device."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"the file is larger than {MAX_BYTES:,} bytes", str(path), "Give one page of an exporter.")
-        body = path.read_bytes()
+        body = read_small(path, MAX_BYTES)
     except OSError as error:
         raise InputError(f"the page cannot be read: {error.strerror}", str(path), "Check the path.") from error
     catalogue = SeriesCatalogue(channels, mapping, default_node=path.name.split(".")[0])

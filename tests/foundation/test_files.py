@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from foundation.errors import InputError
-from foundation.files import check_regular, refuse_other_writers
+from foundation.files import check_regular, read_small, refuse_other_writers
 
 
 def test_a_pipe_without_a_writer_is_refused(tmp_path: Path) -> None:
@@ -37,3 +37,12 @@ def test_what_anyone_may_write_is_refused(tmp_path: Path, inner: str, mode: int)
     (folder / inner).chmod(mode)
     with pytest.raises(InputError, match="other users can write to this path"):
         refuse_other_writers(folder, (folder / "a", file))
+
+
+@pytest.mark.parametrize("path", ["pipe", "large"])
+def test_a_small_file_is_read_whole_or_refused(tmp_path: Path, path: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(b"12345")
+    assert read_small(tmp_path / "large", 5) == b"12345"
+    with pytest.raises(InputError):
+        read_small(tmp_path / path, 4)

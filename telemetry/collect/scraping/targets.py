@@ -84,7 +84,7 @@ def _targets_of(value: str, page: Page) -> Iterator[Target]:
     path = Path(value)
     if value.startswith(_KUBERNETES):
         yield from _of_service(value, page)
-    elif path.is_file() or (path.suffix in (".txt", ".list", *_YAML_SUFFIXES) and "://" not in value):
+    elif path.exists() or (path.suffix in (".txt", ".list", *_YAML_SUFFIXES) and "://" not in value):
         yield from _of_file(path, page)
     else:
         for part in filter(str.strip, value.split(",")):

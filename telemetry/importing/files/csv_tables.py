@@ -47,6 +47,7 @@ _BLOCK_BYTES: Final = 1 << 24
 _MAX_HEADER_BYTES: Final = 1 << 20
 _MAX_VALUE_LINES: Final = 50
 _MAX_MALFORMED: Final = 200_000
+csv.field_size_limit(_MAX_HEADER_BYTES)  # of the process; what readers give to this module is bounded
 _RELEASE_S: Final = 5.0
 _SEPARATORS: Final = ",;\t|"
 
@@ -149,9 +150,7 @@ def read_header(path: Path) -> CsvHeader:
             str(path),
             "Write the names of the columns above the rows; nvidia-smi writes them unless it is given `noheader`.",
         )
-    cells: list[str] = []
-    with contextlib.suppress(csv.Error):  # a field over 128 KiB, which is no time of day
-        cells = next(csv.reader(lines[skipped + 1 : skipped + 2], delimiter=separator), [])
+    cells = next(csv.reader(lines[skipped + 1 : skipped + 2], delimiter=separator), [])
     return CsvHeader(tuple(written), separator, skipped, _date_and_time(written, cells), encoding)
 
 

@@ -11,6 +11,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,13 @@ import pytest
 import yaml
 
 from foundation.errors import InputError
+from foundation.server.token_file import TokenFile, digest_of
 from foundation.yaml import read_yaml
+from scheduler.file import FileScheduler
+from scheduler.ports.clock import SystemClock
+from telemetry.collect.diagnostics import read_gpu_names
+from telemetry.collect.scraping.targets import read_targets
+from telemetry.doctor.series_source import observe_file
 from telemetry.importing.files.sources import expand_sources
 from telemetry.importing.files.tables import column_names, read_batches
 from telemetry.importing.instants import parse_instants
@@ -49,6 +56,28 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -
             server.bind(str(path))
     with pytest.raises(InputError, match="not a regular file"):
         expand_sources((path,), "samples")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        load_mapping,
+        read_gpu_names,
+        lambda path: TokenFile(path, lambda line, _number, _location: (digest_of(line), True), ""),
+        lambda path: read_targets([str(path)]),
+        lambda path: observe_file(path, channels={}, now=datetime.now(UTC)),
+        lambda path: FileScheduler(path, SystemClock()),
+    ],
+)
+def test_no_file_beside_the_data_may_be_a_pipe(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="not a regular file"):
+        read(tmp_path / "pipe")
+
+
+def test_a_cell_of_a_megabyte_hides_no_time_of_day(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"Date,Time,Notes\n2026-11-01,10:00:00,{'a' * 300_000}\n")
+    assert column_names(tmp_path / "a.csv") == ["Date", "Notes"]
 
 
 PACKED = gzip.compress(b"x", mtime=0)

@@ -19,8 +19,8 @@ FaultKind = Literal[
 ]  # fmt: skip
 
 
-class Crash(BaseException):
-    """The process dies here. No handler of ordinary errors may catch it."""
+class Crash(KeyboardInterrupt):
+    """The process dies here. No handler of errors or native panics may catch it."""
 
 
 class Watch:

@@ -122,7 +122,7 @@ class Call:
         idle = f"{result['idle_gpu_hours']:.2f} idle GPU-hours"
         if self.idle_cost is None:
             return None, idle
-        return result["idle_gpu_hours"] * self.idle_cost, f"{idle} at {self.idle_cost:g}"
+        return result["idle_gpu_hours"] * self.idle_cost, f"{idle} at {self.idle_cost:g} each"
 
     def _outcome(self, verdicts: Iterable[Verdict]) -> str:
         if not self.confirmed:

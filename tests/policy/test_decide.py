@@ -63,6 +63,14 @@ def test_actions_say_why_until_when_and_what_a_drain_is_worth():
     assert "a drain now is expected to save " in reasons
 
 
+def test_a_fault_explains_the_tier_that_the_risk_alone_does_not():
+    reasons = once([node("n", 0.3, facts=["xid 79"]), *healthy(12)], config()).nodes["n"].reasons
+    assert reasons[0].startswith("hard rule: n-0: ")
+    assert reasons[1].startswith("by risk alone, from clear to elevated: a risk of 30 %")
+    assert sum("xid 79" in reason.lower() for reason in reasons) == 1
+    assert "because the fault is certain" in "; ".join(reasons)
+
+
 def test_releases_come_first_and_then_the_riskiest():
     old = node("old", 0.01, marks=Marks(soft=True))
     fleet = [node("b", 0.7), node("a", 0.9), node("z", 0.01, facts=["xid 79"]), old, *healthy(40)]

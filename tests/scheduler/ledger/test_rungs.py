@@ -89,7 +89,7 @@ def test_a_probe_costs_its_idle_gpu_hours_at_the_cost_of_an_idle_gpu(file, resul
     use = _asked(file, "probe", [other, ("probed", {"key": "k0", "result": result, "idle_gpu_hours": 2.0})])
     assert (use.saves, use.costs, use.outcome) == (0.98, 0.1, f"test {result}")
     assert use.cost == pytest.approx(2.0 * 0.05)
-    assert use.basis == "2.00 idle GPU-hours at 0.05"
+    assert use.basis == "2.00 idle GPU-hours at 0.05 each"
 
 
 @pytest.mark.parametrize(

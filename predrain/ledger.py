@@ -135,7 +135,8 @@ def export(
 
     Example: predrain ledger export --out drains.parquet
     """
-    from scheduler.ledger.reader import LedgerReader, diagnostic_events, drain_events, write_events
+    from scheduler.ledger.export import diagnostic_events, drain_events, write_events
+    from scheduler.ledger.reader import LedgerReader
 
     reader = LedgerReader(ledger)
     events = drain_events(reader.marks()) + diagnostic_events(reader.results())

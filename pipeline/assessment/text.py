@@ -68,7 +68,7 @@ def verdict_lines(content: dict[str, Any]) -> list[str]:
     nets = ", ".join(rows) or "no replay was possible"
     return [
         answer_text(content),
-        f"Net GPU-hours by action, with 95 % intervals: {nets}.",
+        f"Net GPU-hours of each action alone, with 95 % intervals: {nets}.",
         " ".join(recommendation(content)),
     ]
 
@@ -229,7 +229,7 @@ def policy_notes(content: dict[str, Any]) -> list[str]:
     lines = [
         "`break-even`: the precision above which an action pays with these jobs. `saved` includes planned repairs, "
         f"assumed to take {jobs['planned_repair_saves_hours']:g} node-hours less than unplanned ones. "
-        "Rows marked * have an interval above 0.",
+        "A row is the action alone; rows marked * have an interval above 0.",
     ]
     if replayed["held_back"]:
         lines.append(
@@ -267,9 +267,15 @@ def recommendation(content: dict[str, Any]) -> list[str]:
     lines = [f"Recommended: {', '.join(chosen)} ({join([RUNGS[rung] for rung in chosen])})."]
     if len(chosen) > 1:
         lines.append(
-            f"Net {net['value']:,.0f} GPU-hours ({net['low']:,.0f} to {net['high']:,.0f}), cross-validated: each fifth "
-            "of the nodes uses the actions that paid on the others."
+            f"The set nets {net['value']:,.0f} GPU-hours ({net['low']:,.0f} to {net['high']:,.0f}), cross-validated: "
+            "each fifth of the nodes uses the actions that paid on the others."
         )
+        unclear = [row["rung"] for row in content["ladder"] if row["rung"] in chosen[1:] and row["net_low"] <= 0]
+        if unclear:
+            lines.append(
+                f"The net of {join(unclear)} alone is not significant, but of the tested sets, this one has the "
+                "highest lower bound of the net."
+            )
     elif content["ladder"]:
         lines.append("No other action has a significant net gain here.")
     guided = [row for row in content.get("probing", ()) if row["guided"] and row["share_found"] is not None]

@@ -222,8 +222,8 @@ def net_by_action(content: Mapping[str, Any]) -> Plot | None:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _at: f"{value:,.0f}"))
 
     caption = (
-        "Net GPU-hours of each action in a replay of the fleet's failures and jobs, with 95 % intervals by node. An "
-        "action pays if its interval is right of zero."
+        "Net GPU-hours of each action alone in a replay of the fleet's failures and jobs, with 95 % intervals by node. "
+        "An action pays on its own if its interval is right of zero. The recommendation compares sets of actions."
     )
     return _render("net-by-action", "Net GPU-hours by action", caption, draw, height=2.3)
 

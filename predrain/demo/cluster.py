@@ -164,8 +164,6 @@ class SimulatedCluster:
         """Job and time of each checkpoint requested while the job's node stayed in service, by key."""
         self.softly: list[list[int]] = []
         """Rows of :class:`ReplayMarks` for the periods in which nodes had a soft taint."""
-        self.avoided: set[int] = set()
-        """Entries of jobs that started elsewhere because of a soft taint."""
         self.swaps: set[tuple[int, int]] = set()
         """Node and start of the marks whose jobs ended by themselves, or have not ended yet."""
         self._high: Bools = np.zeros(len(fleet.nodes), dtype=np.bool_)
@@ -246,7 +244,6 @@ class SimulatedCluster:
         node = jobs.node[started]
         avoids = np.logical_not(may_use_risk(jobs.size[started], high=self._high[node]))
         avoids &= self._gangs_avoid & (level[node] == Level.AVOID) & (jobs.gpus[started] <= free)
-        self.avoided.update(started[avoids].tolist())
         return np.asarray(hard[node] | avoids)
 
     def _show(self, now: datetime) -> None:

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
 from typing import Any, Final, Self
 
 import numpy as np
@@ -73,15 +74,18 @@ _PARAMS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Outcomes of the actions so far, compared with no action on the same failures."""
+    """What the simulator knows of the actions until ``now``, compared with no action on the same failures.
 
-    failures: int = 0
-    caught: int = 0
-    drains: int = 0
-    saved: float = 0.0
-    spent: float = 0.0
-    rungs: Mapping[Rung, tuple[int, float]] = field(default_factory=dict)
-    """Number of uses, and net GPU-hours alone, of each rung."""
+    ``spared``: failures on an evacuated node, or found by a probe before they occurred.
+    ``saved``, ``spent``: GPU-hours of all actions except ``avoid``; ``net``: GPU-hours of each rung alone.
+    """
+
+    now: datetime
+    failures: int
+    spared: int
+    saved: float
+    spent: float
+    net: Mapping[Rung, float]
 
 
 class ArrivedDataset(Dataset):
@@ -122,8 +126,7 @@ class World:
     fitted: datetime
     cluster: SimulatedCluster
     scores: ScoresFolder
-    balance: Balance = field(default_factory=Balance)
-    _lock: Any = field(default_factory=Lock)
+    balance: Balance | None = None
 
     @classmethod
     def make(
@@ -228,18 +231,18 @@ class World:
         no_action, acted = counted(), counted(marks, probes=probes, checkpoints=checkpoints)
         swapped = np.array([mark in cluster.swaps for mark in zip(marks.node, marks.at, strict=True)], dtype=np.bool_)
         softly = ReplayMarks.of([*row[:2], min(row[2], now_ms), *row[3:]] for row in cluster.softly)
-        by_rung: dict[Rung, tuple[int, ReplayOutcome]] = {
-            "avoid": (len(cluster.avoided), counted(softly, soft=True)),
-            "probe": (len(probes.node), counted(probes=probes)),
-            "checkpoint": (len(checkpoints.at), counted(checkpoints=checkpoints)),
-            "swap": (int(swapped.sum()), counted(marks.chosen(swapped))),
-            "drain": (int((~swapped).sum()), counted(marks.chosen(~swapped))),
+        by_rung: dict[Rung, ReplayOutcome] = {
+            "avoid": counted(softly, soft=True),
+            "probe": counted(probes=probes),
+            "checkpoint": counted(checkpoints=checkpoints),
+            "swap": counted(marks.chosen(swapped)),
+            "drain": counted(marks.chosen(~swapped)),
         }
         failures = int((fleet.at >= fleet.begin).sum())
         saved = float(no_action.hit.sum() - acted.hit.sum() + acted.repaired.sum())
         gpu_hours = float(acted.spent.sum() + acted.idle.sum())
-        rungs = {rung: (times, float(net_of(no_action, outcome).sum())) for rung, (times, outcome) in by_rung.items()}
-        self.balance = Balance(failures, acted.caught, len(marks.at), saved, gpu_hours, rungs)
+        net = {rung: float(net_of(no_action, outcome).sum()) for rung, outcome in by_rung.items()}
+        self.balance = Balance(from_ms(now_ms), failures, acted.caught, saved, gpu_hours, net)
         return self.balance
 
     def run(self, speed: float, stop: Event) -> None:
@@ -262,13 +265,20 @@ class World:
         stop.set()
 
     def notice(self) -> str:
-        """Return the banner of all pages."""
-        now, so_far = self.now, self.balance
+        """Return the banner of all pages: counts of the ledger, and the GPU-hours that only the simulator knows."""
+        with closing(self.ledger()) as reader:
+            calls = reader.counts()
+        actions = ", ".join(f"{rung} {calls.get(rung, 0)}" for rung in RUNGS[1:])
+        banner = f"Simulated demo, {self.now:%Y-%m-%d %H:%M} UTC. Confirmed actions in the ledger: {actions}."
+        true = self.balance
+        if true is None:
+            return banner
         return (
-            f"Simulated demo, {now:%Y-%m-%d %H:%M} UTC. Failures: {so_far.failures}, of which {so_far.caught} on "
-            f"evacuated or avoided nodes. Nodes taken out of service: {so_far.drains}. Compared with no action: "
-            f"{so_far.saved:,.0f} GPU-hours saved, {so_far.spent:,.0f} spent. Net of each action alone: "
-            + ", ".join(f"{rung} {net:z,.0f} ({times}x)" for rung, (times, net) in so_far.rungs.items())
+            f"{banner} The simulator's count until {true.now:%Y-%m-%d %H:%M}, from all failures and jobs: "
+            f"{true.spared} of {true.failures} failures were on an evacuated node or found by a probe. Compared with "
+            f"no action, {true.saved:,.0f} GPU-hours were saved and {true.spent:,.0f} spent. Net of each action alone: "
+            + ", ".join(f"{rung} {net:z,.0f}" for rung, net in true.net.items())
+            + " (a swap followed by a drain counts as a drain only if jobs still ran)."
         )
 
 

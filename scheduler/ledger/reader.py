@@ -1,17 +1,16 @@
-"""Queries of a ledger: decisions and their reasons, calls, findings and replay; export of events."""
+"""Queries of a ledger: decisions and their reasons, calls, findings and replay."""
 
 import json
 import sqlite3
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from foundation.errors import InputError
-from foundation.files import write_bytes
 from policy.config import PolicyConfig
 from policy.decide import decide
 from policy.episodes import AlertOutcome
@@ -220,13 +219,44 @@ class LedgerReader:
             if outcome.verdict != "open"
         ]
 
-    def out_of_service(self) -> dict[str, datetime]:
-        """Return the nodes that the latest decision takes out of service, with the expiry of their predictions."""
-        rows = self._rows(
-            "SELECT node, json_extract(content, '$.expires_at') FROM decisions "
-            "WHERE round = (SELECT MAX(id) FROM rounds) AND json_extract(content, '$.target') IN ('swap', 'drain')"
+    def counts(self) -> dict[str, int]:
+        """Count the confirmed actions by verb; the taint that a drain sets in the same decision is not a swap."""
+        return dict(
+            self._rows(
+                "SELECT i.verb, COUNT(*) FROM calls i JOIN settled s ON s.call = i.id AND s.confirmed WHERE "
+                "i.verb <> 'swap' OR NOT EXISTS (SELECT 1 FROM calls j JOIN settled t ON t.call = j.id AND t.confirmed "
+                "WHERE j.round = i.round AND j.node = i.node AND j.verb = 'drain') GROUP BY i.verb"
+            )
         )
-        return {node: datetime.fromisoformat(end) for node, end in rows if end is not None}
+
+    def out_of_service(self) -> dict[str, dict[str, Any]]:
+        """Return the nodes that the latest decision takes out of service, or keeps out.
+
+        Returns: ``level`` (``swap`` or ``drain``) and ``expires_at`` (may be None) of the decision, ``reasons``: the
+        hard rules that apply, else its first two reasons, and ``since``: the first confirmed call after the last return
+        to service; None: no call is confirmed.
+        """
+        decisions = self._rows(
+            "SELECT round, node, content FROM decisions WHERE round = (SELECT MAX(id) FROM rounds "
+            "WHERE inputs <> '{}') AND json_extract(content, '$.target') IN ('swap', 'drain') ORDER BY node"
+        )  # rounds without inputs only release nodes
+        out: dict[str, dict[str, Any]] = {}
+        for latest, node, text in decisions:
+            content, since, returned = _json(text), None, False
+            for decision, at, verb, to in self._rows(
+                "SELECT i.round, s.at, i.verb, json_extract(i.content, '$.to') FROM calls i JOIN settled s "
+                "ON s.call = i.id WHERE i.node = ? AND s.confirmed AND i.verb IN ('swap', 'drain', 'release') "
+                "ORDER BY i.id", node,
+            ):  # fmt: skip
+                hard = verb != "release" or Level[to.upper()] >= Level.SWAP
+                since = (since or at) if hard else None
+                returned = not hard and decision > latest
+            if not returned:
+                out[node] = {
+                    "level": content["target"], "reasons": content["rules"] or content["reasons"][:2],
+                    "expires_at": content["expires_at"], "since": since,
+                }  # fmt: skip
+        return out
 
     def actions(
         self, node: str = "*", verb: str = "", since: str = "", until: str = "", *, before: int = 0, limit: int = 50
@@ -352,81 +382,3 @@ def _differences(recorded: Any, repeated: Any, place: str) -> Iterator[str]:
             yield from _differences(expected, actual, f"{place}[{i}]")
     elif recorded != repeated:
         yield f"{place}: {json.dumps(recorded)} -> {json.dumps(repeated)}"
-
-
-SOURCE = "predrain"
-"""``source`` of exported drains, by which features and labels recognize them."""
-
-VERIFIED = "verification"
-"""``source`` of exported diagnostics and probes."""
-
-_CODES = {"passed": "pass", "failed": "fail"}
-
-
-def drain_events(marks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Convert confirmed hard markers to events.
-
-    ``marks``: from :meth:`scheduler.ledger.reader.LedgerReader.marks`, oldest first.
-    Returns: in the layout of :data:`EVENTS`, one ``drain`` when a node is taken out of service, with the tier as code,
-    and one with code ``release`` when it is returned. ``gpu`` is None, because the whole node is affected. A taint
-    followed by a drain is one event.
-    """
-    out: set[str] = set()
-    events: list[dict[str, Any]] = []
-    for mark in marks:
-        node, hard = mark["node"], mark["verb"] in ("swap", "drain")
-        if hard == (node in out):
-            continue
-        if not hard and Level[mark["to"].upper()] >= Level.SWAP:
-            continue
-        (out.add if hard else out.discard)(node)
-        action = mark["action"]
-        time = datetime.fromisoformat(mark["settled_at"])
-        events.append(
-            {
-                "timestamp": time, "node": node, "gpu": None, "type": "drain",
-                "code": action["tier"] if hard else "release", "detail": "; ".join(action["reasons"][:3]),
-                "source": SOURCE, "known_at": time,
-            }
-        )  # fmt: skip
-    return events
-
-
-def diagnostic_events(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Convert results of diagnostics to events.
-
-    Returns: a ``diagnostic`` for each GPU of the node, with code ``pass``, ``fail``, ``inconclusive``, or
-    ``probe_pass``, which voids no earlier evidence.
-    If a failed diagnostic names GPUs, the others are ``inconclusive``, because it may have stopped at the first fault.
-    The ``source`` differs from that of drains because, unlike a drain, a result is evidence about the hardware.
-    """
-    events: list[dict[str, Any]] = []
-    for result in results:
-        time, named = datetime.fromisoformat(result["at"]), result["failed_units"]
-        for unit in result["units"] or [None]:
-            code = _CODES.get(result["result"], "inconclusive")
-            code = "probe_pass" if (code, result.get("rung")) == ("pass", "probe") else code
-            if code == "fail" and named and unit not in named:
-                code = "inconclusive"
-            events.append(
-                {
-                    "timestamp": time, "node": result["node"], "gpu": unit, "type": "diagnostic", "code": code,
-                    "detail": result["message"], "source": VERIFIED, "known_at": time,
-                }
-            )  # fmt: skip
-    return events
-
-
-def write_events(events: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Write events as Parquet for ``predrain import --events``.
-
-    Raises ``InputError`` if the disk is full or the folder is not writable.
-    """
-    import pyarrow as pa  # needed for the export only
-    import pyarrow.parquet as pq
-
-    from telemetry.dataset.schema import EVENTS
-
-    content = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist([dict(event) for event in events], schema=EVENTS), content)
-    write_bytes(file, content.getvalue())

@@ -59,7 +59,9 @@ class ControllerDecisions:
         assert self._open is not None
         try:
             self._reader = self._reader or self._open()  # kept open: opening checks the whole file
-            self.out, problem = self._reader.out_of_service(), None
+            ends = {node: entry["expires_at"] for node, entry in self._reader.out_of_service().items()}
+            self.out = {node: datetime.fromisoformat(end) for node, end in ends.items() if end is not None}
+            problem = None
         except Exception as error:  # the file may be moved, replaced or damaged at any time
             self.out, self._reader, problem = {}, None, f"{type(error).__name__}: {error}"
         if problem != self._problem:

@@ -153,6 +153,7 @@ class FleetPages:
 
     def _fleet(self, request: Request, query: Annotated[FleetQuery, Query()]) -> Response:
         fleet, now, places = self.newest.fleet(_RETRY_S), self.clock(), self.newest.served.facts.places
+        acted, out = self._actions()
         nodes, gpus = table_rows(fleet, places, now)
         rows = nodes if query.show == "nodes" else gpus
         node_tiers, gpu_tiers = (Counter(row.tier for row in table) for table in (nodes, gpus))
@@ -169,7 +170,8 @@ class FleetPages:
             rows=shown_rows,
             total=len(matching),
             all_total=len(rows),
-            acted=self._last_actions(),
+            acted=acted,
+            out=out,
             verdicts=self._verdicts(),
             shades=range(1, SHADES + 1),
             map=draw([row for row in nodes if row.node in matching_nodes], fleet, now),
@@ -181,16 +183,12 @@ class FleetPages:
             sizes=PAGE_SIZES,
         )
 
-    def _last_actions(self) -> Mapping[str, tuple[str, str]] | None:
-        """Return the last action on each node; None: no ledger is available."""
-        if self.ledger is None:
-            return None
-        try:
-            with contextlib.closing(self.ledger()) as reader:
-                last_actions: Mapping[str, tuple[str, str]] = reader.last_actions()
-                return last_actions
-        except InputError:
-            return None
+    def _actions(self) -> tuple[Mapping[str, tuple[str, str]] | None, Mapping[str, Mapping[str, Any]]]:
+        """Return the last action on each node (None: no ledger is available), and the nodes out of service."""
+        if self.ledger is not None:
+            with contextlib.suppress(InputError), contextlib.closing(self.ledger()) as reader:
+                return reader.last_actions(), reader.out_of_service()
+        return None, {}
 
     def _verdicts(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the newest alert on each node, with its outcome."""
@@ -274,6 +272,7 @@ class FleetPages:
             since_s=max((now - fleet.scores.decided).total_seconds(), 0.0),
             decisions=max((len(scores) for scores in history.values()), default=0),
             recent_alerts=alerts,
+            out=self._actions()[1].get(state.node),
             timeline=self._timeline(state.node, history, alerts or ()),
             **self._telemetry([record.unit for record in records]),
         )

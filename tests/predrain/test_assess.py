@@ -21,7 +21,7 @@ from evaluation.value.ladder import Assumptions
 from features.matrix.matrix import FeatureMatrix
 from foundation.durations import parse_duration
 from pipeline.assessment import workflow
-from pipeline.assessment.text import commands, data, write_page
+from pipeline.assessment.text import commands, data, recommendation, write_page
 from pipeline.assessment.workflow import repairs, settings_of, write_settings
 from pipeline.params import Params, with_step
 from policy.budget import BudgetConfig
@@ -109,6 +109,17 @@ def test_the_ladder_has_a_row_a_rung_and_a_recommended_one_never_loses(fleets, s
     assert set(chosen) <= set(RUNGS)
     assert set(net) == {"value", "low", "high"}
     assert (net["low"] > 0) == (len(chosen) > 1)
+
+
+@pytest.mark.parametrize(("low", "named"), [(-89.0, True), (12.0, False)])
+def test_an_action_that_is_not_significant_alone_is_recommended_with_the_reason(low, named):
+    row = {"rung": "drain", "net_low": low}
+    net = {"value": 2_904.0, "low": 569.0, "high": 5_830.0}
+    content = {"ladder": [row], "recommended": ["publish", "drain"], "recommended_net": net,
+               "predictable": {"answer": "yes"}}  # fmt: skip
+    text = " ".join(recommendation(content))
+    assert "The set nets 2,904 GPU-hours (569 to 5,830)" in text
+    assert ("drain alone is not significant" in text) == named
 
 
 def test_gangs_of_the_operators_size_are_replayed_on_the_same_scores(fleets):

@@ -112,6 +112,25 @@ def test_drains_are_listed_with_what_they_were_weighed_to_be_worth(file):
     ]
     assert all(drain["worth"]["choice"] == "drain" and drain["worth"]["saved"] > 0 for drain in drained)
     assert reader.drains("2100-01-01") == []
+    assert reader.counts()["drain"] == len(drained)
+
+
+def test_a_node_out_of_service_has_a_start_a_reason_and_an_expiry_until_it_returns(file):
+    cluster = Cluster(4, ledger=SqliteLedger(file))
+    reader = LedgerReader(file)
+    start = cluster.clock.now()
+    for _ in range(2):
+        cluster.scored(n1=0.9)
+        cluster.round()
+        ((node, entry),) = reader.out_of_service().items()
+        assert (node, entry["level"]) == ("n1", "drain")
+        assert datetime.fromisoformat(entry["since"]) == start
+        assert datetime.fromisoformat(entry["expires_at"]) > cluster.clock.now()
+        assert "90" in entry["reasons"][0]
+        cluster.clock.move(timedelta(minutes=1))
+    cluster.clock.move(3 * STEP)
+    cluster.round()
+    assert reader.out_of_service() == {}
 
 
 def test_actions_are_found_by_pattern_verb_time_and_page(file):

@@ -75,6 +75,10 @@ class Ledger:
     def last_actions(self) -> dict[str, tuple[str, str]]:
         return {"n1": ("swap", "2026-01-01T06:12:00Z")}
 
+    def out_of_service(self) -> dict[str, dict[str, Any]]:
+        entry = {"level": "drain", "since": "2026-01-01T06:12:00Z", "expires_at": None, "reasons": ["a test failed"]}
+        return {"n1": entry}
+
     def actions(self, node: str, verb: str = "", since: str = "", until: str = "", **page: int) -> list[dict[str, Any]]:
         calls = [{**self.why("n1", 50)[0]["calls"][0], "call": 3, "decision": 7, "confirmed": True}]
         return calls if node in ("*", "n1", "n?") and verb in ("", "swap") and until != "2026-01-01" else []
@@ -163,8 +167,10 @@ def test_the_ledger_is_searched_by_node_action_and_day(service: Running) -> None
 
 def test_the_fleet_says_what_was_last_done_on_a_node(service: Running) -> None:
     page = look(service, "/")
-    assert page.rows[0][-2] == "Last action"
-    assert [row[-2] for row in page.rows[1:]] == ["swap 2026-01-01 06:12", "", "", "", ""]
+    out, nodes = page.rows[:2], page.rows[2:]
+    assert out[1] == ["n1", "drain", "2026-01-01 06:12 UTC", "not known", "a test failed"]
+    assert nodes[0][-2] == "Last action"
+    assert [row[-2] for row in nodes[1:]] == ["swap 2026-01-01 06:12", "", "", "", ""]
 
 
 def test_a_node_shows_its_risk_with_what_was_done_about_it(service: Running) -> None:
@@ -172,6 +178,8 @@ def test_a_node_shows_its_risk_with_what_was_done_about_it(service: Running) -> 
     (chart,) = [attributes for tag, attributes in page.tags if tag == "svg" and attributes.get("class") == "chart"]
     assert chart["aria-label"] == "Risk of n1, what was done about it, and what failed"
     assert "2026-01-01T06:12:00Z: swap" in page.text
+    assert "Out of service since 2026-01-01 06:12 UTC (drain): a test failed." in page.text
+    assert "Out of service" not in look(service, "/nodes/n2").text
 
 
 def test_without_a_ledger_or_outcomes_the_pages_say_so(tmp_path: Path) -> None:
@@ -280,7 +288,7 @@ def test_outcomes_begin_with_the_backtest_and_give_the_precision_so_far(tmp_path
     with running(tmp_path) as started:
         text = look(started, "/outcomes").text
     assert "5 of 20" in text
-    assert "25 % of the drains would have been right" in text
+    assert "25 % of the alerts would have been right" in text
     assert "9 of 30 node failures would have been caught" in text
 
 

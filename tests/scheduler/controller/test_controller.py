@@ -417,6 +417,17 @@ def test_a_round_that_takes_too_long_leaves_the_rest_to_the_next():
     assert "controller.max_round_duration exceeded" in report.steps[-1].message
 
 
+@pytest.mark.parametrize(
+    "call", ["hold_lease", "read_fleet", "load_state", "read_switches", "revalidate", "apply", "save_state"]
+)
+def test_a_process_that_dies_does_nothing_more_in_its_round(call):
+    cluster = at_risk(n1=0.9)
+    cluster.scheduler.faults.plan("crash_before", call)
+    with pytest.raises(Crash):
+        cluster.round()
+    assert cluster.scheduler.faults.calls[-1] == call
+
+
 def test_a_crash_after_a_write_leaves_a_call_open_and_the_next_process_looks():
     cluster = at_risk(n1=0.9)
     cluster.scheduler.faults.plan("crash_after", "apply")

@@ -21,6 +21,8 @@ WORDS = {
             "replaced gpu 3 after driver crash", "Replaced GPU 2 (driver 550)", "replaced as planned", "node replaced",
             "GPU replaced under RMA 4711", "GPU 2 swapped under RMA", "replaced GPU 3 on site",
             "RMA received, installed", "new GPU installed", "replacement GPU received and installed", "RMA closed",
+            "replaced: GPU 3", "part replaced", "replaced under warranty by vendor", "unit exchanged",
+            "GPU 3 replaced - pending burn-in",
             "GPU replacement performed on site", "GPU replaced while working on the fan",
         ],
         "repair": [
@@ -28,6 +30,7 @@ WORDS = {
             "PSU 2 replaced", "coolant hose replaced", "retimer board replaced", "riser card replaced",
             "GPU was not replaced but reseated", "NVLink bridge replaced", "replaced thermal paste",
             "fixed GPU 3 power cable", "GPU repair done", "GPU repaired after work with the vendor",
+            "replaced: PSU 2", "repaired by vendor", "Repair: slot cleaned",
         ],
         "maintenance": ["Scheduled maintenance", "planned maintenance window"],
         "driver": ["firmware replaced by 1.2.3", "replaced GPU firmware", "GPU driver upgraded to 550"],
@@ -49,6 +52,13 @@ WORDS = {
             "RMA started", "GPU replacement on hold", "to replace GPU 3", "replacement GPU on site", "part arrived",
             "spare GPU not available", "RMA opened", "swap requested", "replacement GPU DOA",
             "Working with vendor on RMA of GPU 2",
+            "replace GPU tray - scheduled with NVIDIA FE Tue", "RMA GPU 3 (pending)", "swap GPU 2, waiting for part",
+            # of something else
+            "changed out air filter", "door gasket replaced", "replaced by gpu-node-77 in the reservation",
+            "BMC reset, repaired SEL", "repair: reinstall OS", "fixed: nvidia-persistenced restarted",
+            "replacement: rack door", "new GPU queue for users",
+            # a GPU in another slot is the same GPU
+            "swapped GPU slot 3 <-> slot 5", "GPU 2 swapped with GPU 5",
         ],
     },
     "ticket": {
@@ -58,12 +68,13 @@ WORDS = {
             "GPU ausgetauscht", "GPU 3 wurde ersetzt", "Karte defekt, getauscht", "GPU remplacé", "carte remplacée",
             "se reemplazó la GPU", "GPU sostituita", "GPU vervangen", "A placa GPU foi substituída", "更换完成",
             "GPU を交換しました", "replaced the GPU and power cable", "Austausch GPU erledigt",
+            "GPU-Tausch durchgeführt", "Reemplazo de GPU completado", "换卡完成", "GPU 3 换新", "sostituzione GPU",
         ],
         "repair": [
             "re-seated the OAM module", "repaired", "reseat", "fixed", "Hardware repair", "Netzteil getauscht",
             "GPU 已修复", "GPU reparada", "Grafikkarte repariert", "carte réparée", "alimentation remplacée",
             "Mainboard gewechselt", "GPU neu gesteckt", "GPU instandgesetzt", "carte réinsérée", "重新插拔 GPU",
-            "replaced GPU power cable", "replaced GPU riser",
+            "replaced GPU power cable", "replaced GPU riser", "remplacement carte mère effectué",
         ],
         "failure": [
             "fault", "ECC", "GPU fell off the bus", "lost GPU", "node_failure", "fault_start", "GPU 2 dead",
@@ -82,6 +93,7 @@ WORDS = {
             "GPU caída", "GPU guasta", "GPU com defeito", "GPU丢失", "GPU 認識しない", "GPU falling off bus",
             "gres/gpu count reported lower than configured (7 < 8)", "GPUFellOffBus", "GPUMissing",
             "GPU off the bus after MCE errors", "cpu=8 uncorrectable ECC",
+            "GPU clocks stuck at 210MHz", "CUDA error: uncorrectable ECC error encountered",
         ],
         "xid": [
             "Xid79 on gpu3", "SXid 20034", "NVRM: Xid (PCI:0000:10:00): 79", "XID error code 79", "GPUXid79",
@@ -106,6 +118,8 @@ WORDS = {
             "disco reemplazado", "Passwort gewechselt", "mot de passe remplacé", "需要更换GPU", "更换硬盘",
             "GPU 交換予定", "Auf GPU 1 kein Fehler", "fehlt Doku zu GPU", "Prolog error", "Kill task failed",
             "slurmd failed to start", "DIMM A1 uncorrectable ECC", "MCE hardware error CPU 3", "GPU pulled for swap",
+            "RMA Portal login", "GPU0 and GPU4 swapped to isolate fault", "Segmentation fault in user code",
+            "CUDA error: an illegal memory access", "Tausch GPU 3 geplant",
         ],
     },
 }  # fmt: skip

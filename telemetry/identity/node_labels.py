@@ -52,7 +52,10 @@ _RANDOM_SUFFIX: Final = re.compile(r".+-(?=[^-]*[a-z])(?=[^-]*[0-9])[bcdfghjklmn
 # Kubernetes generates pod name suffixes from these characters; so do Cluster API and OpenShift for machines.
 _CONTAINER: Final = re.compile(r"(?=.*[a-f])(?=.*[0-9])(?:[0-9a-f]{12}|[0-9a-f]{64})")
 _LOCAL: Final = re.compile(r"localhost.*|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0|::|host\.docker\.internal|.*\.svc(?:\..*)?")
-_PORT: Final = re.compile(r"(?:https?://)?(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:/]+)):\d{1,5}(?:/.*)?")
+_PORT: Final = re.compile(
+    r"(?:https?://)?(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:/]+)):(?:\d{1,5}|[a-z][a-z0-9-]{0,14})(?:/.*)?"
+)
+"""An address, and its port by number or, as in Google Managed Prometheus, by name."""
 _MAX_DEVICES: Final = 200_000
 _COVERAGE, _COLLIDING = 0.9, 0.25
 _CROWD: Final = 4  # more GPUs at one address than replacements explain

@@ -54,7 +54,7 @@ _CLOCKS = re.compile(r"\d:\d{2}:\d{2}")
 _FORMS: Final = tuple(
     re.compile(pattern)
     for pattern in (
-        rf"(?<!\d)(?P<year>\d{{4}})[-/](?P<month>\d{{1,2}})[-/](?P<day>\d{{1,2}})(?:[Tt_-]|,?\s){_CLOCK}",
+        rf"(?<!\d)(?P<year>\d{{4}})[-/.](?P<month>\d{{1,2}})[-/.](?P<day>\d{{1,2}})(?:[Tt_-]|,?\s){_CLOCK}",
         rf"{_NAME}\s{{0,3}}(?P<day>\d{{1,2}})[.,]?\s+(?:(?P<year>\d{{4}}),?\s+)?(?:@\s)?{_CLOCK}{_TEXT_YEAR}",
         rf"(?<!\d)(?P<day>\d{{1,2}})[\s./-]{{1,2}}{_NAME}[\s./-]*(?P<year>\d{{4}})?[\s:,T]+{_CLOCK}{_TEXT_YEAR}",
         rf"(?<!\d)(?P<year>\d{{4}})[年년]\s*(?P<month>\d{{1,2}})[月월]\s*(?P<day>\d{{1,2}})[日일]?\s*{_CLOCK}",

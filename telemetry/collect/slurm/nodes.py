@@ -35,7 +35,7 @@ _PLANNED: Final[Mapping[str, str]] = {
 # Under one of these states, DOWN and DRAIN are planned and no evidence of a hardware fault.
 _PLANNED_REASON: Final = re.compile(
     r"\s*(?:\[?reboot (?:asap|requested|issued)|scontrol reboot|reboot by |power(?:ed|ing)?[ -]?(?:down|save|saving)"
-    r"|suspend(?:ed|program)?\b|idle[ -]power)",
+    r"|suspend(?:ed|program)?\b|idle[ -]power|\(code:\w*(?:capacity|limit|unsupported|spot)\w*\))",
     re.IGNORECASE,
 )
 _SILENT: Final = "not responding"

@@ -72,6 +72,7 @@ PLAIN = {
     "web server": "01/Mar/2026:02:20:00 +0000 node-0 kernel: ",
     "ISO with a space and a comma": "2026-03-01 02:20:00,123 node-0 kernel: ",
     "slashes": "2026/03/01 02:20:00 node-0 kernel: ",
+    "dots, year first": "2026.03.01 02:20:00 node-0 kernel: ",
     "klog": "E0301 02:20:00.000000   12345 kmsg.go:17] ",
     "milliseconds": f"{EPOCH_S}000 ",
     "CRI with printk": "2026-03-01T02:20:00.000000123Z stderr F [864000.242168] ",

@@ -54,6 +54,9 @@ IDLE: Look = (["IDLE"], "")
         [(["DRAIN@"], "Reboot ASAP"), (["DOWN^"], "Reboot ASAP : reboot issued")],
         [(["IDLE-"], ""), (["MIXED-", "CLOUD"], "")],
         [(["DOWN~"], ""), (["DOWN#*"], "Not responding")],
+        # a cloud that has no instance to start
+        [(["DOWN", "CLOUD"], "(Code:InsufficientInstanceCapacity)Failure when resuming nodes")],
+        [(["DOWN", "CLOUD"], "(Code:VcpuLimitExceeded)Failure when resuming nodes [root@2026-11-01]")],
     ],
     ids=str,
 )

@@ -66,7 +66,7 @@ CASES = {
         ["n0", "n1", "n2"],
     ),
     "the local host": (
-        [labels_of(n, hostname="localhost", instance=f"n{n}:9400") for n in range(2)],
+        [labels_of(n, hostname="localhost", instance=f"n{n}:{('9400', 'metrics')[n]}") for n in range(2)],
         ["n0", "n1"],
     ),
     "a service": (

@@ -17,6 +17,7 @@ from telemetry.dataset.meta import instant_text
 from telemetry.dataset.schema import INVENTORY, Unit, ms_of
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.samples.block import Spill
+from telemetry.importing.slots import Replacements, records
 
 ATTRIBUTES: Final = ("slot", "pci_bus_id", "serial", "model", "driver", "cluster", "group", "rack", "nvlink_domain")
 _PLACE_ATTRIBUTES: Final = ("slot", "pci_bus_id", "cluster", "group", "rack", "nvlink_domain")
@@ -90,13 +91,16 @@ def runs_of(rows: pd.DataFrame, installations: InstallationIndex) -> pd.DataFram
     return runs.assign(gpu=names[runs.pop("unit")], node=nodes[runs["node"]]).reset_index(drop=True)
 
 
-def correct_installations(declared: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit) -> tuple[pd.DataFrame, list[str]]:
+def correct_installations(
+    declared: pd.DataFrame, runs: pd.DataFrame, *, unit: Unit, replacements: Replacements
+) -> tuple[pd.DataFrame, list[str]]:
     """Correct installations by observations.
 
     ``declared``: in the layout of :data:`INVENTORY`; empty without an inventory.
     ``runs``: all observations of the GPUs to correct, see :func:`runs_of`. Additional columns are attributes that fill
     gaps in the installations. ``is_from_start``: a GPU missing from the inventory and first seen in such a run has no
     known start.
+    ``replacements``: GPUs that were seen in the place of another one, whose installation ends then.
     Returns: the installations, and a line per GPU and period that contradicts the inventory.
     """
     limits = {
@@ -108,19 +112,26 @@ def correct_installations(declared: pd.DataFrame, runs: pd.DataFrame, *, unit: U
     corrected = [
         installation
         for gpu, runs_of_gpu in observed.items()
-        for installation in _corrected_of(of_unit.get(gpu, []), runs_of_gpu)
+        for installation in _corrected_of(of_unit.get(gpu, []), runs_of_gpu, replacements)
     ]
     if unit == "node":
         corrected = [installation | {"gpu": None} for installation in corrected]
     names = list(dict.fromkeys([*INVENTORY.names, *declared.columns]))
     frame = pd.DataFrame(corrected, columns=[*names, "start", "end"])
+    frames = [part for part in (declared.assign(**limits)[~declared[unit].isin(set(observed))], frame) if len(part)]
+    combined = pd.concat(frames, ignore_index=True) if frames else declared.assign(**limits)
+    ends = [_end(installation, replacements) for installation in records(combined)]
+    combined["end"] = np.array(ends, np.int64)
     for name, limit in (("installed_at", "start"), ("removed_at", "end")):
-        frame[name] = pd.Series(instants(np.abs(frame.pop(limit).to_numpy(np.int64))))
-    frames = [part for part in (declared[~declared[unit].isin(set(observed))], frame) if len(part)]
-    combined = pd.concat(frames, ignore_index=True) if frames else declared
-    for name in ("installed_at", "removed_at"):
-        combined[name] = combined[name].astype("datetime64[ms, UTC]")
-    return combined.reindex(columns=names), _contradictions(of_unit, runs[~is_covered(declared, runs)])
+        times = pd.Series(instants(np.abs(combined.pop(limit).to_numpy(np.int64))))
+        combined[name] = times.astype("datetime64[ms, UTC]")
+    lines = _contradictions(of_unit, runs, is_covered(declared, runs), replacements)
+    return combined.reindex(columns=names), lines
+
+
+def _end(installation: dict[str, Any], replacements: Replacements) -> int:
+    end = replacements.end_ms(installation)
+    return int(installation["end"] if end is None else min(end, installation["end"]))
 
 
 def split_installations(
@@ -163,11 +174,6 @@ def with_places(declared: pd.DataFrame, places: pd.DataFrame) -> pd.DataFrame:
     return filled
 
 
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a frame as dicts, with None for missing values."""
-    return frame.astype(object).where(frame.notna(), None).to_dict("records")
-
-
 def _records_by(name: str, frame: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in records(frame):
@@ -175,15 +181,20 @@ def _records_by(name: str, frame: pd.DataFrame) -> dict[str, list[dict[str, Any]
     return rows
 
 
-def _corrected_of(installations: list[dict[str, Any]], runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _corrected_of(
+    installations: list[dict[str, Any]], runs: list[dict[str, Any]], replacements: Replacements
+) -> list[dict[str, Any]]:
     """Return a GPU's installations: those observed, and the inventory's before and after them."""
     first, last = runs[0]["first_ms"], max(run["last_ms"] for run in runs)
     limits = sorted({limit for installation in installations for limit in (installation["start"], installation["end"])})
     corrected: list[dict[str, Any]] = []
-    boundary = -NEVER if not installations and runs[0]["is_from_start"] else first
+    vacated = replacements.vacated_ms(runs[0])
+    boundary = -NEVER if not installations and runs[0]["is_from_start"] and vacated is None else first
     for number, run in enumerate(runs):
         same = [installation for installation in installations if installation["node"] == run["node"]]
-        if number == 0:  # an installation that starts before the first observation keeps its start
+        if number == 0 and vacated is not None:
+            boundary = replacements.begin_ms(run)
+        elif number == 0:  # an installation that starts before the first observation keeps its start
             boundary = max(
                 (installation["start"] for installation in same if installation["start"] <= first), default=boundary
             )
@@ -192,25 +203,38 @@ def _corrected_of(installations: list[dict[str, Any]], runs: list[dict[str, Any]
             following = runs[number + 1]["first_ms"]
             # If the inventory's date of the move fits the samples, it is more accurate than they are.
             fitting = [limit for limit in limits if run["last_ms"] < limit <= following]
-            end = boundary = fitting[0] if fitting else following
+            end, boundary = (fitting[0], fitting[-1]) if fitting else (following, following)
         else:
             later_starts = [installation["start"] for installation in installations if installation["start"] > last]
             end = min(
                 [installation["end"] for installation in same if installation["end"] >= last] + later_starts,
                 default=NEVER,
             )
-        known: dict[str, Any] = dict((same or installations or [{}])[-1])
-        for name in () if same else _PLACE_ATTRIBUTES:
-            known.pop(name, None)
+        address = run.get("pci_bus_id")
+        in_place = [installation for installation in same if address in (None, installation["pci_bus_id"])]
+        known: dict[str, Any] = dict((in_place or same or installations or [{}])[-1])
+        if not same:
+            known = {name: value for name, value in known.items() if name not in _PLACE_ATTRIBUTES}
+        elif not in_place:
+            known |= {"pci_bus_id": None, "slot": None if known["pci_bus_id"] else known["slot"]}
         attributes: dict[str, Any] = {name: run[name] for name in ATTRIBUTES if name in run and known.get(name) is None}
         corrected.append(known | attributes | {"gpu": run["gpu"], "node": run["node"], "start": start, "end": end})
     begin, end = corrected[0]["start"], corrected[-1]["end"]
     earlier = [
         installation | {"end": min(installation["end"], begin)}
         for installation in installations
-        if installation["start"] < begin
+        if installation["start"] < begin and not _is_too_early(installation, runs[0], vacated)
     ]
     return [*earlier, *corrected, *(installation for installation in installations if installation["start"] >= end)]
+
+
+def _is_too_early(installation: dict[str, Any], run: dict[str, Any], vacated_ms: int | None) -> bool:
+    """Whether an installation of a run starts while another GPU is seen in its place."""
+    return (
+        vacated_ms is not None
+        and installation["node"] == run["node"]
+        and installation["start"] <= vacated_ms < installation["end"]
+    )
 
 
 def is_covered(installations: pd.DataFrame, runs: pd.DataFrame) -> npt.NDArray[np.bool_]:
@@ -225,18 +249,33 @@ def is_covered(installations: pd.DataFrame, runs: pd.DataFrame) -> npt.NDArray[n
     return np.isin(np.arange(len(runs)), pairs.loc[covered, "run"])
 
 
-def _contradictions(installations: Mapping[str, list[dict[str, Any]]], runs: pd.DataFrame) -> list[str]:
-    """Return a line per run outside all installations; empty without an inventory."""
+def _contradictions(
+    installations: Mapping[str, list[dict[str, Any]]],
+    runs: pd.DataFrame,
+    covered: npt.NDArray[np.bool_],
+    replacements: Replacements,
+) -> list[str]:
+    """Return a line per run outside all installations, or that began later than its own; empty without an inventory."""
     lines = []
-    for gpu, node, first, last in (
-        runs[["gpu", "node", "first_ms", "last_ms"]].itertuples(index=False) if installations else ()
-    ):
-        nodes = (
-            ", ".join(dict.fromkeys(installation["node"] for installation in installations.get(gpu, ())))
-            or "does not name it"
+    for run, within in zip(records(runs) if installations else (), covered.tolist(), strict=False):
+        of_gpu, vacated = installations.get(run["gpu"], ()), replacements.vacated_ms(run)
+        if within and not any(_is_too_early(installation, run, vacated) for installation in of_gpu):
+            continue
+        nodes = ", ".join(
+            dict.fromkeys(
+                _period(installation) if installation["node"] == run["node"] else installation["node"]
+                for installation in of_gpu
+            )
         )
-        lines.append(f"{gpu} was on node {node} from {_text(first)} to {_text(last)}; inventory: {nodes}")
+        seen = f"from {_text(run['first_ms'])} to {_text(run['last_ms'])}"
+        lines.append(f"{run['gpu']} was on node {run['node']} {seen}; inventory: {nodes or 'does not name it'}")
     return lines
+
+
+def _period(installation: dict[str, Any]) -> str:
+    """Return the node of an installation with its known limits."""
+    limits = (("from", installation["start"]), ("to", installation["end"]))
+    return " ".join([installation["node"], *(f"{word} {_text(ms)}" for word, ms in limits if abs(ms) != NEVER)])
 
 
 def _text(ms: int) -> str:

@@ -20,7 +20,9 @@ import pandas as pd
 import pyarrow as pa
 
 from foundation.errors import InputError
+from foundation.instants import to_ms
 from foundation.running import Progress
+from foundation.times import NEVER
 from telemetry.accounting import Accounting
 from telemetry.dataset.channels import Channel
 from telemetry.dataset.layout import DEFAULT_BUCKETS, MAX_ROWS_PER_BUCKET
@@ -234,7 +236,8 @@ class Ingest:
         self.counts.update(intake.counts)
         self.counts["gpus_named_by_their_place"] += intake.place_names
         stored = () if self.existing is None else self.existing.inventory()["gpu"]
-        correct = InstallationCorrection(intake, spill, self.step, set(stored), self.live, self.counts)
+        since_ms = NEVER if self.existing is None else to_ms(self.existing.meta.span[0])
+        correct = InstallationCorrection(intake, spill, self.step, set(stored), since_ms, self.live, self.counts)
         self.contradictions += correct()
         if named:
             self._report_nodes(*unseen_nodes(installations, named, intake.seen_nodes))

@@ -7,11 +7,14 @@ Between observations, a slot's GPU is known if the observations before and after
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Final
+from itertools import permutations
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+
+from telemetry.dataset.schema import ms_of
 
 _INDEX: Final = re.compile(
     r"\s*(?:(?:gpu|slot|index|device|card|sxm|accelerator|nvidia|cuda|/dev/)[\s#:_.-]*)*(\d{1,2})(?:\.0)?\s*\Z",
@@ -118,3 +121,130 @@ class ObservedSlots:
         gpu, times = ends[0][1], [ms, *(end_ms for end_ms, _ in ends)]
         other_slots = (first for first, key in self._of_gpu[node, gpu] if key != slot)
         return None if any(min(times) <= first <= max(times) for first in other_slots) else gpu
+
+
+CLEARLY_MS: Final = 3_600_000
+# Sources lag: simultaneous changes may be observed this far apart.
+_MAX_GPUS: Final = 64
+# An address of more GPUs names no place, such as a default that an exporter reports for all of them.
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a frame as dicts, with None for missing values."""
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")
+
+
+def stays_in_places(observed: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each stay of a GPU in a place, by (gpu, first_ms): ``observed`` with a column ``place``.
+
+    A place is a PCI address, or a slot where no GPU of the node ever changed it; an observation without either takes
+    the one of the inventory.
+    ``observed``: ``gpu``, ``node``, ``pci_bus_id``, ``slot``, ``first_ms``, ``last_ms``. ``declared``: installations.
+    """
+    named = declared[["gpu", "node", "pci_bus_id", "slot"]]
+    slots = pd.concat([observed[named.columns], named], ignore_index=True).dropna(subset=["gpu", "slot"])
+    numbers = slots["slot"].map(lambda slot: slot_key(str(slot))).groupby([slots["node"], slots["gpu"]]).nunique()
+    renumbered = set(numbers.index[numbers > 1].get_level_values("node"))
+
+    def places(frame: pd.DataFrame) -> pd.Series:
+        in_slot = frame["slot"].map(lambda slot: f"slot {slot_key(str(slot))}", na_action="ignore")
+        in_slot = in_slot.astype(object).mask(frame["node"].isin(renumbered))
+        return frame["pci_bus_id"].astype(object).where(frame["pci_bus_id"].notna(), in_slot)
+
+    stays = observed.assign(place=places(observed)).sort_values(["gpu", "first_ms"], kind="stable", ignore_index=True)
+    has_moved = (stays["gpu"] != stays["gpu"].shift()) | (stays["node"] != stays["node"].shift())
+    of_stay = stays["place"].groupby(has_moved.cumsum())
+    stays["place"] = of_stay.ffill().fillna(of_stay.bfill())
+    of_gpu = places(named).groupby([named["gpu"], named["node"]])
+    inventory_place = of_gpu.first().where(of_gpu.nunique() == 1)
+    if len(inventory_place):
+        keys = pd.MultiIndex.from_frame(stays[["gpu", "node"]])
+        stays["place"] = stays["place"].fillna(inventory_place.reindex(keys).set_axis(stays.index))
+    stays["place"] = stays["place"].astype(object).where(stays["place"].notna(), None)
+    is_new = has_moved | ((stays["place"] != stays["place"].shift()) & stays["place"].notna())
+    condensed = stays.groupby(is_new.cumsum(), sort=False)
+    return condensed.last().assign(first_ms=condensed["first_ms"].min(), last_ms=condensed["last_ms"].max())
+
+
+class Replacements:
+    """Which GPU took the place of another one, according to stays (see :func:`stays_in_places`).
+
+    ``contested``: GPUs in a place that another GPU had before or after them, or in several places of a node.
+    """
+
+    def __init__(self, stays: pd.DataFrame, declared: pd.DataFrame) -> None:
+        starts = declared[declared["installed_at"].notna()]
+        of_unit = starts.assign(ms=ms_of(starts["installed_at"])).groupby(["gpu", "node"])["ms"].agg(list)
+        self._starts: dict[tuple[str, str], list[int]] = of_unit.to_dict()
+        self._in_place: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+        self._of_gpu: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+        for stay in records(stays):
+            self._of_gpu[stay["gpu"], stay["node"]].append(stay)
+            if stay["place"] is not None:
+                self._in_place[stay["node"], stay["place"]].append(stay)
+        self._vacated: dict[tuple[str, str, int], int] = {}
+        self.contested: set[str] = {
+            gpu for (gpu, _), of_node in self._of_gpu.items() if len({stay["place"] for stay in of_node}) > 1
+        }
+        for in_place in self._in_place.values():
+            gpus = {stay["gpu"] for stay in in_place}
+            if not 1 < len(gpus) <= _MAX_GPUS:
+                continue
+            self.contested |= gpus
+            for earlier, later in permutations(in_place, 2):
+                if earlier["last_ms"] < later["first_ms"] and self._is_another(earlier, later):
+                    key = later["gpu"], later["node"], later["first_ms"]
+                    self._vacated[key] = max(earlier["last_ms"], self._vacated.get(key, earlier["last_ms"]))
+
+    def vacated_ms(self, stay: dict[str, Any]) -> int | None:
+        """Return when another GPU was last seen in the place of a stay before it; None if there was none."""
+        return self._vacated.get((stay["gpu"], stay["node"], stay["first_ms"]))
+
+    def begin_ms(self, stay: dict[str, Any]) -> int:
+        """Return when a stay began: at the inventory's date if the place was vacant then, or at its first sample."""
+        vacated = self.vacated_ms(stay)
+        starts = self._starts.get((stay["gpu"], stay["node"]), [])
+        fitting = [ms for ms in starts if vacated is not None and vacated < ms <= stay["first_ms"]]
+        return int(max(fitting, default=stay["first_ms"]))
+
+    def last_stay(self, installation: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the last stay within an installation (with its ``start`` and ``end`` in ms); None if unobserved."""
+        stays = [
+            stay
+            for stay in self._of_gpu.get((installation["gpu"], installation["node"]), ())
+            if installation["start"] <= stay["last_ms"] and stay["first_ms"] < installation["end"]
+        ]
+        return stays[-1] if stays else None
+
+    def end_ms(self, installation: dict[str, Any]) -> int | None:
+        """Return when another GPU took the place of an installation; None if none did."""
+        observed, start = self.last_stay(installation), installation["start"]
+        stay = observed or installation | {"place": installation["pci_bus_id"], "first_ms": start, "last_ms": start}
+        others = [
+            other for other in self._in_place.get((stay["node"], stay["place"]), ()) if self._is_another(stay, other)
+        ]
+        if len({other["gpu"] for other in others}) >= _MAX_GPUS:
+            return None
+        ends = [self.begin_ms(other) for other in others if other["first_ms"] > stay["last_ms"]]
+        ends += [other["last_ms"] for other in others if observed is not None and _outlasts(other, stay)]
+        return min(ends, default=None)
+
+    def _is_another(self, stay: dict[str, Any], other: dict[str, Any]) -> bool:
+        """Whether another stay in a place is no neighbor's, whose address changed when the node renumbered its bus."""
+        return stay["gpu"] != other["gpu"] and not any(
+            elsewhere["place"] != stay["place"]
+            and elsewhere["first_ms"] <= stay["last_ms"]
+            and stay["first_ms"] <= elsewhere["last_ms"]
+            for elsewhere in self._of_gpu[other["gpu"], other["node"]]
+        )
+
+
+def _outlasts(stay: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a GPU was seen in a place clearly later than another one, and first seen there at another time.
+
+    GPUs first seen together are neighbors: one of them that falls silent was not replaced.
+    """
+    seen_together = abs(stay["first_ms"] - other["first_ms"]) <= CLEARLY_MS
+    return (
+        stay["first_ms"] <= other["last_ms"] and not seen_together and stay["last_ms"] - other["last_ms"] > CLEARLY_MS
+    )

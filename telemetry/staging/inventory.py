@@ -5,10 +5,9 @@ late observation of another location splits a run, so the order of files does no
 """
 
 import logging
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -18,7 +17,8 @@ from foundation.times import NEVER, instants
 from telemetry.dataset.schema import EVENTS, INVENTORY, Unit, ms_of
 from telemetry.identity.devices import device_key, normalise_pci_bus_id, place_identity
 from telemetry.identity.nodes import node_key, one_spelling
-from telemetry.importing.evidence import ATTRIBUTES, correct_installations, records, shared_units
+from telemetry.importing.evidence import ATTRIBUTES, correct_installations, shared_units
+from telemetry.importing.slots import CLEARLY_MS, Replacements, records, stays_in_places
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,8 +51,12 @@ def merge_observations(runs: pd.DataFrame, observations: pd.DataFrame) -> pd.Dat
     points["driver"] = points.groupby("owner", sort=False)["driver"].ffill()
     previous = points[["owner", "node", "driver"]].shift()
     has_moved = (points["owner"] != previous["owner"]) | (points["node"] != previous["node"])
-    has_new_driver = points["driver"].notna() & previous["driver"].notna() & (points["driver"] != previous["driver"])
-    grouped = points.groupby((has_moved | has_new_driver).cumsum(), sort=False)
+    points["address"] = points.groupby(has_moved.cumsum(), sort=False)["pci_bus_id"].ffill()
+    previous["address"] = points["address"].shift()
+    is_new_run = has_moved.copy()
+    for name in ("driver", "address"):
+        is_new_run |= points[name].notna() & previous[name].notna() & (points[name] != previous[name])
+    grouped = points.groupby(is_new_run.cumsum(), sort=False)
     merged = grouped[["gpu", "node", *ATTRIBUTES]].last()
     merged["first_ms"] = grouped["ms"].min()
     merged["last_ms"] = grouped["ms"].max()
@@ -171,14 +175,6 @@ def collapse(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 SOURCE: Final = "inventory"
-FROM_THE_START: Final = timedelta(hours=1)
-"""A GPU first seen within this time after its node is assumed to have been there before the first observation.
-
-So is a node first seen within this time after its fleet.
-"""
-
-_CLEARLY_MS: Final = int(FROM_THE_START.total_seconds() * 1000)
-# Sources lag: simultaneous changes may be observed this far apart.
 
 _TEXTS: Final = [name for name in INVENTORY.names if name not in ("installed_at", "removed_at")]
 _STATICS: Final = ["cluster", "group", "rack", "nvlink_domain"]
@@ -197,9 +193,12 @@ def derive_inventory(runs: pd.DataFrame, declared: pd.DataFrame | None, previous
     its node. ``removed_at`` is when the GPU was seen elsewhere, or another GPU at its address; a GPU that fell silent
     is still installed, because that is how GPUs fail.
     """
-    places = _places(runs)
     known = INVENTORY.empty_table().to_pandas() if declared is None else declared
-    frame, contradictions = correct_installations(known, places, unit="gpu")
+    # Runs are not split by slot: only addresses are places.
+    stays = stays_in_places(_places(runs).assign(slot=None), known.assign(slot=None))
+    replacements = Replacements(stays, known)
+    observed = stays.assign(slot=_places(runs)["slot"])
+    frame, contradictions = correct_installations(known, observed, unit="gpu", replacements=replacements)
     ended = set(known["gpu"][known["removed_at"].notna()])
     for line in contradictions:
         if line.split(" ", 1)[0] in ended:  # open installations may have moved since
@@ -208,7 +207,9 @@ def derive_inventory(runs: pd.DataFrame, declared: pd.DataFrame | None, previous
         frame = frame.reindex(range(runs["node"].nunique())).assign(node=sorted(set(runs["node"])))
     in_place = known[known["removed_at"].isna()]
     of_open = set(zip(in_place["gpu"], in_place["node"], strict=True))
-    frame["removed_at"] = _ends(frame, records(places), previous, open_installations=of_open)
+    declared_ends = set(known["removed_at"].dropna())
+    revocable = frame["gpu"].notna() & ~frame["removed_at"].isin(declared_ends)
+    frame["removed_at"] = _ends(frame, revocable, replacements, previous, open_installations=of_open)
     statics = runs[runs["gpu"].isna()].sort_values("first_ms", kind="stable").groupby("node")[_STATICS].last()
     for name in _STATICS:
         frame[name] = frame[name].where(frame[name].notna(), frame["node"].map(statics[name]))
@@ -225,7 +226,7 @@ def late_nodes(runs: pd.DataFrame, events: pd.DataFrame, unit: Unit) -> dict[str
     ``unit``: unit of the fleet; a GPU node is first seen with its first GPU.
     """
     first_ms = (runs[runs["gpu"].notna()] if unit == "gpu" else runs).groupby("node")["first_ms"].min()
-    late_ms = first_ms[first_ms - first_ms.min() > _CLEARLY_MS]
+    late_ms = first_ms[first_ms - first_ms.min() > CLEARLY_MS]
     first_seen = pd.Series(instants(late_ms.to_numpy(np.int64)), late_ms.index)
     earliest = events[events["node"].isin(first_seen.index)].groupby("node")["timestamp"].min()
     return dict(pd.concat([first_seen, earliest]).groupby(level=0).min())
@@ -249,59 +250,43 @@ def _by_gpu(runs: pd.DataFrame) -> pd.DataFrame:
 def _places(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the locations of GPUs, per GPU in order of time; runs that differ only in driver are merged."""
     runs = _by_gpu(runs)
-    is_new_place = (runs["gpu"] != runs["gpu"].shift()) | (runs["node"] != runs["node"].shift())
+    has_moved = (runs["gpu"] != runs["gpu"].shift()) | (runs["node"] != runs["node"].shift())
+    address = runs.groupby(has_moved.cumsum())["pci_bus_id"].ffill()
+    is_new_place = has_moved | (address.notna() & address.shift().notna() & (address != address.shift()))
     grouped = runs.groupby(is_new_place.cumsum())
     # The driver of an installation is the first one; other attributes are the newest reported.
     first = grouped[["driver", "first_ms"]].first()
     places = grouped.last().assign(**first, last_ms=grouped["last_ms"].max())
     # Observations of the node itself do not count: a node may be observed long before its GPUs.
     since_node = places["first_ms"] - places.groupby("node")["first_ms"].transform("min")
-    return places.assign(is_from_start=since_node <= _CLEARLY_MS)
+    return places.assign(is_from_start=since_node <= CLEARLY_MS)
 
 
 def _ends(
     installations: pd.DataFrame,
-    places: list[dict[str, Any]],
+    derived: pd.Series,
+    replacements: Replacements,
     previous: pd.DataFrame,
     *,
     open_installations: set[tuple[str, str]],
 ) -> pd.Series:
-    """Return the ends of installations, including GPUs that were replaced by another one at their address.
+    """Return the ends of installations, including removals in ``previous`` of GPUs that were not seen again.
 
-    ``open_installations``: GPU and node of operators' installations without an end.
+    ``derived``: installations whose end no operator gives. ``open_installations``: GPU and node of operators'
+    installations without an end.
     """
-    place_of = {(place["gpu"], place["node"]): place for place in places}
-    at_address: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for place in places:
-        at_address[(place["node"], place["pci_bus_id"])].append(place)
-    ended = previous[previous["removed_at"].notna()]
+    gpus, starts = previous["gpu"], previous["installed_at"]
+    moves = pd.MultiIndex.from_arrays([gpus, previous["removed_at"]]).isin(pd.MultiIndex.from_arrays([gpus, starts]))
+    ended = previous[previous["removed_at"].notna() & ~moves]
     ends_before = ended.assign(ms=ms_of(ended["removed_at"])).groupby(["gpu", "node"])["ms"].agg(list).to_dict()
     start, end = ms_of(installations["installed_at"], unknown=-1), ms_of(installations["removed_at"], unknown=NEVER)
-    for number, installation in enumerate(records(installations.assign(start=start))):
-        if end[number] != NEVER or installation["gpu"] is None:
-            continue
+    for number, installation in enumerate(records(installations.assign(start=start, end=end))):
         key = (installation["gpu"], installation["node"])
-        observed = place_of.get(key)
-        if observed is not None and observed["last_ms"] < installation["start"]:
-            observed = None  # belongs to an earlier installation
-        after = installation["start"] if observed is None else observed["last_ms"]
-        address = (observed or installation)["pci_bus_id"] or installation["pci_bus_id"]
-        others = at_address.get((installation["node"], address), []) if address is not None else []
-        others = [place for place in others if place["gpu"] != installation["gpu"]]
-        ends = [place["first_ms"] for place in others if place["first_ms"] > after]
-        ends += [place["last_ms"] for place in others if observed is not None and _outlasts(place, observed)]
         # An operator can revoke a removal; a derived removal of an observed installation is kept.
-        if ends or key not in open_installations:
-            ends += [ms for ms in ends_before.get(key, []) if ms >= after and ms > installation["start"]]
-        end[number] = min(ends, default=NEVER)
+        if not derived.iloc[number] or (end[number] == NEVER and key in open_installations):
+            continue
+        stay = replacements.last_stay(installation)
+        after = installation["start"] if stay is None else stay["last_ms"]
+        earlier = [ms for ms in ends_before.get(key, []) if ms >= after and ms > installation["start"]]
+        end[number] = min([*earlier, end[number]])
     return pd.Series(instants(end), installations.index)
-
-
-def _outlasts(place: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether a GPU was seen at an address clearly later than another one, and first seen there at another time.
-
-    GPUs first seen together are neighbors, which share an address if the node renumbered its bus: one of them that
-    falls silent was not replaced.
-    """
-    seen_together = abs(place["first_ms"] - other["first_ms"]) <= _CLEARLY_MS
-    return not seen_together and place["last_ms"] - other["last_ms"] > _CLEARLY_MS

@@ -27,26 +27,26 @@ from telemetry.importing.evidence import (
 )
 from telemetry.importing.samples.block import Spill
 from telemetry.importing.samples.intake import SampleIntake
-from telemetry.importing.slots import ObservedSlots
+from telemetry.importing.slots import CLEARLY_MS, ObservedSlots, Replacements, stays_in_places
 
 _LOG = logging.getLogger(__name__)
 _LOGGED: Final = 50
 _MIN_STRANGERS: Final = 2
-_JOINED_AT_ONCE_MS: Final = 3_600_000
-# A GPU first seen within this time of the first sample was always there.
 
 
 @dataclass(slots=True)
 class InstallationCorrection:
     """Corrects the installations of an intake, and the rows of its spill, in place.
 
-    ``stored``: GPUs that the dataset already has. ``is_live``: the source cannot be corrected by hand.
+    ``stored``: GPUs that the dataset already has. ``since_ms``: begin of the stored observations.
+    ``is_live``: the source cannot be corrected by hand.
     """
 
     intake: SampleIntake
     spill: Spill
     step: timedelta
     stored: Collection[str]
+    since_ms: int
     is_live: bool
     counts: Counter[str]
     _contradictions: list[str] = field(default_factory=list)
@@ -56,27 +56,36 @@ class InstallationCorrection:
 
         Raises ``InputError`` if most GPUs are on nodes that the inventory does not name.
         """
-        if self.intake.moved:
-            self._correct()
+        rows = self._distinct_rows() if self.intake.moved else pd.DataFrame()
+        installations = self.intake.installations
+        stays = stays_in_places(self._observed_places(), installations.given)
+        replacements = Replacements(stays, installations.given)
+        in_places = stays[stays["gpu"].isin(replacements.contested)].drop(columns="unit")
+        if len(rows):
+            runs = runs_of(rows, installations)
+            in_places = pd.concat([runs[~runs["gpu"].isin(replacements.contested)], in_places], ignore_index=True)
+        if len(in_places):
+            self._correct(in_places, replacements)
         self._add_observed_places()
         return self._contradictions
 
-    def _correct(self) -> None:
+    def _distinct_rows(self) -> pd.DataFrame:
+        """Return the rows of moved units, without strays and with a name for each GPU of a shared identity."""
         intake = self.intake
         rows = rows_of(self.spill, intake.moved)
-        shared: list[int] = []
-        if intake.installations.unit == "gpu":
-            shared, strays = shared_units(rows, self.step // timedelta(milliseconds=1))
-            self._leave_out(strays)
-            rows = rows.drop(strays.index)
-            in_rows = set(rows["unit"].tolist())
-            shared += sorted(
-                code for code in in_rows - {*shared} if intake.installations.is_shared(intake.installations.units[code])
-            )
-        if shared:
-            rows = self._distinguish(rows, shared)
-        installations = intake.installations
-        runs = runs_of(rows, installations)
+        if intake.installations.unit != "gpu":
+            return rows
+        shared, strays = shared_units(rows, self.step // timedelta(milliseconds=1))
+        self._leave_out(strays)
+        rows = rows.drop(strays.index)
+        in_rows = set(rows["unit"].tolist())
+        shared += sorted(
+            code for code in in_rows - {*shared} if intake.installations.is_shared(intake.installations.units[code])
+        )
+        return self._distinguish(rows, shared) if shared else rows
+
+    def _correct(self, runs: pd.DataFrame, replacements: Replacements) -> None:
+        intake, installations = self.intake, self.intake.installations
         known = set() if self.is_live else set(installations.given["gpu"].dropna())
         strangers = set(runs["gpu"][~runs["node"].isin(installations.given["node"])]) & known
         if len(strangers) > _MIN_STRANGERS and 2 * len(strangers) > len(known):
@@ -87,9 +96,12 @@ class InstallationCorrection:
                 "samples, column node",
                 "Map the column that names the node, not a pod or an address, or import without --inventory.",
             )
-        is_from_start = runs["first_ms"] - runs["first_ms"].min() <= _JOINED_AT_ONCE_MS
+        is_from_start = runs["first_ms"] - min(intake.first_ms, self.since_ms) <= CLEARLY_MS
         corrected, contradictions = correct_installations(
-            installations.given, runs.assign(is_from_start=is_from_start), unit=installations.unit
+            installations.given,
+            runs.assign(is_from_start=is_from_start),
+            unit=installations.unit,
+            replacements=replacements,
         )
         self.counts["installations_from_samples"] += len(intake.moved)
         for line in contradictions[:_LOGGED]:
@@ -134,16 +146,23 @@ class InstallationCorrection:
         )
         return rows_of(self.spill, (intake.moved - set(shared)) | set(self.spill.renamed.values()))
 
-    def _add_observed_places(self) -> None:
+    def _observed_places(self) -> pd.DataFrame:
+        """Return where the samples showed GPUs: ``gpu``, ``unit``, ``node``, and the columns of the intake's places."""
         installations, places = self.intake.installations, self.intake.places.frame()
-        if places.empty:
-            return
+        strays = self.spill.strays.droplevel("ms").unique() if len(self.spill.strays) else self.spill.strays
+        places = places[~pd.MultiIndex.from_frame(places[["unit", "node"]]).isin(strays)] if len(strays) else places
         renamed = self.spill.renamed
         units = [renamed.get(key, key[0]) for key in zip(places["unit"], places["node"], strict=True)]
-        named = places.assign(
+        return places.assign(
+            unit=units,
             gpu=[installations.units[unit] for unit in units],
             node=[installations.node_names[node] for node in places["node"]],
         )
+
+    def _add_observed_places(self) -> None:
+        installations, named = self.intake.installations, self._observed_places()
+        if named.empty:
+            return
         slots = ObservedSlots(named)
         constant = named.assign(slot=named["slot"].mask(named["node"].isin(slots.renumbered)))
         self.intake.installations = installations.changed(with_places(installations.given, constant), slots=slots)

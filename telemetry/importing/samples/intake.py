@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from foundation.errors import InputError
+from foundation.times import NEVER
 from telemetry.dataset.channels import Channel, with_rollups
 from telemetry.dataset.layout import node_hash
 from telemetry.dataset.schema import CHANNEL_TYPES
@@ -69,6 +70,8 @@ class SampleIntake:
     ``unsettled``: marks timestamps (ms) of rows deferred to a later run.
     ``sample_count``: whether a file gives the number of raw samples per row.
     ``moved``: codes of units whose samples contradict the inventory's location.
+    ``has_replacements``: whether the inventory names several GPUs of one place.
+    ``first_ms``: time of the first usable sample.
     ``seen_nodes``: whether a usable sample names the node, by node code.
     ``rows_read``: number of rows read so far; in long tables each value is a row.
     ``place_names``: number of rows whose GPU is identified by its location, for lack of an id.
@@ -84,12 +87,14 @@ class SampleIntake:
     strict: bool
     counts: Counter[str] = field(default_factory=Counter)
     channels: dict[str, Channel] = field(init=False)
+    has_replacements: bool = field(init=False)
     sample_count: bool = False
     losses: GpuLosses = field(default_factory=GpuLosses)
     places: PlaceRuns = field(default_factory=PlaceRuns)
     links: LinkTotals = field(default_factory=LinkTotals)
     unsettled: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None
     moved: set[int] = field(default_factory=set)
+    first_ms: int = NEVER
     seen_nodes: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
     place_names: int = 0
     rows_read: int = 0
@@ -142,6 +147,9 @@ class SampleIntake:
                     "the file has no channel", location, f"Its columns are {names}. Map at least one to a channel."
                 )
             self._columns.append(columns)
+        given = self.installations.given.drop_duplicates(["node", "pci_bus_id", "slot", self.installations.unit])
+        places = given[given[["pci_bus_id", "slot"]].notna().any(axis=1)]
+        self.has_replacements = bool(places.duplicated(["node", "pci_bus_id", "slot"]).any())
         self.channels = {name: channel for name, channel in all_channels.items() if name in present}
         self.sample_count = "sample_count" in present
 
@@ -237,6 +245,7 @@ class SampleIntake:
             self.seen_nodes, np.zeros(len(self.installations.node_names) - len(self.seen_nodes), dtype=bool)
         )
         self.seen_nodes[node_codes[batch.valid]] = True
+        self.first_ms = int(ms.min(where=batch.valid, initial=self.first_ms))
         part = np.zeros(length, dtype=bool)
         if not by_node:
             is_mig = [name in self.installations.parents or parent_of_mig(name) is not None for name in unit_names]
@@ -262,8 +271,9 @@ class SampleIntake:
     def _observe_places(
         self, batch: Batch, codes: npt.NDArray[np.int64], node_codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]
     ) -> None:
-        """Record the slot and PCI address of GPUs in good rows."""
-        if self.installations.unit == "node" or ("slot" not in batch and "pci_bus_id" not in batch):
+        """Record the slot and PCI address of GPUs in good rows, or only that they were seen if one replaced another."""
+        has_place = "slot" in batch or "pci_bus_id" in batch or self.has_replacements
+        if self.installations.unit == "node" or not has_place:
             return
         valid, length = batch.valid, len(batch.rows)
         address_index, addresses = _encoded(batch.column("pci_bus_id"), length)

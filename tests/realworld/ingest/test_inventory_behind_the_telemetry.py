@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from foundation.errors import InputError
+from telemetry.importing.ingest import ImportResult
 from tests.telemetry import helpers
 from tests.telemetry.helpers import DAY, STEP, all_samples, events_frame, run_import, without_inventory, write_csv
 
@@ -131,6 +132,113 @@ def test_without_an_inventory_a_fleet_of_nodes_is_one_of_nodes(tmp_path: Path) -
     result = without_inventory(tmp_path, frame)
     assert result.dataset.meta.unit == "node"
     assert sorted(result.dataset.inventory()["node"]) == ["node-0", "node-1"]
+
+
+A, B, NEIGHBOR = (gpu(number) for number in range(3))
+FIRST, SECOND = "0000:10:00.0", "0000:11:00.0"
+HOURS = 48
+
+
+def stays_frame(stays: list[tuple[str, str, int, int]], column: str = "pci_bus_id") -> pd.DataFrame:
+    """Hourly samples of GPUs of node-0: GPU, address or index, first hour and the hour after the last."""
+    rows = [
+        {"timestamp": (DAY + pd.Timedelta(hours=hour)).isoformat(), "node": "node-0", "gpu": name, column: place}
+        for name, place, first, end in stays
+        for hour in range(first, end)
+    ]
+    return pd.DataFrame(rows).assign(gpu_temp_c=40.0)
+
+
+def xids_frame(hours: list[int]) -> pd.DataFrame:
+    when = [(DAY + pd.Timedelta(hours=hour, minutes=30)).isoformat() for hour in hours]
+    return pd.DataFrame({"timestamp": when, "node": "node-0", "pci_bus_id": FIRST, "type": "xid", "code": "79"})
+
+
+NONE = (None, None)
+SWAPS = {
+    "replaced": ([(A, FIRST, 0, 24), (B, FIRST, 24, 48)], {A: (None, 24), B: (24, None)}, {10: A, 40: B}),
+    "after a gap": ([(A, FIRST, 0, 10), (B, FIRST, 30, 48)], {A: (None, 30), B: (30, None)}, {5: A, 40: B}),
+    "back in another slot": (
+        [(A, FIRST, 0, 10), (B, FIRST, 20, 48), (A, SECOND, 40, 48)],
+        {A: (None, 20, 40, None), B: (20, None)},
+        {5: A, 42: B},
+    ),
+    "exchanged": (
+        [(A, FIRST, 0, 24), (A, SECOND, 24, 48), (B, SECOND, 0, 24), (B, FIRST, 24, 48)],
+        {A: (None, 24, 24, None), B: (None, 24, 24, None)},
+        {10: A, 40: B},
+    ),
+    "silent": ([(A, FIRST, 0, 24), (B, SECOND, 0, 48)], {A: NONE, B: NONE}, {10: A, 40: A}),
+    "silent, and its address a neighbor's": (
+        [(A, FIRST, 0, 24), (B, SECOND, 0, 24), (B, FIRST, 26, 48)],
+        {A: NONE, B: (None, 26, 26, None)},
+        {10: A},
+    ),
+}
+
+
+def limits_of(result: ImportResult) -> dict[str, tuple[int | None, ...]]:
+    """Return the hours at which a GPU's installations begin and end; None for the begin of the data, and for open."""
+    limits: dict[str, tuple[int | None, ...]] = {}
+    for row in result.dataset.inventory().sort_values("installed_at").itertuples():
+        times = [None if pd.isna(when) or when <= DAY else when - DAY for when in (row.installed_at, row.removed_at)]
+        hours = tuple(None if time is None else time // pd.Timedelta("1h") for time in times)
+        limits[row.gpu] = limits.get(row.gpu, ()) + hours
+    return limits
+
+
+@pytest.mark.parametrize("swap", SWAPS)
+def test_a_gpu_in_the_place_of_another_ends_its_installation(tmp_path: Path, swap: str) -> None:
+    stays, limits, gpus_by_hour = SWAPS[swap]
+    steady = (NEIGHBOR, "0000:12:00.0", 0, HOURS)
+    result = without_inventory(
+        tmp_path,
+        stays_frame([*stays, steady]),
+        events=[write_csv(tmp_path / "xids.csv", xids_frame(list(gpus_by_hour)))],
+    )
+    assert limits_of(result) == limits | {NEIGHBOR: NONE}
+    assert result.dataset.events()["gpu"].tolist() == list(gpus_by_hour.values())
+
+
+@pytest.mark.parametrize(
+    ("stays", "limits"),
+    [
+        ([(A, "0", 0, 24), (B, "0", 24, 48), (NEIGHBOR, "1", 0, 48)], {A: (None, 24), B: (24, None), NEIGHBOR: NONE}),
+        ([(A, "0", 0, 24), (NEIGHBOR, "1", 0, 24), (NEIGHBOR, "0", 24, 48)], {A: NONE, NEIGHBOR: NONE}),
+    ],
+    ids=["stable", "renumbered"],
+)
+def test_an_index_is_a_place_where_no_gpu_changes_it(tmp_path: Path, stays: list, limits: dict) -> None:
+    assert limits_of(without_inventory(tmp_path, stays_frame(stays, "index"))) == limits
+
+
+@pytest.mark.parametrize("has_places", [True, False])
+@pytest.mark.parametrize(
+    ("dated", "turn"),
+    [(-24, 24), (6, 24), (24, 24), (40, 24), (None, 24)],
+    ids=["before", "early", "right", "late", "not"],
+)
+def test_a_swap_in_one_slot_is_when_the_samples_show_it(
+    tmp_path: Path, dated: int | None, turn: int, has_places: bool
+) -> None:
+    swap = None if dated is None else (DAY + pd.Timedelta(hours=dated)).isoformat()
+    inventory = inventory_frame(2).assign(node="node-0", pci_bus_id=FIRST, slot="0", removed_at=[swap, None])
+    inventory.loc[1, "installed_at"] = swap
+    samples = stays_frame([(A, FIRST, 0, turn), (B, FIRST, turn, HOURS)])
+    if swap is None:
+        inventory = inventory[:1]
+        has_places = True  # nothing else says that they share a slot
+    samples = samples if has_places else samples.drop(columns="pci_bus_id")
+    result = run_import(tmp_path, samples=samples, events=xids_frame([10, 40]), inventory=inventory)
+    assert limits_of(result) == {A: (None, turn), B: (turn, None)}
+    assert result.dataset.events()["gpu"].tolist() == [A, B]
+    assert bool(result.contradictions) == (dated != turn)
+
+
+def test_a_gpu_that_a_later_import_shows_in_the_slot_ends_the_installation(tmp_path: Path) -> None:
+    without_inventory(tmp_path, stays_frame([(A, FIRST, 0, 24)]))
+    result = without_inventory(tmp_path, stays_frame([(B, FIRST, 24, 48)]))
+    assert limits_of(result) == {A: (None, 24), B: (24, None)}
 
 
 def test_without_an_inventory_samples_have_to_name_the_node(tmp_path: Path) -> None:

@@ -156,8 +156,9 @@ def put(folder: Path, number: int, when: pd.Timestamp, address: str = "0000:3b:0
 
 
 def ends(folder: Path) -> list[pd.Timestamp | None]:
-    removed = Dataset.open(folder / "dataset").inventory().sort_values("gpu")["removed_at"]
-    return [None if pd.isna(when) else when for when in removed]
+    """Return when each GPU was removed from its last place; None if it is still there."""
+    installations = Dataset.open(folder / "dataset").inventory().sort_values(["gpu", "installed_at"])
+    return [None if pd.isna(when) else when for when in installations.groupby("gpu")["removed_at"].nth(-1)]
 
 
 @pytest.mark.parametrize("runs", [1, 3])

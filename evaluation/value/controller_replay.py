@@ -116,7 +116,6 @@ class Controlled:
         self._passed: dict[int, int] = {}
         self._void: dict[str, datetime] = {}
         self._failed: dict[str, Fact] = {}
-        self._ever_tested: set[int] = set()
         self._refused: set[tuple[str, datetime | None]] = set()
         self._known = [instant_ms(event["known_at"]) for event in self.events]
         self._maintenance = [event for event in self.events if event["type"] == "maintenance"]
@@ -137,7 +136,9 @@ class Controlled:
         self._codes: list[list[int]] = [[next(codes) for _ in units] for units in self.fleet.installations]
         self._moves = sorted(time for _, _, *times in rows for time in times)  # when a unit is installed or removed
         self._member = np.column_stack([[place for place, *_ in rows], code, [row[2:] for row in rows]])
-        self._homes = {name: place for place, units in enumerate(self.fleet.installations) for name, _, _ in units}
+        self._homes = {name: {place} for name, place in self._place.items()}  # a GPU may move to another node
+        for place, name, *_ in rows:
+            self._homes.setdefault(name, set()).add(place)
         # caches of the last round: node views, units (with the inputs they depend on) by node, and jobs by entry
         self._views = [*self.fleet.nodes]
         self._observed: dict[int, ObservedNode] = {}  # nodes at rest
@@ -274,7 +275,6 @@ class Controlled:
 
     def _tested(self, place: int) -> None:
         fleet, (ends, remedy), row = self.fleet, self._tests.pop(place), self._open[place]
-        self._ever_tested.add(place)
         units = [unit for unit, since, until in fleet.installations[place] if since <= ends < until]
         is_ahead = (fleet.failed == place) & (fleet.at <= ends + duration_ms(self.reach)) & (ends < fleet.until)
         if self.diagnostic == "stated" and remedy is None and self.findable is not None:
@@ -297,7 +297,7 @@ class Controlled:
         reported_units = {unit for unit, time in self._void.items() if time > oldest}
         reported_units |= {unit for unit, fact in self._failed.items() if fact.seen_at > oldest}
         known, unknown, low_risk = self._low_risk_nodes(newest, reports.keys() | reported_units)
-        reported_places = self._ever_tested | {self._homes.get(name, self._place.get(name, -1)) for name in reports}
+        reported_places = self._homes_of({*reports, *self._void, *self._failed})
         states = {name: state for name, state in self._state.nodes.items() if not low_risk[self._place[name]]}
         self._state = replace(self._state, nodes=states)  # those of the others are at rest
         running: defaultdict[int, list[JobView]] = defaultdict(list)
@@ -375,8 +375,11 @@ class Controlled:
         low_risk = (known > 0) & (np.bincount(place[valid], risk[valid], nodes) < lowest)
         low_risk &= newest.decided_at <= from_ms(self._now) < newest.expires_at
         low_risk[[self._place[name] for name, state in self._state.nodes.items() if not state.at_rest]] = False
-        low_risk[[self._homes[name] for name in exempt if name in self._homes]] = False
+        low_risk[[*self._homes_of(exempt)]] = False
         return known, total - known, low_risk
+
+    def _homes_of(self, names: Iterable[str]) -> set[int]:
+        return {place for name in names for place in self._homes.get(name, ())}
 
     def _units(
         self, place: int, newest: ScoredDecision, reports: Mapping[str, Reported] | None, passed: int | None

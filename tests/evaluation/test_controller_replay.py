@@ -53,6 +53,7 @@ class World:
         self.repairs_name_gpus = True
         self.risk = np.full((decisions, nodes), 0.01)
         self.removed: dict[int, float] = {}
+        self.moved: list[tuple[int, int, float]] = []
 
     def fleet(self) -> ReplayedFleet:
         """The fleet, of racks of three nodes."""
@@ -65,6 +66,11 @@ class World:
         ).assign(installed_at=pd.Timestamp(T0 - 100 * HOUR), removed_at=pd.Series(pd.NaT, dtype="datetime64[ms, UTC]"))
         for node, at in self.removed.items():
             installed.loc[installed["node"] == self.names[node], "removed_at"] = T0 + at * HOUR
+        for node, target, at in self.moved:
+            gpu = installed[installed["gpu"] == f"{self.names[node]}-0"]
+            installed.loc[gpu.index, "removed_at"] = T0 + at * HOUR
+            arrival = gpu.assign(node=self.names[target], rack=f"r{target // 3}", installed_at=T0 + at * HOUR)
+            installed = pd.concat([installed, arrival], ignore_index=True)
         rows = [
             {"gpu": f"{self.names[node]}-0", "node": self.names[node], "start": T0 + at * HOUR, "end": T0 + end * HOUR}
             for node, at, end in self.failures
@@ -157,6 +163,13 @@ class Exhaustive(Controlled):
         super().__post_init__()
         self.policy, self._shows_jobs = policy, True
 
+    def _reports(self, *args):
+        self.reported = super()._reports(*args)
+        return self.reported
+
+    def _units(self, place, newest, reports, passed):
+        return super()._units(place, newest, self.reported, passed)
+
     def _low_risk_nodes(self, *args):
         known, unknown, quiet = super()._low_risk_nodes(*args)
         self.skipped += int(quiet.sum())
@@ -178,6 +191,7 @@ def test_nodes_and_rounds_that_are_left_out_change_no_decision(seed):
     world.risk = np.minimum(world.risk, 0.95)
     world.planned = [(int(rng.integers(20)), T0 + 100 * HOUR, T0 + 130 * HOUR)]
     world.removed = {int(rng.integers(20)): 150.0}
+    world.moved = [(node, int(rng.integers(20)), int(at + rng.integers(1, 30))) for node, at, _ in world.failures[:8]]
     fleet, scores = world.fleet(), world.scores()
     policy = fleet.stage(replace(POLICY, rungs=RUNGS), "soft" if seed % 2 else "hard")
     risks, passed, found = node_risks(fleet, scores), node_risks(fleet, scores, 0.5), rng.random(len(fleet.at)) < 0.5

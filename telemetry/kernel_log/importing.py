@@ -1,6 +1,7 @@
 """Import of a saved kernel log."""
 
 import io
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
@@ -83,7 +84,8 @@ def parse_kernel_log(
 def read_lines(path: Path) -> Iterator[str]:
     """Yield a text log's lines, truncated to :data:`MAX_LINE`; raises ``InputError`` for another file."""
     check_regular(path)
-    with read_errors(path), open_packed(path) as (_, stream):
+    # A flood of one message packs to a thousandth and less.
+    with read_errors(path), open_packed(path, max_ratio=math.inf) as (_, stream):
         beginning = stream.peek(8)[:8]
         for magic, (content, advice) in _NO_LOGS.items():
             if beginning.startswith(magic):

@@ -244,8 +244,10 @@ def _read_stream(
                 _count_swallowed(content, numbers, table, path, quarantine)
                 yield FileRows(numbers, _joined(content, header), disagreeing)
     finally:
-        # Arrow's read-ahead thread takes the GIL to release ``skip``. During interpreter shutdown this aborts the
-        # process (std::terminate), so wait for the release, also when the caller stops early.
+        # Arrow's read-ahead thread takes the GIL to read and release a packed file, and to release ``skip``. During
+        # interpreter shutdown this aborts the process (std::terminate), so close the file and wait for the release,
+        # also when the caller stops early.
+        stream.close()
         del reader, skip
         released.wait(_RELEASE_S)
     for number, text, lines in malformed:

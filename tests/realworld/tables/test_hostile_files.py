@@ -167,7 +167,7 @@ PACKERS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
-@pytest.mark.parametrize(("name", "line"), [("a.csv", b"a,b\n"), ("a.jsonl", b'{"a": 1}'), ("a.log", b"NVRM: Xid ")])
+@pytest.mark.parametrize(("name", "line"), [("a.csv", b"a,b\n"), ("a.jsonl", b'{"a": 1}')])
 def test_a_decompression_bomb_is_an_error(tmp_path: Path, name: str, line: bytes, suffix: str) -> None:
     path = tmp_path / f"{name}{suffix}"
     with PACKERS[suffix](path) as stream:
@@ -175,14 +175,16 @@ def test_a_decompression_bomb_is_an_error(tmp_path: Path, name: str, line: bytes
         for _ in range(40):
             stream.write(b" " * MEBIBYTE)
     with pytest.raises(InputError, match="decompression bomb"):
-        list(read_lines(path)) if name == "a.log" else rows_of(path)
+        rows_of(path)
 
 
-def test_a_flood_of_one_message_is_no_decompression_bomb(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_a_flood_of_one_message_is_no_decompression_bomb(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.log{suffix}"
     line = b"Nov 28 10:00:00 node-1 kernel: NVRM: Xid (PCI:0000:3b:00): 63, pid=1234, Row Remapper: pending\n"
-    with gzip.open(tmp_path / "a.log.gz", "wb") as stream:
-        stream.write(line * 400_000)
-    assert sum(1 for _ in read_lines(tmp_path / "a.log.gz")) == 400_000
+    with PACKERS[suffix](path) as stream:
+        stream.write(line * 200_000)
+    assert sum(1 for _ in read_lines(path)) == 200_000
 
 
 TEXT = "a" * MEBIBYTE

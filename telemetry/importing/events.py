@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -49,6 +50,10 @@ AFTERWARDS: Final = frozenset({"repair", "replacement", "diagnostic", "driver", 
 
 SHARED: Final = "identity of GPUs on several nodes"
 """Reason for events that name a GPU id used on several nodes without naming one of these nodes."""
+
+_MOST: Final = 0.5
+_FAIR_SHARE: Final = 0.2
+_NAMED: Final = 5
 
 NOT_SEEN_YET: Final = ("unknown gpu", "unknown node", "name of several nodes", "before installation")
 """Reasons that a later observation may resolve."""
@@ -196,7 +201,7 @@ def read_events(
     """
     if is_kernel_log(file):
         return _read_kernel_log(file, rules.kernel_log, installations, quarantine, delay, counts)
-    frames = [empty_events()]
+    frames, matches = [empty_events()], _NodeMatches(installations, is_log=False)
     for file_rows in read_batches(file, "events", quarantine):
         batch, rows = parse_events(
             file_rows, rules.events, EVENT_RUNS.names, delay, counts, installations=installations, review=review
@@ -207,10 +212,11 @@ def read_events(
             rows["gpu"] = np.full(len(batch.rows), None, dtype=object)
         spread = _spread(rows, installations)
         reasons = place_events(rows, rows["timestamp"], installations)
+        matches.add(rows["node"][batch.valid], reasons[batch.valid])
         earlier = rows["timestamp"] < installations.begin  # tickets often predate the telemetry
         for reason in sorted(set(reasons) - {""}):
             batch.refuse(reason, (reasons == reason) & earlier, lost=False)
-            batch.refuse(reason, reasons == reason, lost=not _is_elsewhere(reason, reasons, installations))
+            batch.refuse(reason, reasons == reason, lost=not (installations.is_observed and reason == "unknown node"))
         rows["source"] = np.where(pd.isna(rows["source"]), file.name, rows["source"])
         opened_ms, resolved = (
             events.assign(**{name: times_of(events[name].to_numpy(np.int64)) for name in ("timestamp", "known_at")})
@@ -224,6 +230,8 @@ def read_events(
         events, resolved = (_at_each(frame, spread) for frame in (events, resolved[EVENTS.names]))
         quarantine.read("events", len(events) + len(resolved) - len(opened_ms))
         frames += [events, resolved]
+    if installations.is_observed:
+        matches.check(file, quarantine.max_loss)
     return stack_events(frames)
 
 
@@ -266,22 +274,54 @@ def _read_kernel_log(
     text["node"][installation >= 0] = installations.nodes[installation[installation >= 0]]
     reasons = place_events(text, ms, installations)
     counts["xids_without_a_gpu"] += int((pd.isna(text["gpu"]) & (events["type"] == "xid")).sum())
+    if installations.is_observed:
+        matches = _NodeMatches(installations, is_log=True)
+        matches.add(text["node"], reasons)
+        matches.check(file, quarantine.max_loss)
     events = events[EVENTS.names]
     earlier = ms < installations.begin
     for reason in sorted(set(reasons) - {""}):
         for old in (False, True):
             part = events[(reasons == reason) & (earlier == old)]
-            lost = not (old or _is_elsewhere(reason, reasons, installations))
+            lost = not (old or (installations.is_observed and reason == "unknown node"))
             quarantine.set_aside_frame(reason, "events", file, part, lost=lost)
     return events.assign(gpu=text["gpu"], node=text["node"])[reasons == ""]
 
 
-def _is_elsewhere(reason: str, reasons: npt.NDArray[np.object_], installations: InstallationIndex) -> bool:
-    """Whether events concern nodes without telemetry, as with a ticket system that covers more machines.
+@dataclass(slots=True)
+class _NodeMatches:
+    """Counts the events of a source on nodes with and without samples, where no inventory defines the fleet."""
 
-    Requires that no inventory defines the fleet and that some events match; otherwise node names may differ.
-    """
-    return installations.is_observed and reason == "unknown node" and bool((reasons == "").any())
+    installations: InstallationIndex
+    is_log: bool
+    matched: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
+
+    def add(self, nodes: npt.NDArray[np.object_], reasons: npt.NDArray[np.object_]) -> None:
+        """Count events by their node, resolved by :func:`place_events`."""
+        is_unknown = reasons == "unknown node"
+        self.unknown.update(map(str, nodes[is_unknown]))
+        self.matched.update(map(str, nodes[~is_unknown & ~pd.isna(nodes)]))
+
+    def check(self, file: Path, max_loss: float | None) -> None:
+        """Raise ``InputError`` if most events are on nodes without samples, which may have other names there.
+
+        Tickets may cover more machines: they are accepted if they match enough nodes of the samples. A kernel log with
+        GPU messages is of nodes with GPUs.
+        """
+        lost, known = self.unknown.total(), sorted(self.installations.node_since)
+        limit = _MOST if max_loss is None else max(_MOST, max_loss)
+        covers_more = not self.is_log and len(self.matched) >= _FAIR_SHARE * len(known) > 0
+        if lost < 2 or lost <= limit * (lost + self.matched.total()) or covers_more or max_loss is None:
+            return
+        names = ", ".join(sorted(self.unknown)[:_NAMED])
+        raise InputError(
+            f"{lost} of {lost + self.matched.total()} events are on nodes without a sample, such as {names}; the "
+            f"samples name {', '.join(known[:_NAMED])}",
+            str(file),
+            "If these are the same nodes, give `nodes.aliases` in the mapping. If not, leave these events out by "
+            f"`--max-loss {min(lost * 100 // (lost + self.matched.total()) + 1, 100) / 100:.2f}`.",
+        )
 
 
 def _add_runs(events: pd.DataFrame, batch: Batch) -> pd.DataFrame:

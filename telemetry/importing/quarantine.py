@@ -126,7 +126,7 @@ class Quarantine(Accounting):
     def __init__(self, max_loss: float | None = None) -> None:
         super().__init__()
         self._path: Path | None = None
-        self._max_loss = max_loss
+        self.max_loss = max_loss
         self._writer: pq.ParquetWriter | None = None
         self._rows: list[tuple[object, ...]] = []  # as in QUARANTINE
         self._losses: defaultdict[tuple[str, str], _Loss] = defaultdict(_Loss)
@@ -173,13 +173,13 @@ class Quarantine(Accounting):
         Raises ``InputError`` if more than ``max_loss`` of a file's rows or a column's values are lost, and they are at
         least :data:`MIN_LOST` or most of the file's rows; the message names all such files and columns.
         """
-        if self._max_loss is None:
+        if self.max_loss is None:
             return
         excessive = {
             scope: loss
             for (of_table, scope), loss in self._losses.items()
             if of_table == table
-            and loss.share > self._max_loss
+            and loss.share > self.max_loss
             and (loss.lost >= MIN_LOST or (loss.lost > 1 and scope.endswith("rows") and 2 * loss.lost > loss.present))
         }
         if excessive:
@@ -189,7 +189,7 @@ class Quarantine(Accounting):
             raise InputError(
                 f"too much of the {table} would be lost: {lost}",
                 table,
-                f"{hints} To accept a loss of more than {self._max_loss:.0%}: `--max-loss`.",
+                f"{hints} To accept a loss of more than {self.max_loss:.0%}: `--max-loss`.",
             )
 
     def set_aside(

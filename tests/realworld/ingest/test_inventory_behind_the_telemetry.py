@@ -272,6 +272,23 @@ def test_tickets_of_which_none_names_a_node_of_the_samples_are_an_error(tmp_path
         without_inventory(tmp_path, samples_frame(), events=[desk])
 
 
+@pytest.mark.parametrize("is_log", [True, False])
+def test_a_source_mostly_of_other_nodes_is_an_error_that_names_both(tmp_path: Path, is_log: bool) -> None:
+    nodes = ["node-0", *(f"compute-{number}" for number in range(30))]
+    samples = pd.concat([samples_frame(2).assign(node=f"node-{number}", gpu=gpu(number)) for number in range(8)])
+    if is_log:
+        source = tmp_path / "kernel.log"
+        form = "2026-03-01T00:{:02d}:00Z {} kernel: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
+        source.write_text("".join(form.format(number, node) for number, node in enumerate(nodes)))
+    else:
+        source = write_csv(tmp_path / "tickets.csv", tickets(nodes))
+    samples = samples.drop_duplicates(["timestamp", "gpu"])
+    with pytest.raises(InputError, match=r"compute-0.*node-0"):
+        without_inventory(tmp_path, samples, events=[source])
+    account = without_inventory(tmp_path, samples, events=[source], max_loss=0.99).accounting.tables["events"]
+    assert (account.used, dict(account.left_out)) == (1, {"unknown node": 30})
+
+
 def claimed(gpus: int = 2) -> pd.DataFrame:
     """GPU 0 is reported by node-0 and by node-9 in every step, 30 degrees hotter there."""
     frame = samples_frame(gpus, times=20)

@@ -274,7 +274,7 @@ class Drainer:
         except Exception as error:  # one failing hook must not block the others
             reply = HookReply("timeout", described(error))
         if reply.kind in ("refused", "timeout"):
-            return WriteResult(reply.kind, reply.message), CheckpointState("waiting", reply.message)
+            return WriteResult(reply.kind, reply.message), CheckpointState("unknown", reply.message)
         states: dict[HookKind, CheckpointKind] = {"done": "acknowledged", "waiting": "waiting", "failed": "failed"}
         return WriteResult("done", reply.message), CheckpointState(states[reply.kind], reply.message)
 
@@ -287,7 +287,7 @@ class Drainer:
         try:
             return answer, self.workloads.checkpoint_state(workload, request.ask.key)
         except Exception as error:
-            return answer, CheckpointState("waiting", f"its state cannot be read: {described(error)}")
+            return answer, CheckpointState("unknown", described(error))
 
     def _record_request(self, request: Request, answer: WriteResult, state: CheckpointState, log: RoundLog) -> None:
         case, workload = request.case, request.workload
@@ -306,6 +306,9 @@ class Drainer:
             message = f"it cannot write a checkpoint: {state.message}"
             log.find(case.node, "unanswered", message, details)
             log.step(case.node, "checkpoint", "inconclusive", workload.name, message)
+        elif state.kind == "unknown" and (answer.confirmed or not request.first):
+            message = f"whether the checkpoint is written cannot be read: {state.message}"
+            log.step(case.node, "checkpoint", "unknown", workload.name, message)
         elif request.first:
             message = answer.message
             if not answer.confirmed:

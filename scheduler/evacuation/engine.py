@@ -54,6 +54,7 @@ class Evacuation:
     def __post_init__(self) -> None:
         self._store = stored_progress(self.workloads)
         self._progress = EvacuationProgress()  # includes changes of this round
+        self._unsaved = False  # whether the progress includes changes that could not be stored
         self._unread = frozenset[str]()  # nodes that the last round had no time to read
         self._drainer = Drainer(self.workloads, self.settings, self.hooks, self._stop_reason)
         self._diagnostics = Diagnostics(
@@ -72,10 +73,14 @@ class Evacuation:
 
     def load(self, report: RoundReport) -> None:
         """Read the progress of all nodes; raises ``SchedulerError`` if it cannot be read."""
+        before = self._store.value
         load_error = self._store.load()
         if load_error is not None:
             report.errors.append(f"evacuations are restarted: {load_error}")
-        self._progress = bounded_waits(self._store.value, self.settings, self.clock.now())
+        # Nobody else has changed it: what this process could not save, e.g. the number of evictions, still holds.
+        if not self._unsaved or self._store.value != before:
+            self._progress = self._store.value
+        self._progress = bounded_waits(self._progress, self.settings, self.clock.now())
 
     def round(
         self, log: RoundLog, plan: Plan, views: Mapping[str, NodeView], drained: frozenset[str], unread: frozenset[str]
@@ -308,8 +313,9 @@ class Evacuation:
         nodes = {name: entry for name, entry in nodes.items() if entry.request is None or entry.phase not in SETTLED}
         oldest = self.clock.now() - self.settings.verification.retention
         updated = EvacuationProgress(dict(sorted(nodes.items())), progress.results).with_results(results, oldest)
-        self._progress = updated
+        self._progress, self._unsaved = updated, True
         reason = None if updated == self._store.value else self._store.save(updated)
+        self._unsaved = reason is not None
         if reason is not None:
             log.error(f"the evacuation state was not saved: {reason}")
         return reason is None

@@ -14,7 +14,7 @@ from policy.fleet import JobView
 from policy.ladder.remedies import Remedy
 from scheduler.ports.readings import StoredState, Write, WriteResult
 
-CheckpointKind = Literal["acknowledged", "waiting", "failed", "gone"]
+CheckpointKind = Literal["acknowledged", "waiting", "failed", "gone", "unknown"]
 DiagnosticKind = Literal["passed", "failed", "inconclusive", "running", "missing"]
 
 
@@ -46,8 +46,8 @@ class CheckpointAsk:
 class CheckpointState:
     """State of a checkpoint request.
 
-    ``kind``: ``acknowledged``: written; ``waiting``: not yet, or unknown; ``failed``: the workload cannot write one;
-    ``gone``: the workload no longer exists, or has another uid.
+    ``kind``: ``acknowledged``: written; ``waiting``: not yet; ``failed``: the workload cannot write one; ``gone``: the
+    workload no longer exists, or has another uid; ``unknown``: it cannot be read.
     """
 
     kind: CheckpointKind

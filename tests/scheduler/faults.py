@@ -63,6 +63,7 @@ class Faults:
     def __init__(self) -> None:
         self._planned: list[_Planned] = []
         self.calls: list[str] = []
+        self.failed: set[str] = set()  # names of the calls that failed since the last `clear`
 
     def plan(self, kind: FaultKind, call: str | None = None, skip: int = 0) -> None:
         """Let a call fail: the next one, or after ``skip`` others; of one name only, where ``call`` is given."""
@@ -70,6 +71,7 @@ class Faults:
 
     def clear(self) -> None:
         self._planned.clear()
+        self.failed.clear()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -85,6 +87,7 @@ class Faults:
                 continue
             if not planned.skip:
                 self._planned.remove(planned)
+                self.failed.add(call)
                 return planned.kind
             planned.skip -= 1
         return None

@@ -31,6 +31,7 @@ CALLS = {
 }
 KINDS = "crash_before crash_after crash_before crash_after timeout_before timeout_after conflict refused unreadable"
 LEASE = timedelta(seconds=30)
+RELEASING = {"hold_lease", "read_fleet", "revalidate", "apply"}  # the calls that a release needs
 BUDGETED = config(
     "g", budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS), rungs=RUNGS,
     breaker=BreakerConfig(max_risky=1.0, jump=100.0, common_cause=CommonCauseConfig(100)),
@@ -277,6 +278,15 @@ class ClusterHistory(History):
         self._work_at_risk("running", UNRESTRICTED, self.one_of(None, SCHEDULER))
 
     @step()
+    def a_marker_expires_while_nothing_new_can_be_stored(self) -> None:
+        node = self._marked()
+        self.cluster.clock.move(13 * HOUR)
+        self.cluster.scored(**{node: self.one_of(0.4, 0.95)})
+        self.met["expired"] += bool(self._expired())
+        self.scheduler.faults.plan(self.one_of("refused", "timeout_before"), "save_state")
+        self.a_round()
+
+    @step()
     def another_leader_has_another_clock(self) -> None:
         self.scheduler.lease = None
         self.cluster.clock.move(timedelta(seconds=self.one_of(-20, 20)))
@@ -304,6 +314,7 @@ class ClusterHistory(History):
             self.crashes += 1
             self.met["crashes"] += 1
             self._another_process()
+        reached = not RELEASING & scheduler.faults.failed
         cluster.clear_faults()
         assert {name: scheduler.nodes[name] for name in theirs} == theirs
         after = cluster.levels()
@@ -316,6 +327,7 @@ class ClusterHistory(History):
             assert not scheduler.switches.kill
         if report is None or not report.active:
             return
+        assert not (reached and self._expired()), "a marker stands on an expired prediction"
         # a node with a stuck budget loses its taint only by the controller's own release, never for being stuck
         released = {step.action.node for step in report.steps if step.action.verb == "release"}
         assert all(
@@ -334,18 +346,22 @@ class ClusterHistory(History):
             self._nothing_more(after, before)
 
     def _stand(self, report, released) -> None:
-        """What was confirmed stands, and no mark on an expired prediction does."""
-        after, now = self.cluster.levels(), self.cluster.clock.now()
-        for name in after:
-            if self.scheduler.nodes[name].base.readable:
-                published = self.scheduler.revalidate(name).view.marks.published
-                assert published is not None, "a mark that says not until when it holds"
-                assert published.expires_at > now, "a mark stands on an expired prediction"
+        """What was confirmed stands."""
+        after = self.cluster.levels()
         assert self.cluster.ledger.unsettled() == ()
         self.cluster.ledger.open_calls()
         for done in report.steps:
             if done.outcome in ("done", "already") and done.action.node not in released:
                 assert after[done.action.node] >= done.action.to, "confirmed, and it does not stand"
+
+    def _expired(self) -> list[str]:
+        """Readable nodes with a marker whose prediction has expired, or that has none."""
+        now, expired = self.cluster.clock.now(), []
+        for name in self.cluster.levels():
+            if self.scheduler.nodes[name].base.readable:
+                published = self.scheduler.revalidate(name).view.marks.published
+                expired += [name] if published is None or published.expires_at <= now else []
+        return expired
 
     def _nothing_more(self, after, before) -> None:
         """A second run does nothing again, and where no node came back into service nothing at all."""
@@ -487,7 +503,7 @@ class ClusterHistory(History):
 
 MET = (
     "taints removed", "taint edited", "annotation edited", "marks copied", "came back", "another clock", "crashes",
-    "evictions", "requests", "releases", "diagnostics",
+    "evictions", "requests", "releases", "diagnostics", "expired",
     *(f"{what} work on a drained node" for what in ("movable", "pinned", "undecided", "suspended", "held")),
 )  # fmt: skip
 

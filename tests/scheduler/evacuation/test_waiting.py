@@ -97,6 +97,18 @@ def test_suspended_work_is_asked_nothing_also_by_the_hook_for_all_jobs():
     assert [payload["workload"]["name"] for payload, _ in hook.requests] == ["w2"]
 
 
+def test_a_checkpoint_that_cannot_be_read_is_reported_in_each_round():
+    cluster = EmptyingCluster()
+    cluster.scored(n1=0.9)
+    for wait in (0, 1):
+        cluster.workloads.faults.plan("unreadable", "checkpoint_state")
+        report = cluster.later(wait)
+        assert ("checkpoint", "unknown", "w1") in work(report)
+        assert not report.failed
+    cluster.acknowledge("w1-uid")
+    assert ("checkpoint", "done", "w1") in work(cluster.later())
+
+
 def test_a_drain_that_a_switch_stops_for_long_is_reported_with_its_cause():
     cluster = unasked(opt_out="keep")
     cluster.scheduler.set_switches(Switches(kill=True))
@@ -149,6 +161,20 @@ def test_a_process_that_takes_over_knows_what_came_back_before():
         cluster.clock.move(MINUTE)
         cluster.restart()
         cluster.round()
+    assert len(cluster.evicted()) == 2
+
+
+@pytest.mark.parametrize("fault", ["refused", "timeout_before", "conflict"])
+def test_an_eviction_whose_progress_cannot_be_saved_counts_in_the_next_round(fault):
+    cluster = unasked(origin="job 7")
+    for generation in range(1, 6):
+        for uid in [uid for uid, item in cluster.workloads.running.items() if item.ending]:
+            cluster.leave(uid)
+            new = f"run-{generation}"
+            cluster.workloads.running[new] = workload("w1", "n1", uid=new, checkpoint=None, origin="job 7")
+        cluster.workloads.faults.plan(fault, "save_progress", skip=1)
+        cluster.later()
+        cluster.clear_faults()
     assert len(cluster.evicted()) == 2
 
 

@@ -11,16 +11,32 @@ from random import Random
 from typing import TypeVar
 
 from foundation.running import Patience
+from policy.breaker import BreakerConfig, CommonCauseConfig
+from policy.budget import BudgetConfig
+from policy.ladder.rungs import RUNGS
 from policy.plan import Plan
 from scheduler.controller.controller import Controller
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.codec import plain_of
 from scheduler.ports.node_object import Keys
 from scheduler.ports.records import RoundRecord, digest_of
-from tests.scheduler.cluster import Cluster
+from tests.policy.decide_world import config
+from tests.scheduler.cluster import DISRUPTION_BUDGETS, RATE_LIMITS, Cluster
 from tests.scheduler.evacuation.emptying_cluster import EmptyingCluster
 
 T = TypeVar("T")
+
+CALLS = {
+    "scheduler": "apply apply save_state revalidate read_switches hold_lease load_state read_fleet",
+    "workloads": "ask_checkpoint evict save_progress on_node checkpoint_state load_progress",
+    "verification": "start result",
+}
+KINDS = "crash_before crash_after crash_before crash_after timeout_before timeout_after conflict refused unreadable"
+BUDGETED = config(
+    "g", budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS), rungs=RUNGS,
+    breaker=BreakerConfig(max_risky=1.0, jump=100.0, common_cause=CommonCauseConfig(100)),
+)  # fmt: skip
+FREE = config("g", free=True, rungs=RUNGS)
 
 
 class Direct(Patience):

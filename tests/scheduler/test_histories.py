@@ -7,36 +7,22 @@ from random import Random
 
 import pytest
 
-from policy.breaker import BreakerConfig, CommonCauseConfig
-from policy.budget import BudgetConfig
 from policy.fleet import Fact, JobView, Level
-from policy.ladder.rungs import RUNGS
 from scheduler.ports.node_object import Taint
 from scheduler.ports.readings import Switches
 from scheduler.ports.risks import ReportedFacts
 from scheduler.ports.workloads import UNRESTRICTED, CheckpointOffer, DiagnosticResult, Placement
 from tests.histories import COUNT, History, blocks, play_all, step
-from tests.policy.decide_world import HOUR, config
+from tests.policy.decide_world import HOUR
 from tests.scheduler.cluster import DISRUPTION_BUDGETS, RATE_LIMITS, without_our_taints
 from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, SCHEDULER, silent_waits, workload
 from tests.scheduler.faults import Crash, Watch
-from tests.scheduler.light_cluster import LightCluster, another_installation, new_ledger
+from tests.scheduler.light_cluster import BUDGETED, CALLS, FREE, KINDS, LightCluster, another_installation, new_ledger
 
 PINNED = Placement(False, "it requires this node")
 PLACEMENTS = (UNRESTRICTED, UNRESTRICTED, UNRESTRICTED, PINNED, Placement(None, "no right to list nodes"))
-CALLS = {
-    "scheduler": "apply apply save_state revalidate read_switches hold_lease load_state read_fleet",
-    "workloads": "ask_checkpoint evict save_progress on_node checkpoint_state load_progress",
-    "verification": "start result",
-}
-KINDS = "crash_before crash_after crash_before crash_after timeout_before timeout_after conflict refused unreadable"
 LEASE = timedelta(seconds=30)
 RELEASING = {"hold_lease", "read_fleet", "revalidate", "apply"}  # the calls that a release needs
-BUDGETED = config(
-    "g", budget=BudgetConfig(DISRUPTION_BUDGETS, RATE_LIMITS), rungs=RUNGS,
-    breaker=BreakerConfig(max_risky=1.0, jump=100.0, common_cause=CommonCauseConfig(100)),
-)  # fmt: skip
-FREE = config("g", free=True, rungs=RUNGS)
 
 
 class ClusterHistory(History):

@@ -30,6 +30,16 @@ _UNBOUNDED: Final = 1 << 23  # bytes unpacked before the ratio counts
 _BUFFER: Final = 1 << 18
 
 
+def check_ratio(unpacked: int, packed: int, path: Path, max_ratio: float = MAX_RATIO) -> None:
+    """Raise ``InputError`` for a decompression bomb: so many bytes from so few of the file."""
+    if unpacked > max(_UNBOUNDED, max_ratio * packed):
+        raise InputError(
+            f"the file unpacks to more than {max_ratio} times its size, as a decompression bomb does",
+            str(path),
+            "If you trust the file, unpack it and give the unpacked one.",
+        )
+
+
 class _Unpacked(io.RawIOBase):
     """The unpacked content of an open file; raises ``InputError`` for a decompression bomb."""
 
@@ -43,12 +53,7 @@ class _Unpacked(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         count: int = self._content.readinto(buffer)
         self._size += count
-        if self._size > max(_UNBOUNDED, self._max_ratio * self._raw.tell()):
-            raise InputError(
-                f"the file unpacks to more than {self._max_ratio} times its size, as a decompression bomb does",
-                str(self._path),
-                "If you trust the file, unpack it and give the unpacked one.",
-            )
+        check_ratio(self._size, self._raw.tell(), self._path, self._max_ratio)
         return count
 
     def close(self) -> None:
@@ -86,14 +91,16 @@ def lines_of(text: io.TextIOBase, path: Path, max_length: int) -> Iterator[str]:
         yield line
 
 
-@contextmanager
-def open_for_arrow(path: Path) -> Iterator[pa.NativeFile]:
-    """Open the unpacked content of a file for Arrow; see :func:`open_packed`."""
-    with open_packed(path) as (raw, content):
-        if raw is content:
-            yield pa.input_stream(path)
-        else:
-            yield pa.PythonFile(content, mode="r")
+def open_for_arrow(path: Path) -> pa.NativeFile:
+    """Open the unpacked content of a file for Arrow, which knows neither xz nor suffixes in upper case.
+
+    Arrow unpacks in a thread of its own, without Python except for xz: the caller checks the ratio.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".xz":
+        return pa.PythonFile(lzma.open(path), mode="r")
+    known = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+    return pa.input_stream(path, compression=known.get(suffix))
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import pyarrow.csv as pa_csv
 
 from foundation.errors import InputError
 from telemetry.importing.quarantine import Quarantine
-from telemetry.packing import open_for_arrow
+from telemetry.packing import UNPACKERS, check_ratio, open_for_arrow
 
 _LOG = logging.getLogger(__name__)
 
@@ -196,15 +196,9 @@ def _is_comment(lines: list[str]) -> bool:
 
 def read_csv(path: Path, header: CsvHeader, table: str, quarantine: Quarantine) -> Iterator[FileRows]:
     """Read a CSV file in batches; an error if most rows are malformed."""
-    with open_for_arrow(path) as stream:
-        yield from _read_stream(stream, path, header, table, quarantine)
-
-
-def _read_stream(
-    stream: pa.NativeFile, path: Path, header: CsvHeader, table: str, quarantine: Quarantine
-) -> Iterator[FileRows]:
     malformed: list[tuple[int | None, str, int]] = []
-    first = 1
+    first, unpacked = 1, 0
+    packed_bytes = path.stat().st_size if path.suffix.lower() in UNPACKERS else None
 
     def skip(row: Any) -> str:
         # An unclosed quote swallows the following lines.
@@ -216,7 +210,7 @@ def _read_stream(
     released = threading.Event()
     weakref.finalize(skip, released.set)
     reader = pa_csv.open_csv(
-        stream,
+        open_for_arrow(path),
         read_options=pa_csv.ReadOptions(
             use_threads=False, block_size=_BLOCK_BYTES, skip_rows=header.skipped_lines, encoding=header.encoding
         ),
@@ -233,6 +227,9 @@ def _read_stream(
     try:
         with reader:
             for batch in reader:
+                unpacked += batch.nbytes
+                if packed_bytes is not None:
+                    check_ratio(unpacked, packed_bytes, path)
                 # Arrow counts from 1 including the header and malformed rows, so numbers after one shift.
                 lost_rows = np.array([number - skipped for number, *_ in malformed if number is not None], np.int64)
                 numbers = np.arange(first, first + batch.num_rows + len(lost_rows), dtype=np.int64)
@@ -244,10 +241,8 @@ def _read_stream(
                 _count_swallowed(content, numbers, table, path, quarantine)
                 yield FileRows(numbers, _joined(content, header), disagreeing)
     finally:
-        # Arrow's read-ahead thread takes the GIL to read and release a packed file, and to release ``skip``. During
-        # interpreter shutdown this aborts the process (std::terminate), so close the file and wait for the release,
-        # also when the caller stops early.
-        stream.close()
+        # Arrow's read-ahead thread takes the GIL to release ``skip``. During interpreter shutdown this aborts the
+        # process (std::terminate), so wait for the release, also when the caller stops early.
         del reader, skip
         released.wait(_RELEASE_S)
     for number, text, lines in malformed:

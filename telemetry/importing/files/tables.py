@@ -24,14 +24,12 @@ from telemetry.importing.files.series import is_series_export
 from telemetry.importing.files.sources import kind_of
 from telemetry.importing.mapping import LongFormat
 from telemetry.importing.quarantine import BY_MAPPING, Quarantine
-from telemetry.packing import MAX_RATIO, read_errors
+from telemetry.packing import read_errors
 from telemetry.values.dates import DateOrder
 from telemetry.values.names import spellings
 from telemetry.values.numbers import Decimal, clock_reason, is_unit, read_numbers, split_header
 
 OTHER_METRIC: Final = "a metric that is no channel"
-_TEXTS: Final = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
-_MAX_TEXT_BYTES: Final = 1 << 28  # of a column in a batch, or packed in a row group
 
 _CLOCK_REASON: Final = re.compile(r"clocks_(?:event|throttle)_reasons[._](?!active|supported)\w+")
 _CLOCK_REASONS: Final = "clocks_event_reasons"
@@ -276,56 +274,11 @@ def _rows_of(path: Path, kind: str, table: str, quarantine: Quarantine) -> tuple
     return ".", {"dmon": read_dmon, "fixed": read_fixed, "json": read_json}[kind](path, table, quarantine)
 
 
-def _coded_texts(path: Path) -> list[str]:
-    """Return the text columns with a dictionary in the file, but not in its schema: a long value may repeat.
-
-    Raises ``InputError`` for a decompression bomb.
-    """
-    coded: dict[str, None] = {}
-    with pq.ParquetFile(path) as file:
-        plain = {field.name for field in file.schema_arrow if pa.types.is_string(field.type)}
-        for group in range(file.num_row_groups):
-            columns = file.metadata.row_group(group)
-            for place in range(columns.num_columns):
-                column = columns.column(place)
-                if column.physical_type != "BYTE_ARRAY":
-                    continue
-                size = column.total_uncompressed_size
-                if size > max(_MAX_TEXT_BYTES, MAX_RATIO * column.total_compressed_size):
-                    raise _too_much_text(path)
-                if column.path_in_schema in plain and column.has_dictionary_page:
-                    coded[column.path_in_schema] = None
-    return list(coded)
-
-
-def _checked_text(column: pa.Array, path: Path) -> pa.Array:
-    """Return a column; raise ``InputError`` if its texts, each of which may be stored once, take too much memory."""
-    if pa.types.is_dictionary(column.type) and column.type.value_type in _TEXTS:
-        longest = pc.max(pc.binary_length(column.dictionary)).as_py() or 0
-        if longest * len(column) > _MAX_TEXT_BYTES:
-            lengths = pc.take(pc.binary_length(column.dictionary), column.indices)
-            if (pc.sum(lengths.cast(pa.int64())).as_py() or 0) > _MAX_TEXT_BYTES:
-                raise _too_much_text(path)
-    return column
-
-
-def _too_much_text(path: Path) -> InputError:
-    problem = f"texts of a column take more than {_MAX_TEXT_BYTES >> 20} MiB in memory"
-    return InputError(problem, str(path), "Leave long texts out of the file.")
-
-
 def _read_parquet(path: Path) -> Iterator[FileRows]:
     first = 1
-    coded = _coded_texts(path)
-    with pq.ParquetFile(path, read_dictionary=coded) as file:
+    with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=BATCH_ROWS):
-            columns = [_checked_text(column, path) for column in batch.columns]
-            names = batch.schema.names
-            columns = [
-                column.cast(pa.string()) if name in coded and pa.types.is_dictionary(column.type) else column
-                for name, column in zip(names, columns, strict=True)
-            ]
-            table, disagreeing = distinct(names, columns)
+            table, disagreeing = distinct(batch.schema.names, batch.columns)
             for place, name in enumerate(table.column_names):
                 if pa.types.is_string_view(table.schema.types[place]):  # few Arrow kernels support string views
                     table = table.set_column(place, name, table.column(place).cast(pa.string()))

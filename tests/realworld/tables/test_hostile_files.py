@@ -167,13 +167,16 @@ PACKERS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
-@pytest.mark.parametrize(("name", "line"), [("a.csv", b"a,b\n"), ("a.jsonl", b'{"a": 1}')])
-def test_a_decompression_bomb_is_an_error(tmp_path: Path, name: str, line: bytes, suffix: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "line", "filling"),
+    [("a.csv", b"a,b\n", b"1,1\n" * 250), ("a.jsonl", b'{"a": 1}', b" " * 1000)],
+)
+def test_a_decompression_bomb_is_an_error(tmp_path: Path, name: str, line: bytes, filling: bytes, suffix: str) -> None:
     path = tmp_path / f"{name}{suffix}"
     with PACKERS[suffix](path) as stream:
         stream.write(line)
         for _ in range(40):
-            stream.write(b" " * MEBIBYTE)
+            stream.write(filling * 1000)
     with pytest.raises(InputError, match="decompression bomb"):
         rows_of(path)
 
@@ -194,20 +197,13 @@ FLOODS = {
     "empty objects": ("a.jsonl", "{}\n" * 200_002, "no JSON objects with keys"),
     "numbers": ("a.json", "[" + "0," * 200_002 + "0]", "no JSON objects with keys"),
     "malformed rows": ("a.csv", "a,b\n" + "1\n" * 200_002, "Expected 2 columns"),
-    "text in a dictionary": ("a.parquet", [TEXT * 4] * 100, "more than 256 MiB"),
 }
 
 
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_is_an_error_within_10_s_and_1_gb(tmp_path: Path, kind: str) -> None:
     name, content, problem = FLOODS[kind]
-    if isinstance(content, list):
-        table = pa.table({"gpu": pa.array(content).dictionary_encode()})
-        pq.write_table(
-            table, tmp_path / name, compression="zstd", dictionary_pagesize_limit=1 << 30, store_schema=False
-        )
-    else:
-        (tmp_path / name).write_text(content)
+    (tmp_path / name).write_text(content)
     memory, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(InputError, match=problem):
         rows_of(tmp_path / name)

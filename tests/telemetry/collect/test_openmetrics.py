@@ -399,7 +399,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     assert refusal("z.om.zst", b"no zstd at all").startswith("the file is damaged or truncated")
     assert "a line is longer than 1,048,576 characters" in refusal("l.om", b"x" * 9_000_000)
     open_quote = b'Time,"power{gpu=""0""}"\n1772323200000,"' + b"1" * 200_000
-    assert refusal("g.csv", open_quote).startswith("the file is damaged or truncated: field larger")
+    assert "It has line over the length limit (1 line)" in refusal("g.csv", open_quote)
     assert {path.suffix for path in (tmp_path / "live" / "state").iterdir()} <= {".lock"}
 
 

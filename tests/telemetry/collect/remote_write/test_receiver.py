@@ -321,7 +321,7 @@ def test_a_token_file_is_read_when_it_may_be(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "next").write_text("new\n")
     (tmp_path / "next").replace(path)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", Mock(side_effect=PermissionError(13, "Permission denied")))
+        patch.setattr(Path, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
         assert tokens.grant("old") == "old"
     path.chmod(0o644 if path.stat().st_mode & 0o777 == 0o600 else 0o600)
     assert (tokens.grant("old"), tokens.grant("new")) == (None, "new")

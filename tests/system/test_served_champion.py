@@ -54,7 +54,7 @@ def test_the_champion_is_served_followed_and_kept(tmp_path: Path) -> None:
         assert process.wait(120) == 0
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     loaded = {
-        f"loaded model {bundle.digest[:12]} (lightgbm), version {version}"
+        f"loaded model {bundle.digest[:12]} ({bundle.profile}), version {version}"
         for bundle, version in zip(bundles, versions, strict=True)
     }
     assert loaded <= {line.get("message") for line in lines}

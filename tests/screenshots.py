@@ -40,7 +40,7 @@ def drained(address: str) -> str:
     """Wait until failures were spared and a node at high risk was emptied; gives its name."""
     ends = time.monotonic() + WITHIN_S
     while time.monotonic() < ends:
-        spared = re.search(r"of which (\d+) on", httpx.get(address, timeout=30).text)
+        spared = re.search(r"(\d+) of \d+ failures were", httpx.get(address, timeout=30).text)
         for node in httpx.get(f"{address}v1/nodes", timeout=30).json()["nodes"]:
             page = httpx.get(f"{address}ledger", params={"node": node["node"]}, timeout=30).text
             emptied = "checkpoint" in page and "evict" in page

@@ -22,7 +22,7 @@ def test_a_person_sees_a_risk_become_a_drain_and_a_failure_be_spared_at_any_size
         tab.set_default_timeout(60_000)
         tab.goto(address)
         notice = tab.locator("p.notice").first.inner_text()
-        assert int(re.search(r"of which (\d+) on", notice)[1]) >= 1
+        assert int(re.search(r"(\d+) of \d+ failures were", notice)[1]) >= 1
         assert "expired" not in tab.inner_text("main")
         tab.get_by_role("link", name=node, exact=True).first.click()
         assert "of the increase in the score" in tab.inner_text("main")

@@ -190,7 +190,7 @@ def test_a_person_finds_the_riskiest_gpu_reads_why_and_follows_to_the_ledger(wat
     tab.get_by_role("link", name="Show all").click()
 
     # open the node, the GPU, and read
-    tab.get_by_role("row").get_by_role("link", name=site.risky.node).click()
+    tab.get_by_role("row").get_by_role("link", name=site.risky.node).last.click()
     assert tab.get_by_role("heading", level=1).inner_text().startswith(site.risky.node)
     tab.get_by_role("link", name=site.risky.unit).first.click()
     assert "82 % of an incident within 24 h" in tab.inner_text("main")

@@ -413,7 +413,7 @@ class Controlled:
 
 
 _Facts = tuple[Reported | None, datetime | None, Fact | None]
-"""Of a unit: its reports, when it last passed a diagnostic after a drain, and the last failed one."""
+"""Reports of a unit, the time of its last passed diagnostic after a drain, and its last failed diagnostic."""
 
 
 def _unit(scored: UnitView, report: Reported | None, void: datetime | None, sick: Fact | None) -> UnitView:

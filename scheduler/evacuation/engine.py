@@ -77,7 +77,7 @@ class Evacuation:
         load_error = self._store.load()
         if load_error is not None:
             report.errors.append(f"evacuations are restarted: {load_error}")
-        # Nobody else has changed it: what this process could not save, e.g. the number of evictions, still holds.
+        # The stored state is unchanged, so what this process could not save (e.g. the number of evictions) is valid.
         if not self._unsaved or self._store.value != before:
             self._progress = self._store.value
         self._progress = bounded_waits(self._progress, self.settings, self.clock.now())

@@ -313,7 +313,7 @@ class ClusterHistory(History):
             assert not scheduler.switches.kill
         if report is None or not report.active:
             return
-        assert not (reached and self._expired()), "a marker stands on an expired prediction"
+        assert not (reached and self._expired()), "an expired prediction still has a marker"
         # a node with a stuck budget loses its taint only by the controller's own release, never for being stuck
         released = {step.action.node for step in report.steps if step.action.verb == "release"}
         assert all(
@@ -332,7 +332,7 @@ class ClusterHistory(History):
             self._nothing_more(after, before)
 
     def _stand(self, report, released) -> None:
-        """What was confirmed stands."""
+        """Confirmed marks are on the node."""
         after = self.cluster.levels()
         assert self.cluster.ledger.unsettled() == ()
         self.cluster.ledger.open_calls()

@@ -144,7 +144,7 @@ class _Documents:
                 if place is not None:
                     self._place = place
                     return _STREAMED
-            # Each attempt begins anew, so that it needs twice the text.
+            # Each attempt starts from the beginning, so wait for twice the text.
             if not is_cut or not self._read_on(len(self._text) - self._place):
                 return self._malformed("not JSON")
             if sum(self._text.count(part) for part in ("{", "[", '":')) > _MAX_PARTS:

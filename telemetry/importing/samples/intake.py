@@ -36,13 +36,14 @@ from telemetry.importing.instants import WRONG_CLOCK
 from telemetry.importing.inventory import InstallationIndex
 from telemetry.importing.mapping import TableMapping
 from telemetry.importing.quarantine import Quarantine, advice
-from telemetry.importing.samples.block import DTYPES, ORDER_SHIFT, Spill
+from telemetry.importing.samples.block import ORDER_SHIFT, Spill
+from telemetry.importing.samples.channel_values import parse_values, unit_of_column
 from telemetry.importing.samples.derived_events import GpuLosses
 from telemetry.importing.slots import PlaceRuns, slot_key
 from telemetry.importing.tickets import GpuPlaces
 from telemetry.values.links import LinkTotals
-from telemetry.values.names import EXACT_NAMES, spellings
-from telemetry.values.numbers import Numbers, is_sentinel_outside, read_numbers, split_header
+from telemetry.values.names import spellings
+from telemetry.values.numbers import read_numbers
 
 STAY_PROBLEMS = {-1: "unknown {unit}", -2: "before installation", -3: "after removal"}
 # By result of InstallationIndex.find.
@@ -55,9 +56,6 @@ _TOO_SMALL: Final = {"%": (1.0, "fractions", "percent", 100), "MHz": (10.0, "GHz
 _UnitMs = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 _INDEX: Final = re.compile(r"(?i)(?:(?:/dev/)?nvidia|cuda:|gpu ?|card)?\d{1,2}(?:\.0)?")
 # Values of the exporters' label `gpu` and of the first column of amd-smi.
-
-_LIMITS: Final[Mapping[str, tuple[float, float]]] = {"flags": (0.0, 2.0**53), "enum": (-(2.0**31), 2.0**31 - 1)}
-# Ranges of integer kinds; float64 cannot represent larger flags exactly.
 
 
 @dataclass(slots=True)
@@ -397,12 +395,6 @@ class SampleIntake:
         return pa.chunked_array([pa.array([None if text is None else str(text) for text in texts], pa.string())])
 
 
-def unit_of_column(name: str) -> str | None:
-    """Return the unit in a header (``memory.used [MiB]``), or the default unit of a known source column."""
-    base, unit = split_header(name)
-    return unit or (EXACT_NAMES[base].unit if base in EXACT_NAMES else None)
-
-
 def no_usable_rows(table: str, quarantine: Quarantine, location: str) -> InputError:
     """Return the error for sources without a usable row, with the most common reason and an example."""
     if not quarantine.counts:
@@ -429,32 +421,3 @@ def _encoded(column: pa.ChunkedArray | None, length: int) -> tuple[npt.NDArray[n
     encoded = column.combine_chunks().dictionary_encode()
     codes, names = pd.factorize(as_text(pa.chunked_array([encoded.dictionary]), len(encoded.dictionary)))
     return np.append(codes, -1)[encoded.indices.fill_null(-1).to_numpy()], list(names)
-
-
-def parse_values(
-    numbers: Numbers, channel: Channel, scale: float | None, offset: float | None
-) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_], dict[str, npt.NDArray[np.bool_]], int]:
-    """Convert and validate the values of one channel.
-
-    ``scale``, ``offset``: ``value * scale + offset`` is applied before the range check.
-    Returns: values of the channel's type, the validity mask, masks of invalid values by reason, and the number of "not
-    supported" values.
-    """
-    raw = values = numbers.values
-    valid = ~np.isnan(values)
-    if scale is not None or offset is not None:
-        values = values * (1.0 if scale is None else scale) + (offset or 0.0)
-    low, high = _LIMITS.get(channel.kind, (-np.inf, np.inf))
-    broken = valid & np.isfinite(values) & (channel.kind in _LIMITS) & (values != np.floor(values))
-    low = max(low, -np.inf if channel.low is None else channel.low)
-    high = min(high, np.inf if channel.high is None else channel.high)
-    out_of_range = valid & ~broken & ((values < low) | (values > high) | ~np.isfinite(values))
-    if out_of_range.any():
-        blank = out_of_range & is_sentinel_outside(np.where(out_of_range, raw, 0.0))
-        valid &= ~blank
-        out_of_range &= ~blank
-    problems = {"not a number": numbers.unreadable, "not an integer": broken, "value out of range": out_of_range}
-    valid &= ~broken & ~out_of_range
-    sentinels = int((~valid & ~broken & ~out_of_range & (numbers.absent | ~np.isnan(raw))).sum())
-    result = np.where(valid, values, 0.0).astype(DTYPES[channel.kind])
-    return result, valid, {reason: rows for reason, rows in problems.items() if rows.any()}, sentinels

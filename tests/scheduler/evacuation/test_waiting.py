@@ -151,13 +151,18 @@ def test_work_that_comes_back_after_two_evictions_is_reported_and_left(replicas)
     assert len(found(cluster, "stuck")) == 0, "the clock of stuck has not run out yet"
 
 
+def come_back(cluster: EmptyingCluster, generation: int) -> None:
+    """End the work that was evicted; its owner starts it again on the same node."""
+    for uid in [uid for uid, item in cluster.workloads.running.items() if item.ending]:
+        cluster.leave(uid)
+        new = f"run-{generation}"
+        cluster.workloads.running[new] = workload("w1", "n1", uid=new, checkpoint=None, origin="job 7")
+
+
 def test_a_process_that_takes_over_knows_what_came_back_before():
     cluster = unasked(origin="job 7")
     for generation in range(1, 6):
-        for uid in [uid for uid, item in cluster.workloads.running.items() if item.ending]:
-            cluster.leave(uid)
-            new = f"run-{generation}"
-            cluster.workloads.running[new] = workload("w1", "n1", uid=new, checkpoint=None, origin="job 7")
+        come_back(cluster, generation)
         cluster.clock.move(MINUTE)
         cluster.restart()
         cluster.round()
@@ -168,10 +173,7 @@ def test_a_process_that_takes_over_knows_what_came_back_before():
 def test_an_eviction_whose_progress_cannot_be_saved_counts_in_the_next_round(fault):
     cluster = unasked(origin="job 7")
     for generation in range(1, 6):
-        for uid in [uid for uid, item in cluster.workloads.running.items() if item.ending]:
-            cluster.leave(uid)
-            new = f"run-{generation}"
-            cluster.workloads.running[new] = workload("w1", "n1", uid=new, checkpoint=None, origin="job 7")
+        come_back(cluster, generation)
         cluster.workloads.faults.plan(fault, "save_progress", skip=1)
         cluster.later()
         cluster.clear_faults()
